@@ -15,7 +15,7 @@ from treetune.runtime.stop_after import ANSWERS, CONTINUATIONS
 from treetune_tables.columns import PASS_AT_1, Axis, Column, Panel, number_in
 from treetune_tables.runs import MEASURABLE, Plan, PlannedRun
 from treetune_tables.settings import MethodRow, PanelAxis
-from treetune_view.report.experiment import read_summaries
+from treetune_view.experiment import read_summaries
 
 Measured = dict[int, tuple[dict[Axis, float], float]]
 """(costs so far, value) by finished iterations."""

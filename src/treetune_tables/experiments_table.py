@@ -10,7 +10,7 @@ from typing import Any
 from treetune.store.files import write_json, write_text
 from treetune_tables.settings import ExperimentsTable, Row
 from treetune_tables.text import DASH, frame, frame_as_markdown
-from treetune_view.report.experiment import read_summaries
+from treetune_view.experiment import read_summaries
 
 REPORTED = (
     "pass_at_1",

@@ -13,9 +13,8 @@ from treetune_tables.curves import AXIS_WORDS, Curve, column_panel
 from treetune_tables.measure import Results
 from treetune_tables.settings import PanelAxis, Reproduction
 from treetune_tables.text import MARKS, shown_number, why_empty
-from treetune_view.report.charts import Series, draw_series
-from treetune_view.report.directions import Better, better_of
-from treetune_view.report.pages import colour_of, palette
+from treetune_view.charts import Better, Series, better_of, draw_series
+from treetune_view.templates import colour_of, palette
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -47,8 +47,8 @@ from treetune_tables.text import (
     why_empty,
 )
 from treetune_tables.until import grown, verdicts
-from treetune_view.report.charts import line_chart
-from treetune_view.report.pages import page
+from treetune_view.charts import line_chart
+from treetune_view.templates import page
 
 
 def make_table(table: Table, command: str, output: Path | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Commands that show experiments: in a browser, and in a terminal."""
+"""Commands that show experiments: in a browser, in a terminal, and as a report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from treetune.cli.command import Argument, Command, import_own_parts, say
 
 def view(options: argparse.Namespace) -> int:
     import treetune.parts  # noqa: F401  (registers them: numbers of answers are known by their parts)
-    from treetune_view.serve import serve
+    from treetune_view.app import serve
 
     paths = [Path(path) for path in options.paths] or [Path("experiments")]
     serve(paths, say, options.port, read_only=options.read_only)
@@ -18,7 +18,7 @@ def view(options: argparse.Namespace) -> int:
 
 
 def watch(options: argparse.Namespace) -> int:
-    from treetune_view.terminal.screen import watch
+    from treetune_view.terminal import watch
 
     folders = [Path(folder) for folder in options.folders] or [Path("experiments")]
     watch(folders, name=options.run, metrics=options.metric or (), once=options.once)
@@ -28,7 +28,7 @@ def watch(options: argparse.Namespace) -> int:
 def report(options: argparse.Namespace) -> int:
     import treetune.parts  # noqa: F401  (registers them: numbers of answers are known by their parts)
     from treetune.config.errors import ConfigError
-    from treetune_view.report.html import write_report
+    from treetune_view.report import write_report
 
     for directory in options.experiments:
         try:

@@ -1,40 +1,348 @@
-"""Threads as the report draws them."""
+"""Answers drawn as what grew: threads that were written side by side, and the tree that a problem's answers
+share."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from itertools import groupby, pairwise
+from statistics import fmean
+from typing import Literal
 
-from markupsafe import Markup
+import numpy as np
 
-from treetune_view.report.sections.base import Sampled
-from treetune_view.report.sections.threads import ThreadsDrawing
-from treetune_view.store.tokens import Tokens, own_episode
-from treetune_view.store.whole_answers import Answer
+from treetune.tree import State, trees_of
+from treetune.vocabulary import Branch, Episode, Grade, Problem, Segment, Trajectory, are_sampled, token_array
+from treetune_threads.fork_join import EVENTS
+from treetune_threads.format import TAGS, TagIds
+from treetune_threads.numbers import ThreadCounts, count, critical_seconds
+from treetune_view.charts import number
+from treetune_view.store.tokens import text_of_each
+from treetune_view.templates import coloured, injected, plain, render
 
-NOTE = ThreadsDrawing.note
+NUMBERS = {tag: position for position, tag in enumerate(TAGS, start=1)}
+TAG_IDS = TagIds.of(lambda tag: (NUMBERS[tag],))
+"""Numbers for counting without a tokenizer: a tag's text stands for its token, and 0 for every other."""
+
+OUTLINE_NUMBER = re.compile(r"<Thread>\s*(\d+(?:\.\d+)*)\s*:")
+
+SIDE_BY_SIDE = 4
+"""More threads than these lie above each other, and can be folded."""
+
+UNFOLDED = 12
+"""Of more threads than these only the longest is open at first."""
+
+NOTE = (
+    "Threads that were written at the same time stand beside each other, or where they are many, in rows"
+    ' that open. The <span class="way">marked way</span> is the critical path: what is outside of threads,'
+    " and of each block the longest thread. Boxed numbers stand where a step begins."
+    ' <span class="injected">Underlined</span> text was injected, not sampled.'
+)
 
 
-def threads(answer: Answer, tokens: Tokens, scale: float) -> Markup:
-    """An answer with threads, as what was written side by side, with its critical path."""
-    episode, trajectory = own_episode(answer), answer.trajectory
-    row: dict[str, Any] = {
-        "tokens": list(tokens.texts or ()),
-        "trained": tokens.sampled.tolist(),
-        "advantages": None if episode is None or episode.advantages is None else episode.advantages.tolist(),
-        "step_ends": episode.step_ends if episode is not None else (),
-        "step_values": episode.step_values if episode is not None else None,
-        "stretches": _stretches(answer),
-    }
-    sampled = Sampled(trajectory.segments, trajectory.numbers) if trajectory is not None else None
-    return Markup(ThreadsDrawing().html(row, sampled, scale))
+# An answer with threads
 
 
-def _stretches(answer: Answer) -> list[dict[str, Any]]:
-    episode, trajectory = own_episode(answer), answer.trajectory
-    if episode is not None and episode.stretches:
-        return [{"end": one.end, "branch": one.branch} for one in episode.stretches]
-    end, found = 0, []
-    for segment in trajectory.segments if trajectory is not None else ():
-        end += len(segment.token_ids)
-        found.append({"end": end, "branch": segment.branch})
-    return found
+@dataclass(frozen=True)
+class PlacedSegment:
+    """Tokens ``[start, end)`` that entered the answer together, as `segment` says."""
+
+    start: int
+    end: int
+    segment: Segment
+
+
+Line = tuple[PlacedSegment, ...]
+"""The segments of the answer, or those of a thread with all that is in it, in order."""
+
+Span = tuple[int, int]
+"""Tokens ``[start, end)``."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """`head` is the text from the tag that opens the block to its first thread, `tail` that from its last
+    thread to the tag that closes it; empty where the tag is lacking."""
+
+    head: Span
+    threads: tuple[Line, ...]
+    tail: Span
+
+
+@dataclass(frozen=True)
+class ThreadedAnswer:
+    """An answer with threads: the texts of its tokens, its training row and its trajectory, as far as these
+    are at hand. The colours of advantages are full from `scale` on."""
+
+    tokens: Sequence[str]
+    episode: Episode | None
+    trajectory: Trajectory | None
+    scale: float
+
+    @cached_property
+    def texts(self) -> list[str]:
+        return [text.strip() for text in self.tokens]
+
+    @cached_property
+    def trained(self) -> np.ndarray:
+        if self.episode is not None:
+            return self.episode.trained
+        return are_sampled(self.trajectory.segments if self.trajectory is not None else ())
+
+    @cached_property
+    def advantages(self) -> list[float] | None:
+        known = self.episode is not None and self.episode.advantages is not None
+        return self.episode.advantages.tolist() if known else None  # type: ignore[union-attr]
+
+    @cached_property
+    def line(self) -> Line:
+        """The answer stretch by stretch: from the trajectory, else as far as the episode alone knows."""
+        segments = self.trajectory.segments if self.trajectory is not None else ()
+        ends = np.cumsum([len(segment.token_ids) for segment in segments]).tolist()
+        stretches = self.episode.stretches if self.episode is not None else ()
+        if not stretches or ends == [one.end for one in stretches]:
+            starts = (0, *ends)
+            return tuple(PlacedSegment(a, b, one) for a, b, one in zip(starts, ends, segments))
+        placed, start = [], 0  # of another cut of the answer: its segments are not those of the trajectory
+        for one in stretches:
+            sampled = bool(self.trained[start : one.end].any())
+            origin: Literal["sampled", "injected"] = "sampled" if sampled else "injected"
+            placed.append(PlacedSegment(start, one.end, Segment(token_array(()), origin, branch=one.branch)))
+            start = one.end
+        return tuple(placed)
+
+    def counts(self, start: int, end: int, above: int = 0) -> ThreadCounts:
+        """Counts tokens that lie in so many blocks."""
+        numbers = [NUMBERS.get(text, 0) for text in self.texts[start:end]]
+        deepest = max((len(one.segment.branch) for one in self.line), default=0)
+        return count(numbers, TAG_IDS, max(0 if above else 1, deepest - above))
+
+    @cached_property
+    def has_own_credit(self) -> bool:
+        """True where credit differs within what is trained, so that steps and threads must say theirs."""
+        return len({round(a, 4) for a, on in zip(self.advantages or (), self.trained) if on}) > 1
+
+    def mean_advantage(self, start: int, end: int) -> float | None:
+        """Returns the mean over trained tokens; None where there are none."""
+        both = zip((self.advantages or ())[start:end], self.trained[start:end])
+        trained = [advantage for advantage, on in both if on]
+        return fmean(trained) if trained else None
+
+    @cached_property
+    def states(self) -> Mapping[int, str]:
+        """The remark where a step begins: the value of the state, and the step's advantage."""
+        if self.episode is None:
+            return {}
+        values, ends = self.episode.step_values or (), self.episode.step_ends
+        remarks = {}
+        for step, (start, end) in enumerate(zip((0, *ends), ends)):
+            words = [f"V {values[step]:.2f}"] if step < len(values) else []
+            mean = self.mean_advantage(start, end) if self.has_own_credit else None
+            words += [f"A {mean:+.2f}"] if mean is not None else []
+            if words:
+                remarks[start] = " ".join(words)
+        return remarks
+
+
+def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Block]:
+    """Yields text that is in no block, and blocks, in turn. A block has the text that belongs to it."""
+
+    def block_of(one: PlacedSegment) -> int | None:
+        return one.segment.branch[depth][0] if len(one.segment.branch) > depth else None
+
+    groups = [(block, tuple(placed)) for block, placed in groupby(line, key=block_of)]
+    texts, behind = answer.texts, line[0].start if line else 0
+    for position, (block, placed) in enumerate(groups):
+        start, end = max(behind, placed[0].start), placed[-1].end
+        following = groups[position + 1] if position + 1 < len(groups) else None
+        if block is None:
+            if following is not None:
+                end = next((i for i in reversed(range(start, end)) if texts[i] == "<Parallel>"), end)
+            if start < end:
+                yield start, end
+            behind = end
+            continue
+        tail = (end, end)
+        if following is not None and following[0] is None:
+            upto = following[1][-1].end
+            closes = next((i + 1 for i in range(end, upto) if texts[i] in ("<Parallel>", "</Parallel>")), end)
+            tail = (end, closes) if texts[closes - 1] == "</Parallel>" else (end, end)
+        threads: dict[int, list[PlacedSegment]] = {}
+        for one in placed:
+            threads.setdefault(one.segment.branch[depth][1], []).append(one)
+        yield Block((behind, placed[0].start), tuple(tuple(threads[i]) for i in sorted(threads)), tail)
+        behind = tail[1]
+
+
+def _seconds_of(line: Line, depth: int) -> float | None:
+    """Returns seconds of the slowest way through a line that lies in `depth` blocks; None where a part wasn't
+    measured."""
+    segments = [one.segment for one in line if one.segment.origin == "sampled"]
+    if not segments or any(segment.seconds is None for segment in segments):
+        return None
+    return critical_seconds(segments, depth)
+
+
+def _inner(answer: ThreadedAnswer, thread: Line) -> Span:
+    """Returns a thread without its own tags, which count for its block."""
+    start, end = thread[0].start, thread[-1].end
+    if answer.texts[start : start + 1] == ["<Thread>"]:
+        start += 1
+    if end > start and answer.texts[end - 1] == "</Thread>":
+        end -= 1
+    return start, end
+
+
+def threads_html(answer: ThreadedAnswer) -> str:
+    """Returns the statistics and the threads; all text is escaped."""
+    counts = answer.counts(0, len(answer.texts))
+    longest, total = counts.num_tokens_in_the_longest_thread, counts.total_num_tokens
+    facts = [
+        f"{total} tokens, <b>{longest} on the critical path</b>",
+        f"acceleration ratio {counts.acceleration_ratio:.3f}",
+        f"{_counted(counts.parallel_count, 'block')} of {_counted(sum(counts.threads_of_blocks), 'thread')}",
+    ]
+    seconds = _seconds_of(answer.line, 0)
+    if seconds is not None:
+        sampling = sum(one.segment.seconds or 0.0 for one in answer.line if one.segment.origin == "sampled")
+        facts.append(f"{number(seconds)} s on the slowest way, {number(sampling)} s in all requests")
+    mean = answer.mean_advantage(0, len(answer.texts))
+    if mean is not None and not answer.has_own_credit:
+        facts.append(f"A {mean:+.2f} throughout")
+    numbers = answer.trajectory.numbers if answer.trajectory is not None else {}
+    events = {event: numbers.get(f"threads/{event}") for event in EVENTS}
+    facts += [escape(f"{event.replace('_', ' ')}: {times:.0f}") for event, times in events.items() if times]
+    line = _line_html(answer, answer.line, 0, is_critical=True)
+    return f'<p class="counts">{" · ".join(facts)}</p>{line}'
+
+
+def _counted(how_many: int, of: str) -> str:
+    return f"{how_many} {of}{'' if how_many == 1 else 's'}"
+
+
+def _line_html(answer: ThreadedAnswer, line: Line, depth: int, *, is_critical: bool) -> str:
+    parts = []
+    for part in _parts(answer, line, depth):
+        if isinstance(part, Block):
+            parts.append(_block_html(answer, line, part, depth, is_critical=is_critical))
+        else:
+            parts.append(_text_html(answer, line, part, is_critical=is_critical))
+    return f'<div class="line">{"".join(parts)}</div>'
+
+
+def _text_html(answer: ThreadedAnswer, line: Line, span: Span, *, is_critical: bool) -> str:
+    """Returns text of one line; what was injected is told from what was sampled."""
+    tokens, advantages = answer.tokens, answer.advantages
+    parts = []
+    for one in line:
+        low, high = max(span[0], one.start), min(span[1], one.end)
+        if low >= high:
+            continue
+        if one.segment.origin == "injected":
+            parts.append(injected(tokens[low:high]))
+            continue
+        cuts = sorted({low, high, *(state for state in answer.states if low < state < high)})
+        for first, last in pairwise(cuts):
+            own = advantages[first:last] if advantages else [0.0] * (last - first)
+            if first in answer.states:
+                parts.append(f'<span class="state">{answer.states[first]}</span>')
+            parts.append(coloured(tokens[first:last], own, answer.scale))
+    return f'<div class="run{" critical" if is_critical else ""}">{"".join(parts)}</div>'
+
+
+def _block_html(answer: ThreadedAnswer, line: Line, block: Block, depth: int, *, is_critical: bool) -> str:
+    counts = [answer.counts(*_inner(answer, thread), above=depth + 1) for thread in block.threads]
+    lengths = [own.num_tokens_in_the_longest_thread for own in counts]
+    longest, n_threads = lengths.index(max(lengths)), len(block.threads)
+    drawn = []
+    for position, thread in enumerate(block.threads):
+        is_longest = position == longest
+        facts = [_counted(lengths[position], "token")]
+        if counts[position].with_parallel:
+            facts[0] += f" of {counts[position].total_num_tokens}"
+        seconds = _seconds_of(thread, depth + 1)
+        facts += [f"{number(seconds)} s"] if seconds is not None else []
+        mean = answer.mean_advantage(*_inner(answer, thread)) if answer.has_own_credit else None
+        facts += [f"A {mean:+.2f}"] if mean is not None else []
+        # The number of the thread's outline, as its header says it.
+        outline = OUTLINE_NUMBER.search("".join(answer.tokens[thread[0].start : thread[0].end]))
+        name = outline.group(1) if outline else str(position + 1)
+        critical = is_critical and is_longest
+        mark = '<span class="way">critical path</span>' if critical else "longest" if is_longest else ""
+        head = (
+            f'<b>{escape(name)}</b><span class="measures">{" · ".join(facts)}</span>'
+            '<svg class="extent" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">'
+            f'<rect width="{100 * lengths[position] / max(1, lengths[longest]):.1f}" height="6"/></svg>{mark}'
+        )
+        kind = f'class="thread{" critical" if critical else ""}"'
+        text = _line_html(answer, thread, depth + 1, is_critical=critical)
+        if n_threads <= SIDE_BY_SIDE:
+            drawn.append(f"<section {kind}><header>{head}</header>{text}</section>")
+        else:
+            is_open = " open" if n_threads <= UNFOLDED or is_longest else ""
+            drawn.append(f"<details {kind}{is_open}><summary>{head}</summary>{text}</details>")
+    layout = "side" if n_threads <= SIDE_BY_SIDE else "rows"
+    head, tail = (
+        _text_html(answer, line, span, is_critical=is_critical) if span[0] < span[1] else ""
+        for span in (block.head, block.tail)
+    )
+    many = " many" if n_threads > UNFOLDED else ""
+    return f'<div class="block{many}">{head}<div class="threads {layout}">{"".join(drawn)}</div>{tail}</div>'
+
+
+# The tree of a problem's answers
+
+
+@dataclass
+class SharedStep:
+    """A step that answers share, with those that followed it. `value` is that of the state behind it."""
+
+    text: str
+    value: float | None = None
+    ended: Counter[tuple[float, bool]] = field(default_factory=Counter)
+    """Counts the answers that ended with it, by their reward and whether they were correct."""
+    following: list[SharedStep] = field(default_factory=list)
+
+
+def tree_html(iteration: int, group: Sequence[Episode], texts: Sequence[str], there: int) -> str:
+    """Returns the tree of some answers to one problem, whose steps have values, of those that are `there`;
+    `texts` are of all tokens."""
+    (tree,) = trees_of(_as_trajectory(episode, sample) for sample, episode in enumerate(group))
+    root = SharedStep("", (group[0].step_values or (None,))[0])
+    steps: dict[State, SharedStep] = {tree.state(0, 0): root}
+    for leaf, episode in enumerate(group):
+        values: Sequence[float] = episode.step_values or ()
+        begin, last = 0, steps[tree.state(leaf, 0)]
+        for step, end in enumerate(episode.step_ends):
+            state = tree.state(leaf, end)
+            if state not in steps:  # no earlier answer went through it
+                text = plain(text_of_each(texts, episode.response_ids[begin:end]))
+                steps[state] = SharedStep(text, values[step + 1] if step + 1 < len(values) else None)
+                last.following.append(steps[state])
+            begin, last = end, steps[state]
+        last.ended[episode.reward, episode.correct] += 1
+    return render(
+        "tree.html", iteration=iteration, problem=group[0].group, root=root, drawn=len(group), there=there
+    )
+
+
+def _as_trajectory(episode: Episode, sample: int) -> Trajectory:
+    ends: list[tuple[int, Branch]] = [(stretch.end, stretch.branch) for stretch in episode.stretches]
+    segments, begin = [], 0
+    for end, branch in ends or [(len(episode.response_ids), ())]:
+        segments.append(Segment(episode.response_ids[begin:end], branch=branch))
+        begin = end
+    return Trajectory(
+        problem=Problem(episode.group, "", ""),
+        sample=sample,
+        prompt_ids=episode.prompt_ids,
+        segments=tuple(segments),
+        finish_reason=episode.finish_reason,
+        text=episode.text,
+        grade=Grade(episode.score, "ok"),
+        step_ends=episode.step_ends,
+    )

@@ -11,25 +11,40 @@ import json
 import os
 import pwd
 import re
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote
 
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.checksums import Damaged, read_record, write_record
+from treetune.store.files import whole_file
+from treetune_view.experiment import read_experiment
+from treetune_view.store.answers import Answers
+from treetune_view.store.catalogue import Run, digest, stat_of
+from treetune_view.text import writable
 
 LONGEST_NOTE = 20_000
-"""Characters."""
+"""Characters of a note."""
 LONGEST_LABEL, MOST_LABELS = 40, 20
 """Characters of a label, and labels of a note."""
 
 PATIENCE_S = 5.0
-"""How long another one that writes a note may take."""
+"""How long another process that writes a note may take."""
 
 REMEDY = "delete it; the note is lost"
+
+FORMATS = ("parquet", "jsonl")
+"""Formats of notes as a data set."""
+_COLUMNS = (
+    "experiment", "source", "problem", "sample", "prompt", "answer", "gold", "score", "reward", "outcome",
+    "advantage", "labels", "note", "author", "time",
+)  # fmt: skip
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -57,13 +72,13 @@ class NotedAnswer:
 
     @property
     def name(self) -> str:
-        """Its own among all answers of the experiment, and another one for another text."""
+        """A name that no other answer of the experiment has, and another one for another text."""
         return answer_name(self.source, self.answer, self.text)
 
 
 @dataclass(frozen=True)
 class Note:
-    """What `author` wrote on an answer, and when, in seconds since 1970."""
+    """The words of `author` on an answer, and when they were written, in seconds since 1970."""
 
     about: NotedAnswer
     labels: tuple[str, ...]
@@ -73,8 +88,8 @@ class Note:
 
     @property
     def version(self) -> str:
-        """Another one as soon as the note says something else."""
-        return _digest(json.dumps([self.labels, self.text, self.written]))
+        """Another text as soon as the note says something else."""
+        return _hash(json.dumps([self.labels, self.text, self.written]))
 
     @property
     def file_name(self) -> str:
@@ -90,12 +105,16 @@ class Changed(Exception):
 
 
 def answer_name(source: str, answer: str, text: str) -> str:
-    """Of an answer, by where it is stored, ``problem#sample``, and its text."""
-    return _digest(json.dumps([source, answer, _digest(text)]))
+    """Names an answer by where it is stored, ``problem#sample``, and its text."""
+    return _hash(json.dumps([source, answer, _hash(text)]))
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def system_user() -> str:
-    """Who this process belongs to, as the machine calls them; the number where it has no name."""
+    """Returns the machine's name for the owner of this process; the number where it has no name."""
     number = os.getuid()
     try:
         return pwd.getpwuid(number).pw_name
@@ -104,7 +123,7 @@ def system_user() -> str:
 
 
 def new_note(about: NotedAnswer, labels: Iterable[str], text: str) -> Note:
-    """This user's, of now. Raises ValueError for labels and texts that are none."""
+    """Returns this user's note of now. Raises ValueError for labels and texts that are none."""
     lines = text.replace("\r\n", "\n").rstrip()
     if len(lines) > LONGEST_NOTE:
         raise ValueError(f"a note has at most {LONGEST_NOTE:,} characters, and this one {len(lines):,}")
@@ -112,17 +131,19 @@ def new_note(about: NotedAnswer, labels: Iterable[str], text: str) -> Note:
 
 
 def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """Each once, without space around it; a text may have several, between commas. Raises ValueError."""
-    found = list(dict.fromkeys(one for text in labels for one in map(str.strip, text.split(",")) if one))
-    for one in found:
-        if len(one) > LONGEST_LABEL or _CONTROL.search(one):
+    """Returns each label once, without space around it; a text may have several, between commas. Raises
+    ValueError."""
+    parts = (part.strip() for text in labels for part in text.split(","))
+    distinct = tuple(dict.fromkeys(filter(None, parts)))
+    for label in distinct:
+        if len(label) > LONGEST_LABEL or _CONTROL.search(label):
             raise ValueError(
-                f"{one[: LONGEST_LABEL + 1]!r} can't be a label: it is one line of at most {LONGEST_LABEL}"
+                f"{label[: LONGEST_LABEL + 1]!r} can't be a label: it is one line of at most {LONGEST_LABEL}"
                 " characters"
             )
-    if len(found) > MOST_LABELS:
-        raise ValueError(f"an answer has at most {MOST_LABELS} labels of one author, and not {len(found)}")
-    return tuple(found)
+    if len(distinct) > MOST_LABELS:
+        raise ValueError(f"an answer has at most {MOST_LABELS} labels of one author, and not {len(distinct)}")
+    return distinct
 
 
 def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
@@ -139,35 +160,171 @@ def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
         if (now.version if now is not None else "") != seen:
             raise Changed(now)
         if note.labels or note.text:
-            about = asdict(note.about)
-            own = {name: value for name, value in asdict(note).items() if name != "about"}
-            write_record(path, {**own, "about": about})
+            fields = asdict(note)
+            about = fields.pop("about")
+            write_record(path, {**fields, "about": about})
         else:
             path.unlink(missing_ok=True)
 
 
 def read_note(path: Path) -> Note:
-    """Raises Damaged for what is no note."""
+    """Reads one file. Raises Damaged for what is no note."""
     row = read_record(path, REMEDY)
     try:
-        return _note(row)
+        about = NotedAnswer(**row["about"])
+        return Note(about, tuple(row["labels"]), str(row["text"]), str(row["author"]), float(row["written"]))
     except (KeyError, TypeError) as error:
         raise Damaged(f"{path} is no note ({error!r}): {REMEDY}") from error
-
-
-def read_notes(folder: Path) -> list[Note]:
-    """All of an experiment's folder of notes, oldest first. Raises Damaged for one that can't be read."""
-    return sorted(map(read_note, note_files(folder)), key=lambda note: (note.written, note.file_name))
 
 
 def note_files(folder: Path) -> list[Path]:
     return [path for path in folder.glob("*.json") if not path.name.startswith(".")]
 
 
-def _note(row: Mapping[str, Any]) -> Note:
-    about = NotedAnswer(**row["about"])
-    return Note(about, tuple(row["labels"]), str(row["text"]), str(row["author"]), float(row["written"]))
+def read_notes(folder: Path) -> list[Note]:
+    """Reads an experiment's folder of notes, oldest first. Raises Damaged for one that can't be read."""
+    return sorted(map(read_note, note_files(folder)), key=lambda note: (note.written, note.file_name))
 
 
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+# Notes and the answers of today
+
+
+class Notes:
+    """All notes of one experiment, and which of its answers they are on; each file is read once, until it is
+    another."""
+
+    def __init__(self, run: Run, answers: Answers) -> None:
+        self._folder, self._answers = run.directory.notes, answers
+        self._lock = threading.Lock()
+        self._read: dict[Path, tuple[object, Note | str]] = {}
+        """By file its time and size when it was read, and the note, or what is wrong with it."""
+        self._names: dict[tuple[str, str, str], tuple[int, str]] = {}
+        """By a source, its mark and an answer: the answer's row, and its name."""
+
+    def all(self) -> list[Note]:
+        """Returns the newest first."""
+        notes = [one for one in self._look() if isinstance(one, Note)]
+        return sorted(notes, key=lambda note: (-note.written, note.file_name))
+
+    def problems(self) -> list[str]:
+        """Returns messages on what keeps notes from being shown."""
+        return sorted(one for one in self._look() if isinstance(one, str))
+
+    def mark(self) -> str:
+        """Returns another text as soon as there are other notes."""
+        return digest(sorted((path.name, stat_of(path)) for path in note_files(self._folder)))
+
+    def rows(self) -> dict[tuple[str, int], list[Note]]:
+        """Returns the notes on answers that are there today, by source and row of the index, as far as there
+        is one."""
+        by_name: dict[str, list[Note]] = {}
+        by_source: dict[str, dict[str, None]] = {}
+        for note in self.all():
+            by_name.setdefault(note.about.name, []).append(note)
+            by_source.setdefault(note.about.source, {})[note.about.answer] = None
+        if not by_name:
+            return {}
+        marks = {one.source.name: one.about.mark for one in self._answers.indexed() if one.about}
+        rows: dict[tuple[str, int], list[Note]] = {}
+        for source, answers in by_source.items():
+            if source not in marks:
+                continue
+            self._read_names(source, marks[source], list(answers))
+            for answer in answers:
+                row, name = self._names.get((source, marks[source], answer), (0, ""))
+                if name in by_name:
+                    rows[source, row] = by_name[name]
+        return rows
+
+    def _read_names(self, source: str, mark: str, answers: Sequence[str]) -> None:
+        """Finds out row and name of each of these answers that the source has; their texts are read once."""
+        new = [answer for answer in answers if (source, mark, answer) not in self._names]
+        if not new:
+            return
+        signs = ", ".join("?" * len(new))
+        question = f"SELECT answer, row, place FROM answers WHERE answer IN ({signs})"
+        rows = self._answers.sql(question, new, [source])
+        texts = self._answers.texts([(source, row["place"]) for row in rows])
+        for row, text in zip(rows, texts, strict=True):
+            answer = row["answer"]
+            self._names[source, mark, answer] = row["row"], answer_name(source, answer, text)
+
+    def _look(self) -> list[Note | str]:
+        with self._lock:
+            there = {path: stat_of(path) for path in note_files(self._folder)}
+            self._read = {path: own for path, own in self._read.items() if path in there}
+            for path, stat in there.items():
+                if stat is not None and self._read.get(path, (None,))[0] != stat:
+                    try:
+                        self._read[path] = stat, read_note(path)
+                    except FileNotFoundError:  # it was taken away just now
+                        self._read[path] = stat, ""
+                    except (ValueError, OSError) as error:
+                        self._read[path] = stat, str(error)
+            return [one for _, one in self._read.values() if one]
+
+
+def labels_in_use(several: Iterable[Notes]) -> list[str]:
+    """Returns the labels of these notes, the most frequent first."""
+    counts = Counter(label for notes in several for note in notes.all() for label in note.labels)
+    return sorted(counts, key=lambda label: (-counts[label], label))
+
+
+# Notes as a data set
+
+
+def notes_of(paths: Sequence[Path]) -> list[tuple[str, Note]]:
+    """Reads all notes of these experiments, with the experiments' names. Raises ValueError where one has
+    none, or one that can't be read."""
+    named: list[tuple[str, Note]] = []
+    for path in paths:
+        experiment = read_experiment(path)
+        notes = read_notes(ExperimentDirectory(path).notes)
+        if not notes:
+            raise ValueError(f"{path} has no notes: `treetune view` writes them, on the page of an answer")
+        named += [(experiment.name, note) for note in notes]
+    return named
+
+
+def check_format(suffix: str) -> str:
+    """Returns the format of a file's ending. Raises ValueError for one that is no format."""
+    if suffix.removeprefix(".") not in FORMATS:
+        formats = " or ".join(f".{one}" for one in FORMATS)
+        raise ValueError(f"notes are written as {formats}, and not as {suffix or 'no ending'!r}")
+    return suffix.removeprefix(".")
+
+
+def export_notes(named: Iterable[tuple[str, Note]], path: Path) -> None:
+    """Writes the file, whole, in the format that its ending says. Raises ValueError for an unknown one."""
+    file_format = check_format(path.suffix)
+    with whole_file(path, "wb") as file:
+        write_notes(named, file, file_format)
+
+
+def write_notes(named: Iterable[tuple[str, Note]], file: IO[bytes], file_format: str) -> None:
+    """Writes a row per note, with the answer that it was written on. `time` is in UTC."""
+    rows: list[dict[str, Any]] = []
+    for experiment, note in named:
+        about = asdict(note.about)
+        about["answer"] = about.pop("text")
+        texts = {"experiment": experiment, **about, "note": note.text, "author": note.author}
+        row = {name: writable(value) if isinstance(value, str) else value for name, value in texts.items()}
+        row["labels"] = list(map(writable, note.labels))
+        row["time"] = datetime.fromtimestamp(note.written, UTC)
+        rows.append({name: row[name] for name in _COLUMNS})
+    if file_format == "jsonl":
+        for row in rows:
+            line = json.dumps({**row, "time": row["time"].isoformat()}, ensure_ascii=False)
+            file.write(line.encode() + b"\n")
+        return
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    kinds = {
+        "sample": pa.int64(),
+        "labels": pa.list_(pa.string()),
+        "time": pa.timestamp("ms", tz="UTC"),
+        **dict.fromkeys(("score", "reward", "advantage"), pa.float64()),
+    }
+    schema = pa.schema([pa.field(name, kinds.get(name, pa.large_string())) for name in _COLUMNS])
+    parquet.write_table(pa.Table.from_pylist(rows, schema=schema), file, compression="zstd")

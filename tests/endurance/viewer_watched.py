@@ -39,8 +39,8 @@ from tests.support.forked import Forked  # noqa: E402
 from tests.support.started_viewer import started_viewer  # noqa: E402
 from treetune.rollouts.storage import read_episodes, read_trajectories  # noqa: E402
 from treetune.store.checksums import read_record  # noqa: E402
-from treetune_view.report.charts import number  # noqa: E402
-from treetune_view.report.sections.training import CURVES  # noqa: E402
+from treetune_view.charts import number  # noqa: E402
+from treetune_view.curves import CURVES  # noqa: E402
 
 ITERATIONS = 16
 OVERRIDE = f"""{{

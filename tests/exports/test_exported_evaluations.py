@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from tests.exports.measured import ANSWERS, answer, write_experiment
-from treetune_view.exports.evaluations import chosen_evaluation
+from treetune_view.exports.evaluations import METADATA, chosen_evaluation, write_parquet
 from treetune_view.exports.inspect_log import write_inspect_log
-from treetune_view.exports.parquet import METADATA, write_parquet
 
 
 def _archive(path: Path) -> dict[str, Any]:
@@ -73,9 +72,7 @@ def test_parquet_has_a_row_per_answer_and_null_for_what_was_not_said(tmp_path: P
 def test_many_answers_go_through_in_bunches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow.parquet as parquet
 
-    from treetune_view.exports import parquet as ours
-
-    monkeypatch.setattr(ours, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("treetune_view.exports.evaluations.ROWS_AT_ONCE", 3)
     answers = [answer(f"test/{i}", 0, str(i)) for i in range(7)]
     chosen = chosen_evaluation(write_experiment(tmp_path / "run", answers), None, None)
     assert write_parquet(chosen, tmp_path / "answers.parquet") == 7

@@ -14,8 +14,7 @@ from huggingface_hub import ModelCard
 from tests.exports.measured import CONFIG, write_checkpoint, write_experiment
 from tests.exports.stand_in_hub import TOKEN, Hub, stand_in_hub
 from treetune.store.checksums import seal_folder
-from treetune_view.exports.card import Licences, base_model, checkpoint_at, missing, model_card
-from treetune_view.exports.hub import parcel_of
+from treetune_view.exports.card import Licences, base_model, checkpoint_at, missing, model_card, parcel_of
 
 MAIN = Path(__file__).resolve().parents[2] / "src" / "treetune" / "main.py"
 SAID = Licences("apache-2.0", "mit")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from treetune_view.report.charts import Series, limits, line_chart, number, stacked_bars, tick_labels
-from treetune_view.report.pages import colour_of, palette
+from treetune_view.charts import Series, limits, line_chart, number, stacked_bars, tick_labels
+from treetune_view.templates import colour_of, palette
 
 FINITE = st.floats(-1e9, 1e9).map(lambda x: round(x, 6))
 

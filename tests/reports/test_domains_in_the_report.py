@@ -12,7 +12,7 @@ import pytest
 from tests.reports.page import Page
 from tests.reports.synthetic import metrics_row, summary, write_experiment, write_summary
 from treetune_tables.columns import by_problem, number_in, value_named
-from treetune_view.report.html import write_report
+from treetune_view.report import write_report
 
 DOMAINS = {"code": 0.2, "grids": 0.35, "logic": 0.5, "sums": 0.8}
 

@@ -20,7 +20,7 @@ from tests.reports.synthetic import (
 )
 from treetune import main as command_line
 from treetune.rollouts.storage import write_episodes
-from treetune_view.report.html import write_report
+from treetune_view.report import write_report
 
 
 def test_the_report_shows_results_curves_times_and_coloured_steps(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from tests.reports.page import Page
 from tests.reports.synthetic import EPISODES, write_experiment
 from treetune_lab.analyzers.step_credit import step_credit
-from treetune_view.report.html import write_report
+from treetune_view.report import write_report
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

@@ -9,7 +9,7 @@ import pytest
 from tests.reports.synthetic import write_experiment
 from tests.support.browser import MISSING, browser
 from tests.support.looking import wrong_with
-from treetune_view.report.html import write_report
+from treetune_view.report import write_report
 
 CUT_OFF = """
 return [...document.querySelectorAll(".cards, h1, h2, .facts, .legend, figcaption")].filter(

@@ -9,10 +9,10 @@ import pytest
 from tests.reports.page import Page
 from tests.reports.synthetic import summary, write_experiment, write_summary
 from treetune.rollouts.numbers import declared
-from treetune_view.report.experiment import Experiment
-from treetune_view.report.html import write_report
-from treetune_view.report.sections import base
-from treetune_view.report.sections.numbers import NumbersSection
+from treetune_view.experiment import Experiment
+from treetune_view.report import sections as base
+from treetune_view.report import write_report
+from treetune_view.report.recorded import NumbersSection
 
 
 @pytest.fixture(autouse=True)

@@ -26,9 +26,8 @@ from treetune.vocabulary import Problem, Trajectory
 from treetune_threads.format import TagIds
 from treetune_threads.numbers import counts_of
 from treetune_threads.parallel_threads import ParallelThreads
-from treetune_view.report.html import write_report
-from treetune_view.report.sections.threads.answer import ThreadedAnswer
-from treetune_view.report.sections.threads.drawing import threads_html
+from treetune_view.drawings import ThreadedAnswer, threads_html
+from treetune_view.report import write_report
 
 
 def report_of(folder: Path, *answers: Trajectory, advantages: tuple[float, ...] = (0.5,)) -> Page:
@@ -216,13 +215,8 @@ LINE = st.recursive(
 def test_all_text_is_drawn_once_and_in_its_order_however_the_tags_lie(parts: list[str | Fork]) -> None:
     answer = trajectory("train/1", parts)
     row = episode(answer, (0.5,))
-    as_row = {
-        "tokens": [CODEC.decode([token]) for token in row.response_ids],
-        "stretches": [{"end": one.end, "branch": one.branch} for one in row.stretches],
-        "trained": row.trained.tolist(),
-        "advantages": None if row.advantages is None else row.advantages.tolist(),
-    }
-    page = Page(threads_html(ThreadedAnswer(as_row, answer.segments, {}, 1.0)))
+    tokens = [CODEC.decode([token]) for token in row.response_ids]
+    page = Page(threads_html(ThreadedAnswer(tokens, row, answer, 1.0)))
     assert page.open == []
     assert "".join(page.texts("run")).replace("↵", "") == answer.text
 

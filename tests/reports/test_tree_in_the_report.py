@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.reports.page import Page
 from tests.reports.synthetic import EPISODES, episode, write_experiment
-from treetune_view.report.html import write_report
+from treetune_view.report import write_report
 
 GROUP = (
     episode("46\n102\n#102", (0.5, 0.7, 0.9), 1.0, "train/7"),

@@ -12,7 +12,7 @@ from treetune.rollouts.credit import Group
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens
 from treetune.tree import answers_of
 from treetune_domains.environments.pool import EnvironmentPool
-from treetune_view.report.html import write_report
+from treetune_view.report import write_report
 
 
 def test_each_turn_is_a_line_with_its_reward_and_what_was_said_to_it_is_marked(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.runtime.directory import ExperimentDirectory, verify_answers
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import SUMS, Damaged, read_record, write_record
-from treetune_view.report.experiment import read_experiment
+from treetune_view.experiment import read_experiment
 
 
 def flip(path: Path, place: float = 0.5) -> None:

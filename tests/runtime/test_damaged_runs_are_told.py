@@ -18,7 +18,7 @@ from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.checksums import Damaged
 from treetune_view.app import application
-from treetune_view.report.html import write_report
+from treetune_view.report import write_report
 from treetune_view.store import Store
 
 

@@ -16,8 +16,8 @@ from treetune.trainers.preparation import normalised, normalised_by_domain
 from treetune.trainers.tokens import Sequences
 from treetune_view.store import NotThere, Run, Store
 from treetune_view.store.answers import Answers
-from treetune_view.store.columns import _mean_and_least
-from treetune_view.store.questions import Filter, Question
+from treetune_view.store.columns import mean_and_least
+from treetune_view.store.queries import Filter, Question
 from treetune_view.store.tokens import OF_CREDIT, tokens_of
 
 
@@ -142,7 +142,7 @@ def test_advantages_of_injected_tokens_are_no_extremes(tmp_path: Path) -> None:
 
 
 def test_numbers_without_end_stay_in_their_own_row() -> None:
-    mean, least = _mean_and_least(np.array([-np.inf, -1.0, -1.0, -3.0, np.nan]), np.array([0, 2, 2, 4, 5]))
+    mean, least = mean_and_least(np.array([-np.inf, -1.0, -1.0, -3.0, np.nan]), np.array([0, 2, 2, 4, 5]))
 
     assert mean[0] == least[0] == -np.inf and (mean[2], least[2]) == (-2.0, -3.0)
     assert np.isnan([mean[1], least[1], mean[3], least[3]]).all()

@@ -22,14 +22,12 @@ from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.vocabulary import Segment, Stretch
-from treetune_view.page import SEEN
-from treetune_view.pages import problem
-from treetune_view.pages.answers import parsed
-from treetune_view.report.charts import number
-from treetune_view.report.html import write_report
+from treetune_view.app import SEEN
+from treetune_view.charts import number
+from treetune_view.report import write_report
 from treetune_view.store import Run, Store
-from treetune_view.store.questions import Filter
-from treetune_view.terminal.glimpse import newest_answers
+from treetune_view.store.queries import Filter, parsed
+from treetune_view.terminal import newest_answers
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
 
@@ -305,7 +303,7 @@ def test_every_leaf_of_a_large_tree_can_be_reached_and_their_number_is_told(
     # What is listed below it leads to all of them, and so does the problem's page.
     [everything] = re.findall(r'first 64 of <a href="([^"]+)">all 100 in iteration 1', pages[0])
     assert "<b>100</b> answers" in client.get(unescape(everything)).text
-    monkeypatch.setattr(problem, "MOST", 20)
+    monkeypatch.setattr("treetune_view.pages.answers.MOST", 20)
     page = client.get("/problem", params={"run": "run", "problem": "train/0"}).text
     assert "100 of 100</td>" in page and page.count("/answer?") == 20
     [rest] = re.findall(r'<a href="([^"]+)">and 80 more', page)

@@ -8,8 +8,7 @@ import pytest
 
 from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, recorded_run
 from treetune.runtime.console import Console
-from treetune_view.store import Store
-from treetune_view.store.curves import (
+from treetune_view.curves import (
     MOST_POINTS,
     bunches,
     chosen_charts,
@@ -18,6 +17,7 @@ from treetune_view.store.curves import (
     events_of_several,
     usual_charts,
 )
+from treetune_view.store import Store
 
 
 @pytest.fixture
@@ -39,10 +39,9 @@ def test_pass_at_1_has_its_interval_over_problems(store: Store, folder: Path) ->
         "up",
         "95 % interval over problems",
     )
-    [line] = chart.lines
-    assert list(line.x) == [1, 2, 3]
-    assert line.low is not None and line.high is not None
-    assert all(low <= y <= high for low, y, high in zip(line.low, line.y, line.high, strict=True))
+    [line] = chart.series
+    assert [x for x, _ in line.points] == [1, 2, 3]
+    assert all(line.interval[x][0] <= y <= line.interval[x][1] for x, y in line.points)
 
 
 def test_one_experiment_beside_several_seeds_has_no_band_of_another_kind(store: Store, folder: Path) -> None:
@@ -53,8 +52,8 @@ def test_one_experiment_beside_several_seeds_has_no_band_of_another_kind(store: 
     [chart] = evaluation_charts(bunches(experiments(store), together=True))
 
     assert "t-interval" in chart.band
-    assert [line.low is not None for line in chart.lines] == ["seeds" in line.name for line in chart.lines]
-    assert len(chart.lines) == 2
+    assert [bool(line.interval) for line in chart.series] == ["seeds" in line.name for line in chart.series]
+    assert len(chart.series) == 2
 
 
 def test_seeds_together_have_the_interval_of_their_mean(store: Store, folder: Path) -> None:
@@ -70,12 +69,13 @@ def test_seeds_together_have_the_interval_of_their_mean(store: Store, folder: Pa
     [chart] = chosen_charts(made, ["episodes/reward"])
 
     assert [(one.name, len(one.members)) for one in made] == [("seed-1/grpo", 1), ("ppo (3 seeds)", 3)]
-    alone, three = chart.lines
-    assert alone.low == [None] or alone.low is None
+    alone, three = chart.series
+    assert not alone.interval
     # Student's t with two degrees of freedom: 4.303 standard errors.
     error = math.sqrt(((0.2 - 0.5) ** 2 + (0.4 - 0.5) ** 2 + (0.9 - 0.5) ** 2) / 2 / 3)
-    assert three.y == pytest.approx([0.5])
-    assert three.low == pytest.approx([0.5 - 4.303 * error], abs=1e-3)
+    [(x, y)] = three.points
+    assert y == pytest.approx(0.5)
+    assert three.interval[x] == pytest.approx((0.5 - 4.303 * error, 0.5 + 4.303 * error), abs=1e-3)
     assert "over up to 3 seeds" in chart.band
 
 
@@ -129,6 +129,6 @@ def test_long_curves_keep_their_peaks(store: Store, folder: Path) -> None:
 
     [chart] = chosen_charts(bunches(experiments(store), together=False), ["train/loss"])
 
-    [line] = chart.lines
-    assert len(line.x) <= MOST_POINTS + 2 and (line.x[0], line.x[-1]) == (1, 5000)
-    assert (3334.0, 100.0) in zip(line.x, line.y, strict=True)
+    [line] = chart.series
+    assert len(line.points) <= MOST_POINTS + 2 and (line.points[0][0], line.points[-1][0]) == (1, 5000)
+    assert (3334.0, 100.0) in line.points

@@ -15,9 +15,9 @@ from tests.viewer.prepared import ROWS, SAMPLES, estimate, prepared
 from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
 from tests.viewer.test_hostile_answers import SEEN, Elements
 from treetune.vocabulary import Trajectory
-from treetune_view.page import SEEN as MARK
+from treetune_view.app import SEEN as MARK
+from treetune_view.pages.agreement import Agreement
 from treetune_view.store import Store
-from treetune_view.store.verdicts import Agreement
 
 JUDGED = {"task": {"grader": {"type": "judge", "rule": {"type": "math"}}}}
 

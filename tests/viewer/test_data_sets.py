@@ -18,11 +18,9 @@ from tests.viewer.prepared import HOSTILE, ROWS, SAMPLES, estimate, prepared, ro
 from tests.viewer.recorded import begin_run
 from treetune_view.store import NotThere, Store
 from treetune_view.store.data_sets import DataSet
-from treetune_view.store.estimates import answers_to
-from treetune_view.store.histograms import Histogram, bin_step, histograms
-from treetune_view.store.questions import Filter, Question
-from treetune_view.store.tables import ROW, Table
-from treetune_view.store.whole_rows import whole_row
+from treetune_view.store.queries import Filter, Question
+from treetune_view.store.readers import answers_to
+from treetune_view.store.tables import ROW, Histogram, Table, bin_step
 
 
 def table_of(path: Path, kind: Any) -> Table:
@@ -96,25 +94,25 @@ def test_rows_of_every_kind_have_columns_and_are_shown_whole(tmp_path: Path) -> 
     assert sums.kinds["prompt"] == "VARCHAR" and sums.kinds["extra_info.words"] == "BIGINT"
     [first] = sums.ask(Question(size=1), ["prompt", "prompt.characters"]).rows
     assert first["prompt.characters"] == len(HOSTILE) and HOSTILE.startswith(first["prompt"][:100])
-    assert whole_row(sums, 5) == rows()[5] and whole_row(sums, 0)["extra_info"]["note"] == HOSTILE
+    assert sums.row(5) == rows()[5] and sums.row(0)["extra_info"]["note"] == HOSTILE
 
     trips = table_of(tmp_path / "trips.jsonl", "lines")
     assert trips.total == 8 and trips.note.startswith("2 of its lines hold no object")
     assert [row["odd"] for row in trips.ask(Question(size=3), ["odd"]).rows] == ["even", "1", "even"]
-    assert whole_row(trips, 5) == {"question": "trip 5", "answer": 15, "odd": 5}
-    assert whole_row(trips, 6) == {"question": "half \ud800"}
-    assert whole_row(trips, 7) == {"unreadable line": '{"question": "torn'}
+    assert trips.row(5) == {"question": "trip 5", "answer": 15, "odd": 5}
+    assert trips.row(6) == {"question": "half \ud800"}
+    assert trips.row(7) == {"unreadable line": '{"question": "torn'}
 
     saved = table_of(save(tmp_path / "saved") / "train", "saved")
-    assert whole_row(saved, 3) == {"q": "question 3", "a": 1.5, "tags": ["x"]}
+    assert saved.row(3) == {"q": "question 3", "a": 1.5, "tags": ["x"]}
 
     answers = table_of(tmp_path / "validation.table.json", "table")
     assert answers.total == 6 and answers.names() == ["step", "example", "input", "output", "score"]
-    assert whole_row(answers, 3) == {
+    assert answers.row(3) == {
         "step": 1, "example": 2, "input": "asked too", "output": "answered", "score": 1.0,
     }  # fmt: skip
     with pytest.raises(NotThere, match="it has rows 0 to 5"):
-        whole_row(answers, 6)
+        answers.row(6)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +206,7 @@ def test_pages_are_what_filtering_sorting_and_cutting_give(
 
 
 def histogram(table: Table, column: str, *filters: Filter) -> Histogram | None:
-    return next(iter(histograms(table, [column], filters, "")), None)
+    return next(iter(table.histograms([column], filters, "")), None)
 
 
 def test_bars_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> None:
@@ -250,14 +248,14 @@ def test_an_estimate_is_the_same_before_and_after_its_shards_are_put_together(tm
     shown = ["correct", "answers", "pass_rate"]
     assert half.note and not done.note
     assert half.ask(Question(size=50), shown).rows == done.ask(Question(size=50), shown).rows
-    assert whole_row(done, 7)["prompt"] == rows()[7]["prompt"]
+    assert done.row(7)["prompt"] == rows()[7]["prompt"]
     given = answers_to(tmp_path / "done", ROWS - 1)
     assert [(one["sample"], one["correct"]) for one in given] == [
         (sample, sample < round(rows()[-1]["pass_rate"] * SAMPLES)) for sample in range(SAMPLES)
     ]
     assert given[0]["text"].startswith("answer 0") and given[0]["extracted"] == HOSTILE
     with pytest.raises(NotThere, match="no rate of row 99"):
-        whole_row(half, 99)
+        half.row(99)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no answer is graded yet"):
         table_of(tmp_path / "empty", "estimate")

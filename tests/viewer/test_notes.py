@@ -17,7 +17,7 @@ from tests.viewer.conftest import TOKEN
 from tests.viewer.recorded import answers, begin_run, record_iteration, recorded_run
 from treetune.main import main
 from treetune.store.checksums import Damaged
-from treetune_view.app import MOST_SENT_BYTES, application
+from treetune_view.app import MOST_SENT_BYTES, SEEN, application
 from treetune_view.notes import (
     Changed,
     NotedAnswer,
@@ -27,7 +27,6 @@ from treetune_view.notes import (
     save_note,
     system_user,
 )
-from treetune_view.page import SEEN
 from treetune_view.store import Store
 
 ORIGIN = {"origin": "http://127.0.0.1"}

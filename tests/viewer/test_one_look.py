@@ -9,9 +9,9 @@ from starlette.testclient import TestClient
 
 from tests.viewer.recorded import recorded_run
 from treetune_lab.analyzers.step_credit import step_credit
-from treetune_view.report.html import write_report
-from treetune_view.report.pages import DRAWINGS, LOOK
+from treetune_view.report import write_report
 from treetune_view.store import Store
+from treetune_view.templates import DRAWINGS, LOOK
 
 WHERE = {"run": "run", "source": "i1", "answer": "train/0#0"}
 NINE = step_credit([2, 4, 6], 1.0, [0.25] * 6, [2, 4, 6], (0.5, 0.75, 0.25), (0.1, 0.1, 0.2)).plain()

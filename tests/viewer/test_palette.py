@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from treetune_view.report.pages import palette
-from treetune_view.report.svg import N_COLOURS
+from treetune_view.charts import N_COLOURS
+from treetune_view.templates import palette
 
 SERIES = [f"c{i}" for i in range(N_COLOURS)]
 PHASES = ["generation", "credit", "training", "sync", "evaluation", "commit", "choice", "other"]

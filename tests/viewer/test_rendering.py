@@ -3,7 +3,7 @@
 import pytest
 from markupsafe import Markup, escape
 
-from treetune_view.rendering import DEEPEST_FORMULA, rendered
+from treetune_view.text import DEEPEST_FORMULA, rendered
 
 
 def test_mathematics_and_bold_type_are_marked_up() -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 from starlette.testclient import TestClient
 
 from tests.viewer.recorded import begin_run, record_iteration, recorded_run
+from treetune_view.pages.experiments import side_by_side
 from treetune_view.store import Store
-from treetune_view.store.side_by_side import Cell, side_by_side
-from treetune_view.store.standing import standing
 
 
 def test_chosen_experiments_are_compared_in_one_table(
@@ -29,20 +28,18 @@ def test_chosen_experiments_are_compared_in_one_table(
 
     runs = [store.run(name) for name in ("one", "two")]
     experiments = {run.name: store.experiment(run) for run in runs}
-    rows = {
-        row.name: row for row in side_by_side(experiments, {run.name: standing(store, run) for run in runs})
-    }
+    rows = {row.name: row for row in side_by_side(experiments, {run.name: store.status(run) for run in runs})}
     one, two = (store.experiment(run) for run in runs)
     accuracy, nothing = rows["pass@1 on validation"].cells
-    assert nothing is None and accuracy is not None and accuracy.note.endswith("after 2 iterations")
-    assert rows["finished iterations"].cells == [Cell("2"), Cell("1")]
-    assert rows["optimiser steps"].cells[1] == Cell("8")
-    assert rows["sampled tokens of answers"].cells[1] == Cell("1,234")
+    assert nothing is None and accuracy is not None and accuracy[1].endswith("after 2 iterations")
+    assert rows["finished iterations"].cells == [("2", ""), ("1", "")]
+    assert rows["optimiser steps"].cells[1] == ("8", "")
+    assert rows["sampled tokens of answers"].cells[1] == ("1,234", "")
     taken = rows["time in iterations"].cells[1]
-    assert taken is not None and (taken.words, taken.note) == ("90 s", "90 s an iteration")
+    assert taken is not None and taken == ("90 s", "90 s an iteration")
     assert "sampled tokens of continuations" not in rows, "nobody recorded any"
-    assert rows["credit.type"].cells == [Cell('"monte_carlo"'), Cell('"group"')]
-    assert rows["credit.samples"].cells == [Cell("3"), None]
+    assert rows["credit.type"].cells == [('"monte_carlo"', ""), ('"group"', "")]
+    assert rows["credit.samples"].cells == [("3", ""), None]
     assert not {"experiment_name", "directory", "rollout.type"} & rows.keys()
     assert one.config["seed"] != two.config["seed"] and rows["seed"].kind == "setting"
 

@@ -10,12 +10,12 @@ from starlette.testclient import TestClient
 from tests.reports.page import Page
 from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, recorded_run
 from treetune.runtime.console import Console
+from treetune_view.experiment import Status
 from treetune_view.store import Store
-from treetune_view.store.standing import Standing, standing
 
 
-def of(store: Store, name: str) -> Standing:
-    return standing(store, store.run(name))
+def of(store: Store, name: str) -> Status:
+    return store.status(store.run(name))
 
 
 @pytest.fixture

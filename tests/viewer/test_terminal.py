@@ -19,8 +19,7 @@ from rich.console import Console
 from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
 from treetune.rollouts.storage import write_trajectories
 from treetune_view.store import Store
-from treetune_view.terminal.plot import bar, plot
-from treetune_view.terminal.screen import Watch, keys_in, watch
+from treetune_view.terminal import Watch, bar, keys_in, plot, watch
 
 MAIN = Path(__file__).resolve().parents[2] / "src" / "treetune" / "main.py"
 

@@ -12,9 +12,8 @@ from starlette.testclient import TestClient
 
 from tests.viewer.recorded import begin_run, recorded_run
 from treetune.store.journal import sealed_line
-from treetune_view.pages.timeline import clock
+from treetune_view.pages.timeline import chrome_trace, clock, times_of
 from treetune_view.store import Store
-from treetune_view.store.timeline import chrome_trace, times_of
 
 BEGAN = 1_700_000_000.0
 

@@ -1,1 +1,1 @@
-"""What other people's tools read: evaluations as logs of Inspect and as Parquet, notes, model cards."""
+"""Files for other people's tools: evaluations as logs of Inspect and as Parquet, notes, model cards."""

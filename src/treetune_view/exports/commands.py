@@ -1,4 +1,5 @@
-"""Commands for what others get of an experiment: evaluations in their forms, checkpoints with a card."""
+"""Commands that write what others get of an experiment: evaluations in their forms, checkpoints with a
+card."""
 
 from __future__ import annotations
 
@@ -14,9 +15,8 @@ if TYPE_CHECKING:
 
 
 def export_evaluation(options: argparse.Namespace) -> int:
-    from treetune_view.exports.evaluations import chosen_evaluation
+    from treetune_view.exports.evaluations import chosen_evaluation, write_parquet
     from treetune_view.exports.inspect_log import write_inspect_log
-    from treetune_view.exports.parquet import write_parquet
 
     writers = {".eval": write_inspect_log, ".json": write_inspect_log, ".parquet": write_parquet}
     write = writers.get(options.output.suffix)
@@ -28,12 +28,12 @@ def export_evaluation(options: argparse.Namespace) -> int:
     return 0
 
 
-def export_notes(options: argparse.Namespace) -> int:
-    from treetune_view.exports.notes import notes_of, write_notes, writer_of
+def notes_as_data(options: argparse.Namespace) -> int:
+    from treetune_view.notes import check_format, export_notes, notes_of
 
-    writer_of(options.output.suffix)
+    check_format(options.output.suffix)
     notes = notes_of(options.experiments)
-    write_notes(notes, options.output)
+    export_notes(notes, options.output)
     say(f"{len(notes)} note{'s' if len(notes) != 1 else ''}: {options.output}")
     return 0
 
@@ -55,8 +55,7 @@ def model_card(options: argparse.Namespace) -> int:
 
 
 def push_to_hub(options: argparse.Namespace) -> int:
-    from treetune_view.exports.card import checkpoint_at
-    from treetune_view.exports.hub import parcel_of, push
+    from treetune_view.exports.card import checkpoint_at, parcel_of, push
 
     parcel = parcel_of(checkpoint_at(options.checkpoint), options.repository, _licences(options))
     if options.dry_run:
@@ -119,7 +118,7 @@ COMMANDS = (
     ),
     Command(
         "export_notes",
-        export_notes,
+        notes_as_data,
         "notes and labels on answers as a data set",
         "Writes what people wrote on answers in `treetune view`, a row per note: prompt, answer, score,"
         " advantage, labels, note, author, time. The file goes in whole.",

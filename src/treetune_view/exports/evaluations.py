@@ -1,22 +1,34 @@
-"""An evaluation as it lies on disk, to be written in another form: summary, and answers one by one."""
+"""An evaluation as it lies on disk, to be written in another form; and as a Parquet file, one row per
+answer."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from treetune.runtime.directory import ExperimentDirectory, verify_answers
-from treetune_view.report.experiment import Experiment, read_experiment
+from treetune.store.files import whole_file
+from treetune_view.experiment import Experiment, read_experiment
+from treetune_view.text import writable
 
 EVALUATE = "run_evaluation measures it"
+
+ROWS_AT_ONCE = 4096
+
+METADATA = b"treetune"
+"""Key of the Parquet file's metadata: JSON with the experiment, the set, the iteration and the summary."""
+
+COUNTS = ("sample", "tokens")
+NUMBERS = ("reward",)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One set, measured after `iteration` finished iterations of an experiment."""
+    """A set, measured after `iteration` finished iterations of an experiment."""
 
     experiment: Experiment
     label: str
@@ -33,11 +45,11 @@ class Evaluation:
 
     @property
     def measured_at(self) -> float:
-        """In seconds since 1970: when its summary was written."""
+        """The time when its summary was written, in seconds since 1970."""
         return self.answers.with_name("summary.json").stat().st_mtime
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The answers in their order, without being held all at once. Raises ValueError for what is none."""
+        """Yields the answers in their order, without holding them all. Raises ValueError for what is none."""
         verify_answers(self.answers)
         with self.answers.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -53,7 +65,7 @@ class Evaluation:
 
 
 def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> Evaluation:
-    """The newest one of the only set, or what is named. Raises ValueError with what there is."""
+    """Returns the newest one of the only set, or what is named. Raises ValueError with what there is."""
     experiment = read_experiment(path)
     measured = experiment.evaluations
     if not measured:
@@ -70,19 +82,60 @@ def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> E
         raise ValueError(
             f"{label} was not measured after {iteration} iterations of {path}; it was after {there}"
         )
-    found = Evaluation(experiment, label, iteration)
-    if not found.answers.is_file():
-        raise ValueError(f"{found.answers} is not there: delete its folder, and {EVALUATE} again")
-    return found
+    chosen = Evaluation(experiment, label, iteration)
+    if not chosen.answers.is_file():
+        raise ValueError(f"{chosen.answers} is not there: delete its folder, and {EVALUATE} again")
+    return chosen
 
 
 def task_of_set(config: Mapping[str, Any], label: str) -> Mapping[str, Any]:
-    """The configuration of the task that a set's problems are of: its own, or the experiment's."""
+    """Returns the configuration of the task that a set's problems are of: its own, or the experiment's."""
     sets = (config.get("evaluation") or {}).get("sets") or ()
     own = [one.get("task") for one in sets if (one.get("name") or one.get("split")) == label]
     return next((task for task in own if task), None) or config.get("task") or {}
 
 
-def writable(text: str) -> str:
-    """A text that UTF-8 can hold: halves of characters, which models write, become U+FFFD."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+def write_parquet(evaluation: Evaluation, path: Path) -> int:
+    """Writes the file, whole, and returns how many answers it has.
+
+    Columns: `problem`, `sample`, `prompt`, `gold`, `text`, `extracted`, `reward` (null where nobody could
+    grade), `outcome`, `finish_reason`, `tokens`, …, and each number of a grader or of an answer as
+    ``group/name``.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    def kind(name: str) -> pa.DataType:
+        if name in COUNTS:
+            return pa.int64()
+        return pa.float64() if name in NUMBERS or "/" in name else pa.large_string()
+
+    names = dict.fromkeys(name for row in evaluation.rows() for name in _flat(row))
+    about = {
+        "experiment": evaluation.experiment.name,
+        "set": evaluation.label,
+        "iteration": evaluation.iteration,
+        "summary": evaluation.summary,
+    }
+    fields = [pa.field(name, kind(name)) for name in names]
+    schema = pa.schema(fields, metadata={METADATA: json.dumps(about)})
+    flat, count = map(_flat, evaluation.rows()), 0
+    with whole_file(path, "wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        while rows := list(islice(flat, ROWS_AT_ONCE)):
+            columns = {name: [row.get(name) for row in rows] for name in schema.names}
+            writer.write_table(pa.table(columns, schema=schema))
+            count += len(rows)
+    return count
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Names groups of numbers ``group/name``; writes text that can be written, and whatever else as JSON."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}/{key}": float(number) for key, number in value.items() if number is not None}
+        elif name in COUNTS or name in NUMBERS or value is None:
+            flat[name] = value
+        else:
+            flat[name] = writable(value if isinstance(value, str) else json.dumps(value))
+    return flat

@@ -17,18 +17,25 @@ from pathlib import Path
 from typing import IO, Any
 
 from treetune.store.files import whole_file
-from treetune_view.exports.evaluations import Evaluation, task_of_set, writable
+from treetune_view.exports.evaluations import Evaluation, task_of_set
+from treetune_view.text import writable
 
 VERSION = 2
-"""Of the format."""
+"""Version of the format."""
 
 SHORT = 2000
-"""Characters of an answer that the list of samples has."""
+"""Characters of a prompt that the list of samples has."""
 
 STOP_REASONS = {"stop": "stop", "length": "max_tokens"}
 
+OWN_FIELDS = ("problem", "sample", "prompt", "text", "gold", "reward", "extracted")
+"""Fields of an answer that the log has a place for."""
+
+LISTED = ("id", "epoch", "target", "metadata", "scores", "model_usage", "uuid")
+"""Fields of a sample that the list of samples has too."""
+
 SUMMARY_NAMES = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
-"""What of an evaluation's summary becomes metrics, beside pass@k."""
+"""Numbers of an evaluation's summary that become metrics, beside pass@k."""
 
 
 def write_inspect_log(evaluation: Evaluation, path: Path) -> int:
@@ -54,7 +61,14 @@ def _write_archive(evaluation: Evaluation, file: IO[bytes]) -> int:
         put("_journal/start.json", {key: header[key] for key in ("version", "eval", "plan")})
         for sample in _samples(evaluation):
             put(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", sample)
-            summaries.append(_summary_of(sample))
+            summaries.append(
+                {
+                    **{name: sample[name] for name in LISTED},
+                    "input": sample["input"][:SHORT],
+                    "completed": True,
+                    "message_count": len(sample["messages"]),
+                }
+            )
         put("summaries.json", summaries)
         put("header.json", header)
     return len(summaries)
@@ -77,11 +91,18 @@ def _write_json(evaluation: Evaluation, file: IO[str]) -> int:
 def _header(evaluation: Evaluation) -> dict[str, Any]:
     summary, experiment = evaluation.summary, evaluation.experiment
     config, manifest = experiment.config, experiment.manifest
-    rows = list(_essentials(evaluation))
+    # The problem, the tokens of an answer, and whether it was graded.
+    rows = [
+        (writable(row["problem"]), row.get("tokens", 0), row.get("reward") is not None)
+        for row in evaluation.rows()
+    ]
     ids = list(dict.fromkeys(problem for problem, *_ in rows))
     tokens = sum(tokens for _, tokens, _ in rows)
     at = datetime.fromtimestamp(evaluation.measured_at, UTC).isoformat(timespec="seconds")
     settings = {key: summary[key] for key in ("temperature", "top_p", "seed") if key in summary}
+    commit, _, changes = (manifest.get("commit") or "").partition("+")
+    revision = {"type": "git", "origin": "", "commit": commit, "dirty": bool(changes)}
+    task = task_of_set(config, evaluation.label)
     return {
         "version": VERSION,
         "status": "success",
@@ -90,9 +111,9 @@ def _header(evaluation: Evaluation) -> dict[str, Any]:
             "run_id": _id(evaluation, "run"),
             "task_id": _id(evaluation, "task"),
             "created": at,
-            "task": _task_name(evaluation),
+            "task": f"{task.get('type', 'task')}-{evaluation.label}",
             "task_version": 0,
-            "task_args": _writable(task_of_set(config, evaluation.label)),
+            "task_args": _writable(task),
             "dataset": {
                 "name": evaluation.label,
                 "samples": len(ids),
@@ -102,8 +123,8 @@ def _header(evaluation: Evaluation) -> dict[str, Any]:
             "model": _model(evaluation),
             "model_generate_config": settings,
             "config": {"epochs": summary.get("samples", 1), "epochs_reducer": ["mean"]},
-            "packages": _packages(manifest),
-            **_revision(manifest),
+            "packages": dict(experiment.bits_rest_on.get("packages") or {}),
+            **({"revision": revision} if commit else {}),
             "metadata": {
                 "experiment": experiment.name,
                 "iteration": evaluation.iteration,
@@ -138,12 +159,6 @@ def _header(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _essentials(evaluation: Evaluation) -> Iterator[tuple[str, int, bool]]:
-    """Of each answer its problem, its tokens and whether it was graded."""
-    for row in evaluation.rows():
-        yield writable(row["problem"]), row.get("tokens", 0), row.get("reward") is not None
-
-
 def _metrics(summary: Mapping[str, Any], beginning: str = "") -> Iterator[tuple[str, float]]:
     for name in SUMMARY_NAMES:
         if summary.get(name) is not None:
@@ -155,30 +170,13 @@ def _metrics(summary: Mapping[str, Any], beginning: str = "") -> Iterator[tuple[
         yield from _metrics(own, f"{domain}/")
 
 
-def _revision(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    commit = manifest.get("commit")
-    if not commit:
-        return {}
-    own, _, changes = commit.partition("+")
-    return {"revision": {"type": "git", "origin": "", "commit": own, "dirty": bool(changes)}}
-
-
-def _packages(manifest: Mapping[str, Any]) -> dict[str, str]:
-    return dict((manifest.get("bits_rest_on") or manifest).get("packages") or {})
-
-
-def _task_name(evaluation: Evaluation) -> str:
-    kind = task_of_set(evaluation.experiment.config, evaluation.label).get("type", "task")
-    return f"{kind}-{evaluation.label}"
-
-
 def _grader(evaluation: Evaluation) -> str:
     task = task_of_set(evaluation.experiment.config, evaluation.label)
     return (task.get("grader") or {}).get("type") or task.get("type") or "grader"
 
 
 def _model(evaluation: Evaluation) -> str:
-    """As Inspect names models: who serves it, then its name."""
+    """Names the model as Inspect does: who serves it, then its name."""
     return f"treetune/{evaluation.experiment.name}@{evaluation.iteration}"
 
 
@@ -193,62 +191,41 @@ def _id(evaluation: Evaluation, what: str) -> str:
 
 def _samples(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
     model, grader = _model(evaluation), _grader(evaluation)
-    for row in evaluation.rows():
-        yield _sample(_writable(row), model, grader, _id(evaluation, f"{row['problem']} {row['sample']}"))
-
-
-def _sample(row: Mapping[str, Any], model: str, grader: str, uuid: str) -> dict[str, Any]:
-    prompt, text, usage = row.get("prompt") or "", row.get("text") or "", _usage(row.get("tokens", 0))
-    answer = {"id": uuid, "role": "assistant", "content": text, "source": "generate", "model": model}
-    stop = STOP_REASONS.get(row.get("finish_reason") or "", "unknown")
-    return {
-        "id": row["problem"],
-        "epoch": row["sample"] + 1,
-        "input": prompt,
-        "target": row.get("gold") or "",
-        "messages": [{"id": f"{uuid}-0", "role": "user", "content": prompt, "source": "input"}, answer],
-        "output": {
-            "model": model,
-            "choices": [{"message": answer, "stop_reason": stop}],
-            "completion": text,
-            "usage": usage,
-        },
-        "scores": _scores(row, grader),
-        "metadata": _beside(row),
-        "store": {},
-        "events": [],
-        "model_usage": {model: usage},
-        "uuid": uuid,
-        "attachments": {},
-    }
-
-
-def _scores(row: Mapping[str, Any], grader: str) -> dict[str, Any]:
-    """None for what nobody could grade."""
-    if row.get("reward") is None:
-        return {}
-    score = {"value": row["reward"], "answer": row.get("extracted"), "explanation": row.get("message")}
-    return {grader: {**score, "metadata": {"outcome": row.get("outcome")}}}
-
-
-def _beside(row: Mapping[str, Any]) -> dict[str, Any]:
-    shown = ("problem", "sample", "prompt", "text", "gold", "reward", "extracted")
-    return {name: value for name, value in row.items() if name not in shown}
-
-
-def _summary_of(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of the list of samples."""
-    same = ("id", "epoch", "target", "metadata", "scores", "model_usage", "uuid")
-    return {
-        **{name: sample[name] for name in same},
-        "input": sample["input"][:SHORT],
-        "completed": True,
-        "message_count": len(sample["messages"]),
-    }
+    for stored in evaluation.rows():
+        row, uuid = _writable(stored), _id(evaluation, f"{stored['problem']} {stored['sample']}")
+        prompt, text, usage = row.get("prompt") or "", row.get("text") or "", _usage(row.get("tokens", 0))
+        answer = {"id": uuid, "role": "assistant", "content": text, "source": "generate", "model": model}
+        score = {
+            "value": row.get("reward"),
+            "answer": row.get("extracted"),
+            "explanation": row.get("message"),
+            "metadata": {"outcome": row.get("outcome")},
+        }
+        stop = STOP_REASONS.get(row.get("finish_reason") or "", "unknown")
+        yield {
+            "id": row["problem"],
+            "epoch": row["sample"] + 1,
+            "input": prompt,
+            "target": row.get("gold") or "",
+            "messages": [{"id": f"{uuid}-0", "role": "user", "content": prompt, "source": "input"}, answer],
+            "output": {
+                "model": model,
+                "choices": [{"message": answer, "stop_reason": stop}],
+                "completion": text,
+                "usage": usage,
+            },
+            "scores": {grader: score} if row.get("reward") is not None else {},
+            "metadata": {name: value for name, value in row.items() if name not in OWN_FIELDS},
+            "store": {},
+            "events": [],
+            "model_usage": {model: usage},
+            "uuid": uuid,
+            "attachments": {},
+        }
 
 
 def _usage(tokens: int) -> dict[str, int]:
-    """The prompt's tokens aren't recorded."""
+    """Counts the answer's tokens; the prompt's aren't recorded."""
     return {"input_tokens": 0, "output_tokens": tokens, "total_tokens": tokens}
 
 

@@ -1,4 +1,5 @@
-"""All pages of the viewer, in the order of its navigation. A new page is a module here and a line below."""
+"""All pages of the viewer, in the order of its navigation. A new page goes into the `PAGES` of a module
+here."""
 
 from treetune_view.page import Page
 from treetune_view.pages import (
@@ -11,29 +12,25 @@ from treetune_view.pages import (
     data,
     experiments,
     notes,
-    problem,
-    row,
-    rows,
-    run,
     timeline,
 )
 
+_HOME, _RUN = experiments.PAGES
+_DATA, *_ROWS = data.PAGES
+_ANSWERS, _PROBLEM = answers.PAGES
+
 PAGES: tuple[Page, ...] = (
-    experiments.PAGE,
-    data.PAGE,
-    run.PAGE,
-    timeline.PAGE,
-    timeline.TRACE,
-    answers.PAGE,
-    answer.PAGE,
-    compare.PAGE,
-    problem.PAGE,
-    continuations.PAGE,
-    configuration.PAGE,
-    notes.PAGE,
-    notes.DATA,
-    agreement.PAGE,
-    rows.PAGE,
-    rows.HISTOGRAMS,
-    row.PAGE,
+    _HOME,
+    _DATA,
+    _RUN,
+    *timeline.PAGES,
+    _ANSWERS,
+    *answer.PAGES,
+    *compare.PAGES,
+    _PROBLEM,
+    *continuations.PAGES,
+    *configuration.PAGES,
+    *notes.PAGES,
+    *agreement.PAGES,
+    *_ROWS,
 )

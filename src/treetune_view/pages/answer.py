@@ -1,4 +1,5 @@
-"""One answer: its tokens in colours, its steps with values, what the grader said, who gave it credit."""
+"""The page of one answer: its tokens in colours, its steps with values, the grader's verdict, the credit of
+several methods, notes."""
 
 from __future__ import annotations
 
@@ -11,28 +12,33 @@ import numpy as np
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
-from treetune_view import drawings
+from treetune_view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
 from treetune_view.notes import NotedAnswer
-from treetune_view.page import Form, Page, View, digest
+from treetune_view.page import Form, Page, View
 from treetune_view.pages.answers import address_of, whole
-from treetune_view.pages.own_note import Draft, all_labels, own_note, save_form
-from treetune_view.report.answer_steps import made_of_credit
-from treetune_view.report.sections.tree import tree_html
-from treetune_view.report.text import MARKS, SHOWN, cut, ends_in_a_heap, visible
+from treetune_view.pages.notes import Draft, all_labels, notes_on, save_form
 from treetune_view.store import NotThere
-from treetune_view.store.answers import Answers
-from treetune_view.store.credits import credits_of, mark_of_credits
-from treetune_view.store.questions import Filter, Found, Question
-from treetune_view.store.tokens import OF_CREDIT, Step, Tokens, all_texts, own_episode, tokens_of
-from treetune_view.store.whole_answers import Answer
+from treetune_view.store.answers import Answer, Answers
+from treetune_view.store.catalogue import digest
+from treetune_view.store.queries import Filter, Found, Question
+from treetune_view.store.tokens import (
+    OF_CREDIT,
+    Step,
+    Tokens,
+    all_texts,
+    credits_of,
+    made_of_credit,
+    mark_of_credits,
+    tokens_of,
+)
+from treetune_view.text import MARKS, SHOWN, cut, ends_in_a_heap, visible
 
 TOKENS_SHOWN = 4000
 """Tokens that are shown before somebody asks for all."""
 
 LONGEST_TOKEN, LONGEST_VERDICT, LONGEST_DATA = 1000, 2000, 20_000
-"""Characters that are shown of a token; of what a grader took, said and held right; of prompt and data."""
-
-DRAWN = ("threads", "tree")
+"""Characters that are shown of a token; of a grader's extract, message and gold answer; of prompt and data.
+"""
 
 IN_A_TREE = 16
 """Answers of a tree on one page: more would not be read as one."""
@@ -43,7 +49,6 @@ SIBLINGS = 64
 COLOURED_FULLY = 0.95
 """The quantile of a number's size in the answer that has the full colour; larger ones are not darker.
 Advantages have it at their largest."""
-
 
 UNRECORDED = (
     "the run kept nothing of what its trainer said of this answer's tokens: it was not trained, or by an"
@@ -64,62 +69,87 @@ class Colouring:
 
 
 def show(view: View) -> Response:
-    """`?run=`, `?source=`, `?answer=`, `?as=` (see `ways_of`), `?colour=`, `?all=1`, `?leaves=` (page of the
+    """`?run=`, `?source=`, `?answer=`, `?as=` (see `_forms`), `?colour=`, `?all=1`, `?leaves=` (page of the
     tree)."""
-    return _shown(view, _asked_for(view))
+    return _shown(view, _answer(view))
 
 
 def save(view: View, form: Form) -> Response:
     """Puts the form's note beside the run, and shows the answer again."""
-    answer = _asked_for(view)
+    answer = _answer(view)
     draft = save_form(view, _noted(answer), form)
     return RedirectResponse(f"{view.here()}#notes", 303) if draft is None else _shown(view, answer, draft)
 
 
-def _asked_for(view: View) -> Answer:
-    answers = view.store.answers(view.run)
-    _read_by_now(answers, view.text("source"))
-    return answers.answer(view.text("source"), view.text("answer"))
+def _answer(view: View) -> Answer:
+    """Reads the answer of the address. Raises NotThere for a file whose index is still made: the page asks
+    again by itself. Raises ValueError for one that can't be read."""
+    answers, source = view.store.answers(view.run), view.text("source")
+    for one in answers.indexed():
+        if one.source.name == source and one.fault:
+            raise ValueError(one.fault)
+        if one.source.name == source and one.is_awaited:
+            raise NotThere(
+                f"{one.source.words} is still being read: this page shows the answer as soon as it is"
+            )
+    return answers.answer(source, view.text("answer"))
 
 
 def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     answers = view.store.answers(view.run)
-    config = _config(view)
+    try:
+        config = view.store.experiment(view.run).config
+    except ValueError:  # it can't be read
+        config = {}
     tokens = tokens_of(view.run.path, answer, config)
     made = made_of_credit(config)
-    leaves = _leaves(answers, answer, view.integer("leaves", 1, least=1)) if tokens is not None else None
-    ways = ways_of(tokens, has_tree=leaves is not None and leaves.total > 0)
+    colours = colourings(tokens, made)
+    leaves_page = view.integer("leaves", 1, least=1)
+    leaves = _leaves(answers, answer, leaves_page) if tokens is not None else None
+    ways = _forms(tokens, has_tree=leaves is not None and leaves.total > 0)
     way = view.choice("as", ways)
     everything = bool(view.choice("all", ("", "1")))
+    most = None if everything else TOKENS_SHOWN
     credits = credits_of(view.run.path, answer)
     same = (Filter("problem", "=", answer.row["problem"]),)
     siblings = answers.ask(Question((answer.source.name,), same, size=SIBLINGS))
-    text, left_out = cut(_text(answer), len(_text(answer)) if everything else SHOWN)
+    text, left_out = cut(answer.text, len(answer.text) if everything else SHOWN)
+    drawing: Markup | str = ""
+    if way == "threads" and tokens is not None:
+        scales = {one.name: one.scale for one in colours}
+        scale = scales.get(OF_CREDIT) or scales["advantage"] or 1.0
+        drawn = ThreadedAnswer(tokens.texts or (), answer.episode, answer.trajectory, scale)
+        drawing = Markup(threads_html(drawn))
+    elif way == "tree" and leaves is not None:
+        others = [answers.answer(answer.source.name, row["answer"]).episode for row in leaves.rows]
+        group = [one for one in [answer.episode, *others] if one is not None and one.step_values]
+        texts = all_texts(view.run.path) or []
+        drawing = Markup(tree_html(answer.source.number, group, texts, 1 + leaves.total))
     return view.render(
         "answer.html",
         409 if draft else 200,
         answer=answer,
-        noted=own_note(view, _noted(answer), draft),
+        noted=notes_on(view, _noted(answer), draft),
         row=whole([answer.row])[0],
         asked=_asked(answer),
         verdict=_verdict(answer),
         facts=_facts(answer, tokens),
         counted=_counted(answer),
         tokens=tokens,
-        lines=_lines(tokens, None if everything else TOKENS_SHOWN) if tokens and way == "tokens" else [],
-        columns=_columns(tokens, None if everything else TOKENS_SHOWN) if tokens else {},
-        colourings=colourings(tokens, made),
+        lines=_lines(tokens, most) if tokens and way == "tokens" else [],
+        columns=_columns(tokens, most) if tokens else {},
+        colourings=colours,
         made_of_credit=made,
         ways=ways,
         way=way,
-        drawing=_drawing(way, view, answer, tokens, leaves) if tokens and way in DRAWN else "",
-        leaves_page=view.integer("leaves", 1, least=1),
+        drawing=drawing,
+        leaves_page=leaves_page,
         leaves_pages=-(-leaves.total // (IN_A_TREE - 1)) if leaves is not None else 0,
-        drawing_note=drawings.NOTE,
+        drawing_note=NOTE,
         text=text,
         left_out=left_out,
         everything=everything,
-        tokens_left_out=0 if everything or tokens is None else max(0, tokens.count - TOKENS_SHOWN),
+        tokens_left_out=0 if most is None or tokens is None else max(0, tokens.count - most),
         prompt_text=lambda text: shortened(str(text), LONGEST_DATA),
         verdict_text=lambda text: shortened(str(text), LONGEST_VERDICT),
         credits=credits,
@@ -130,20 +160,8 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     )
 
 
-def _read_by_now(answers: Answers, source: str) -> None:
-    """Raises NotThere for a file whose index is still made: the page asks again by itself. Raises ValueError
-    for one that can't be read."""
-    for one in answers.indexed():
-        if one.source.name == source and one.fault:
-            raise ValueError(one.fault)
-        if one.source.name == source and one.is_awaited:
-            raise NotThere(
-                f"{one.source.words} is still being read: this page shows the answer as soon as it is"
-            )
-
-
-def ways_of(tokens: Tokens | None, *, has_tree: bool) -> Sequence[str]:
-    """In which an answer can be shown, the usual one first."""
+def _forms(tokens: Tokens | None, *, has_tree: bool) -> Sequence[str]:
+    """Returns the forms in which an answer can be shown, the usual one first."""
     if tokens is None or tokens.texts is None:
         return ("rendered", "text")
     drawn = ("threads",) if any(tokens.branches) else ()
@@ -151,9 +169,9 @@ def ways_of(tokens: Tokens | None, *, has_tree: bool) -> Sequence[str]:
 
 
 def _leaves(answers: Answers, answer: Answer, page: int) -> Found | None:
-    """The other answers to the problem whose steps have values, those of one page of the tree; None where
-    this one's have none, or something was written side by side in it."""
-    own = own_episode(answer)
+    """Returns the other answers to the problem whose steps have values, those of one page of the tree; None
+    where this one's have none, or something was written side by side in it."""
+    own = answer.episode
     if own is None or not own.step_values or any(one.branch for one in own.stretches):
         return None
     others = (
@@ -164,41 +182,22 @@ def _leaves(answers: Answers, answer: Answer, page: int) -> Found | None:
     return answers.ask(Question((answer.source.name,), others, page=page, size=IN_A_TREE - 1))
 
 
-def _drawing(way: str, view: View, answer: Answer, tokens: Tokens, leaves: Found | None) -> Markup | str:
-    """The threads or the tree as HTML."""
-    if way == "threads":
-        scales = {one.name: one.scale for one in colourings(tokens)}
-        return drawings.threads(answer, tokens, scales.get(OF_CREDIT) or scales["advantage"] or 1.0)
-    assert leaves is not None
-    answers = view.store.answers(view.run)
-    others = [answers.answer(answer.source.name, row["answer"]) for row in leaves.rows]
-    group = [one for one in map(own_episode, [answer, *others]) if one is not None and one.step_values]
-    texts = all_texts(view.run.path) or []
-    return Markup(tree_html(answer.source.number, group, texts, 1 + leaves.total))
+# Tokens
 
 
-def _config(view: View) -> Mapping[str, Any]:
-    """The run's; nothing where it can't be read."""
-    try:
-        return view.store.experiment(view.run).config
-    except ValueError:
-        return {}
-
-
-def colourings(tokens: Tokens | None, made: str = "") -> list[Colouring]:
-    """All that tokens can be coloured by, also what this answer has nothing of. `made` is what training makes
-    of credit's advantages, in words."""
+def colourings(tokens: Tokens | None, made: str) -> list[Colouring]:
+    """Returns all that tokens can be coloured by, also what this answer has nothing of. `made` describes what
+    training makes of credit's advantages."""
     known: Mapping[str, np.ndarray] = tokens.numbers if tokens is not None else {}
-    found = []
     trains = "as it trains" if OF_CREDIT in known or not made else f"as credit gave it ({made})"
-    for name, signed, meaning, missing in (
+    kinds = [
         (
             "advantage",
             True,
             f"blue: made more likely; orange: less; {trains}",
             "none was given before training (a critic's are found in it, demonstrations have none)",
         ),
-        *([(OF_CREDIT, True, f"as credit gave it ({made})", "")] if OF_CREDIT in known else []),
+        (OF_CREDIT, True, f"as credit gave it ({made})", ""),
         (
             "log-prob",
             False,
@@ -206,13 +205,12 @@ def colourings(tokens: Tokens | None, made: str = "") -> list[Colouring]:
             "no log-probs are stored",
         ),
         ("entropy", False, "the darker, the less sure the policy was, in nats", UNRECORDED),
-        (
-            "gap",
-            True,
-            "the trainer's log-prob minus the engine's: blue above, orange below",
-            UNRECORDED,
-        ),
-    ):
+        ("gap", True, "the trainer's log-prob minus the engine's: blue above, orange below", UNRECORDED),
+    ]
+    found = []
+    for name, signed, meaning, missing in kinds:
+        if name == OF_CREDIT and name not in known:
+            continue
         column = known.get(name)
         sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
         if len(sizes):
@@ -226,44 +224,31 @@ def colourings(tokens: Tokens | None, made: str = "") -> list[Colouring]:
 
 
 def _lines(tokens: Tokens, most: int | None) -> list[tuple[Step, list[dict[str, Any]]]]:
-    """Steps with their tokens, as far as these are shown."""
+    """Returns steps with their tokens, as far as these are shown: ends of lines are visible, and so is a
+    token without a text, or one that heaps more marks on a character than are shown."""
     assert tokens.texts is not None
-    found = []
+    lines = []
     for step in tokens.steps:
         end = step.end if most is None else min(step.end, most)
         if step.start >= end and tokens.count:
             break
-        found.append(
-            (
-                step,
-                [
-                    {
-                        "place": i,
-                        "text": token_text(tokens.texts[max(0, i - MARKS) : i + 1], int(tokens.ids[i])),
-                        "injected": not tokens.sampled[i],
-                    }
-                    for i in range(step.start, end)
-                ],
-            )
-        )
-    return found
-
-
-def token_text(texts: Sequence[str], number: int) -> str:
-    """The last of these tokens as it is shown: ends of lines are visible, and so is a token without a text,
-    or one that heaps more marks on a character than are shown."""
-    text = "" if ends_in_a_heap("".join(texts)) else texts[-1]
-    return shortened(text, LONGEST_TOKEN).replace("\n", "↵\n") if text else f"⟨{number}⟩"
+        own = []
+        for i in range(step.start, end):
+            text = "" if ends_in_a_heap("".join(tokens.texts[max(0, i - MARKS) : i + 1])) else tokens.texts[i]
+            written = shortened(text, LONGEST_TOKEN).replace("\n", "↵\n") if text else f"⟨{tokens.ids[i]}⟩"
+            own.append({"place": i, "text": written, "injected": not tokens.sampled[i]})
+        lines.append((step, own))
+    return lines
 
 
 def shortened(text: str, most: int) -> str:
-    """The beginning of a text, visible, and how much of it was left out."""
+    """Returns the beginning of a text, visible, and how much of it was left out."""
     beginning, left_out = cut(text, most)
     return visible(beginning) + (f"⟨{left_out:,} more characters⟩" if left_out else "")
 
 
 def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
-    """Exact numbers of the tokens that are shown, for the browser: null where there is none."""
+    """Returns exact numbers of the tokens that are shown, for the browser: null where there is none."""
     columns: dict[str, Any] = {"id": tokens.ids[:most].tolist()}
     for name, column in tokens.numbers.items():
         # The shortest digits that give the same number in its own precision.
@@ -278,14 +263,11 @@ def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
     return columns
 
 
-def _text(answer: Answer) -> str:
-    if answer.trajectory is not None:
-        return answer.trajectory.text
-    return answer.line.get("text") or (answer.episodes[0].text if answer.episodes else "")
+# The whole answer
 
 
 def _noted(answer: Answer) -> NotedAnswer:
-    """What a note says of the answer that it is on."""
+    """Returns what a note says of the answer that it is on."""
     row, asked = whole([answer.row], ["advantage_mean"])[0], _asked(answer)
     return NotedAnswer(
         source=answer.source.name,
@@ -293,7 +275,7 @@ def _noted(answer: Answer) -> NotedAnswer:
         problem=row["problem"],
         sample=row["sample"],
         prompt=asked["prompt"],
-        text=_text(answer),
+        text=answer.text,
         gold=asked["gold"],
         score=row["score"],
         reward=row["reward"],
@@ -303,7 +285,8 @@ def _noted(answer: Answer) -> NotedAnswer:
 
 
 def _asked(answer: Answer) -> dict[str, Any]:
-    """The problem: its prompt, its messages where it is a conversation, what is right, and further data."""
+    """Returns the problem: its prompt, its messages where it is a conversation, the gold answer, further
+    data."""
     if answer.trajectory is not None:
         problem = answer.trajectory.problem
         return {
@@ -313,38 +296,21 @@ def _asked(answer: Answer) -> dict[str, Any]:
             "data": dict(problem.data),
         }
     line = answer.line
-    return {
-        "prompt": line.get("prompt") or answer.row.get("asked") or "",
-        "messages": (),
-        "gold": line.get("gold"),
-        "data": {},
-    }
+    prompt = line.get("prompt") or answer.row.get("asked") or ""
+    return {"prompt": prompt, "messages": (), "gold": line.get("gold"), "data": {}}
 
 
 def _verdict(answer: Answer) -> dict[str, Any]:
-    """What the grader said, whole."""
-    if answer.trajectory is not None:
-        grade = answer.trajectory.grade
-        return {
-            "outcome": grade.outcome,
-            "extracted": grade.extracted,
-            "message": grade.message,
-            "seconds": grade.seconds,
-            "numbers": dict(grade.numbers),
-        }
-    line = answer.line
-    return {
-        "outcome": line.get("outcome"),
-        "extracted": line.get("extracted"),
-        "message": line.get("message"),
-        "seconds": None,
-        "numbers": {},
-    }
+    """Returns the grader's verdict, whole."""
+    grade = answer.trajectory.grade if answer.trajectory is not None else None
+    names = ("outcome", "extracted", "message")
+    own = {name: getattr(grade, name) if grade is not None else answer.line.get(name) for name in names}
+    return {**own, "seconds": grade.seconds if grade is not None else None}
 
 
 def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
-    """What is known of the whole answer, in words."""
-    row, trajectory, episode = answer.row, answer.trajectory, own_episode(answer)
+    """Describes the whole answer."""
+    row, trajectory, episode = answer.row, answer.trajectory, answer.episode
     facts: dict[str, str] = {}
     count = row.get("tokens")
     if count is not None:
@@ -373,27 +339,29 @@ def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
 
 
 def _counted(answer: Answer) -> dict[str, float]:
-    """Numbers of graders and rollouts."""
-    found: dict[str, float] = {}
+    """Returns the numbers of graders and rollouts."""
+    counted: dict[str, float] = {}
     if answer.trajectory is not None:
-        found |= {f"grade/{name}": x for name, x in answer.trajectory.grade.numbers.items()}
-        found |= answer.trajectory.numbers
+        counted |= {f"grade/{name}": x for name, x in answer.trajectory.grade.numbers.items()}
+        counted |= answer.trajectory.numbers
     for group, own in answer.line.items():
         if isinstance(own, dict):
-            found |= {f"{group}/{name}": x for name, x in own.items() if isinstance(x, int | float)}
-    return found
+            counted |= {f"{group}/{name}": x for name, x in own.items() if isinstance(x, int | float)}
+    return counted
 
 
-PAGE = Page(
-    "/answer",
-    "Answer",
-    show,
-    mark=lambda view: digest(
-        view.store.answers(view.run).mark(),
-        mark_of_credits(view.run.path),
-        view.store.notes(view.run).mark(),
-        all_labels(view),
-        view.request.url.query,
+PAGES = (
+    Page(
+        "/answer",
+        "Answer",
+        show,
+        mark=lambda view: digest(
+            view.store.answers(view.run).mark(),
+            mark_of_credits(view.run.path),
+            view.store.notes(view.run).mark(),
+            all_labels(view),
+            view.request.url.query,
+        ),
+        save=save,
     ),
-    save=save,
 )

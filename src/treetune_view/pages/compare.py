@@ -12,19 +12,18 @@ from typing import Any
 from starlette.responses import Response
 
 from treetune.vocabulary import CORRECT_SCORE
-from treetune_view.page import Page, View
-from treetune_view.pages.answers import whole
-from treetune_view.pages.problem import mark_of_answers
-from treetune_view.report.text import cut, visible
+from treetune_view.page import Page, View, paged
+from treetune_view.pages.answers import mark_of_answers, whole
 from treetune_view.store import NotThere, Run
-from treetune_view.store.questions import Filter, Question
-from treetune_view.store.sources import Source
+from treetune_view.store.index import Source
+from treetune_view.store.queries import Filter, Question
+from treetune_view.text import cut, visible
 
 SHOWN = 100
 """Problems of one page."""
 
 LONGEST = 6000
-"""Characters of each text that are held against each other."""
+"""Characters of each text that are compared."""
 
 WHICH = ("flipped", "better", "worse", "all")
 
@@ -33,7 +32,7 @@ _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two: a file of answers of an experiment."""
+    """A file of answers of an experiment."""
 
     run: Run
     source: Source
@@ -51,37 +50,51 @@ class Both:
     def change(self) -> float:
         return self.second - self.first
 
+    def belongs_to(self, which: str) -> bool:
+        """Returns whether it is flipped (more often right than wrong on one side, and not on the other),
+        better or worse."""
+        if which == "flipped":
+            return (self.first > 0.5) != (self.second > 0.5)
+        return which == "all" or (self.change > 0 if which == "better" else self.change < 0)
+
 
 def show(view: View) -> Response:
     """`?run=` (one or two), `?first=`, `?second=` (files), `?which=`, `?page=`; `?problem=` for two answers
     side by side, `?a=` and `?b=` which of its answers on either side, from 0 as the file has them."""
     runs = [view.run, view.runs[-1]]
     sides = _sides(view, runs)
-    both = _both(view, sides)
-    which = view.choice("which", WHICH)
-    kept = [one for one in both if _is(one, which)]
-    page, problem = view.integer("page", 1, least=1), view.text("problem")
+    shares = [
+        {
+            row["problem"]: row["share"]
+            for row in view.store.answers(side.run).sql(
+                f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share FROM answers"
+                " WHERE score IS NOT NULL GROUP BY problem",
+                sources=(side.source.name,),
+            )
+        }
+        for side in sides
+    ]
+    both = [Both(name, shares[0][name], shares[1][name]) for name in shares[0] if name in shares[1]]
+    both.sort(key=lambda one: (-abs(one.change), one.problem))
+    which, problem = view.choice("which", WHICH), view.text("problem")
     return view.render(
         "compare.html",
         sides=sides,
         there=[view.store.answers(run).sources() for run in runs],
         both=both,
-        kept=kept[(page - 1) * SHOWN : page * SHOWN],
-        total=len(kept),
-        number=page,
-        pages=max(1, -(-len(kept) // SHOWN)),
+        listed=paged(view, [one for one in both if one.belongs_to(which)], SHOWN),
         which=which,
         options=WHICH,
-        better=sum(_is(one, "better") for one in both),
-        worse=sum(_is(one, "worse") for one in both),
+        better=sum(one.belongs_to("better") for one in both),
+        worse=sum(one.belongs_to("worse") for one in both),
         problem=problem,
         pair=_pair(view, sides, problem) if problem else None,
     )
 
 
 def _sides(view: View, runs: Sequence[Run]) -> list[Side]:
-    """Those of the address. Without: of two runs the newest files that both have, of one its first and last
-    evaluation."""
+    """Returns the files of the address. Without: of two runs the newest files that both have, of one its
+    first and last evaluation."""
     there = [{one.name: one for one in view.store.answers(run).sources()} for run in runs]
     for run, own in zip(runs, there, strict=True):
         if not own:
@@ -101,55 +114,25 @@ def _sides(view: View, runs: Sequence[Run]) -> list[Side]:
     return [Side(run, own[name]) for run, own, name in zip(runs, there, names, strict=True)]
 
 
-def _both(view: View, sides: Sequence[Side]) -> list[Both]:
-    """Problems that both have answers to, those first whose share changed most."""
-    shares = [
-        {
-            row["problem"]: row["share"]
-            for row in view.store.answers(side.run).sql(
-                f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share FROM answers"
-                " WHERE score IS NOT NULL GROUP BY problem",
-                sources=(side.source.name,),
-            )
-        }
-        for side in sides
-    ]
-    found = [Both(name, shares[0][name], shares[1][name]) for name in shares[0] if name in shares[1]]
-    return sorted(found, key=lambda one: (-abs(one.change), one.problem))
-
-
-def _is(one: Both, which: str) -> bool:
-    """Flipped: more often right than wrong on one side, and not on the other."""
-    if which == "flipped":
-        return (one.first > 0.5) != (one.second > 0.5)
-    return which == "all" or (one.change > 0 if which == "better" else one.change < 0)
-
-
 def _pair(view: View, sides: Sequence[Side], problem: str) -> dict[str, Any]:
-    """Both answers to a problem, with what differs marked."""
-    rows = [
-        whole(
-            view.store.answers(side.run)
-            .ask(Question((side.source.name,), (Filter("problem", "=", problem),), size=64))
-            .rows
-        )
-        for side in sides
-    ]
-    for side, own in zip(sides, rows, strict=True):
+    """Returns both answers to a problem, with what differs marked."""
+    rows, chosen, texts = [], [], []
+    for side, key in zip(sides, ("a", "b"), strict=True):
+        answers = view.store.answers(side.run)
+        same = (Filter("problem", "=", problem),)
+        own = whole(answers.ask(Question((side.source.name,), same, size=64)).rows)
         if not own:
             raise NotThere(f"{side.run.name} has no answer to {problem!r} in {side.source.words}")
-    places = [view.integer(key, 0) for key in ("a", "b")]
-    chosen = [own[min(place, len(own) - 1)] for own, place in zip(rows, places, strict=True)]
-    texts = [
-        cut(view.store.answers(side.run).texts([(side.source.name, row["place"])])[0], LONGEST)
-        for side, row in zip(sides, chosen, strict=True)
-    ]
+        row = own[min(view.integer(key, 0), len(own) - 1)]
+        rows.append(own)
+        chosen.append(row)
+        texts.append(cut(answers.texts([(side.source.name, row["place"])])[0], LONGEST))
     marked = differences(texts[0][0], texts[1][0])
     return {"rows": rows, "chosen": chosen, "marked": marked, "left_out": [left for _, left in texts]}
 
 
 def differences(one: str, other: str) -> list[list[tuple[str, bool]]]:
-    """Both texts in pieces, visible, each with whether the other lacks it."""
+    """Returns both texts in pieces, visible, each with whether the other lacks it."""
     words = [_WORD.findall(one), _WORD.findall(other)]
     # Words that stand everywhere begin no match: without that rule long texts of few words take minutes.
     steps = difflib.SequenceMatcher(None, words[0], words[1], autojunk=True).get_opcodes()
@@ -163,4 +146,4 @@ def differences(one: str, other: str) -> list[list[tuple[str, bool]]]:
     return [list(pieces(0)), list(pieces(1))]
 
 
-PAGE = Page("/compare", "Compare", show, place="run", key="m", mark=mark_of_answers)
+PAGES = (Page("/compare", "Compare", show, place="run", key="m", mark=mark_of_answers),)

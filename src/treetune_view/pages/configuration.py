@@ -2,65 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.responses import Response
 
-from treetune_view.page import Page, View, digest
-from treetune_view.report.experiment import Experiment
+from treetune.config.explain import key_paths, value_at
+from treetune_view.page import Page, View
+from treetune_view.store.catalogue import digest
 from treetune_view.store.origins import Origins, origins
-from treetune_view.store.side_by_side import flat
 
 
-@dataclass(frozen=True)
-class Key:
-    """One key with its value in each experiment, as JSON; None where it has none."""
-
-    name: str
-    values: tuple[str | None, ...]
-
-    @property
-    def differs(self) -> bool:
-        return len(set(self.values)) > 1
+def flat(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns each key that holds no further keys, with its value as JSON."""
+    values = {".".join(path): value_at(config, path) for path in key_paths(config)}
+    leaves = {name: value for name, value in values.items() if not isinstance(value, dict) or not value}
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in leaves.items()}
 
 
 def show(view: View) -> Response:
     """`?run=` (also several), `?search=` in names and values, `?only=differences`."""
-    view.run  # noqa: B018  (raises where none is named)
+    experiment = view.store.experiment(view.run)
     settings = [flat(view.store.experiment(run).config) for run in view.runs]
     only = view.choice("only", ("everything", "differences"))
-    wanted = view.text("search").casefold()
-    names = list(dict.fromkeys(name for own in settings for name in own))
-    keys = [Key(name, tuple(own.get(name) for own in settings)) for name in names]
-    kept = [
-        key
-        for key in keys
-        if (only == "everything" or key.differs)
-        and wanted in f"{key.name} {' '.join(v or '' for v in key.values)}".casefold()
+    search = view.text("search").casefold()
+    names = dict.fromkeys(name for own in settings for name in own)
+    keys = [(name, [own.get(name) for own in settings]) for name in names]  # None: it has none
+    different = {name for name, values in keys if len(set(values)) > 1}
+    listed = [
+        (name, values)
+        for name, values in keys
+        if (only == "everything" or name in different)
+        and search in f"{name} {' '.join(v or '' for v in values)}".casefold()
     ]
-    one = view.store.experiment(view.run)
-    alone = len(view.runs) == 1
+    made = None
+    if len(view.runs) == 1:
+        made = view.store.later(
+            "origins",
+            view.run,
+            lambda: origins(experiment),
+            lambda error: Origins(problem=f"{type(error).__name__}: {error}"),
+        )
     return view.render(
         "configuration.html",
-        origins=_origins(view, one) if alone else None,
-        keys=kept,
+        origins=made,
+        keys=listed,
         total=len(keys),
         only=only,
-        different=sum(key.differs for key in keys),
+        different=different,
     )
 
 
-def _origins(view: View, one: Experiment) -> Origins | None:
-    return view.store.later(
-        "origins",
-        view.run,
-        lambda: origins(one),
-        lambda error: Origins(problem=f"{type(error).__name__}: {error}"),
-    )
-
-
-def mark(view: View) -> str:
-    return digest(view.store.mark(view.runs), view.store.made)
-
-
-PAGE = Page("/configuration", "Configuration", show, place="run", key="c", mark=mark)
+PAGES = (
+    Page(
+        "/configuration",
+        "Configuration",
+        show,
+        place="run",
+        key="c",
+        mark=lambda view: digest(view.store.mark(view.runs), view.store.made),
+    ),
+)

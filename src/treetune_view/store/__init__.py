@@ -1,4 +1,4 @@
-"""What the viewer reads: experiments below folders, their numbers, and their answers as columns."""
+"""Reads experiments below folders, their numbers, their answers as columns, and data sets beside them."""
 
 from treetune_view.store.catalogue import NotThere, Run, Store
 

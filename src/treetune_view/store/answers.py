@@ -3,30 +3,54 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
 import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treetune_view.store.catalogue import NotThere, Run
-from treetune_view.store.index import BITS, ROWS, ROWS_IN_GROUP, Indexed, build, read_about
-from treetune_view.store.queries import as_rows, connected, literal
-from treetune_view.store.questions import Filter, Found, Question, among, condition, order
+from treetune.runtime.directory import verify_answers
+from treetune_view.store.catalogue import NotThere, Run, digest
+from treetune_view.store.index import (
+    BITS,
+    ROWS,
+    ROWS_IN_GROUP,
+    Indexed,
+    Layout,
+    Source,
+    build,
+    read_about,
+    read_batch,
+    sources,
+)
+from treetune_view.store.queries import (
+    Filter,
+    Found,
+    Question,
+    among,
+    as_rows,
+    condition,
+    connected,
+    literal,
+    order,
+)
 from treetune_view.store.signatures import SHORTEST, lowered, may_hold
-from treetune_view.store.sources import Source, sources
-from treetune_view.store.whole_answers import Answer, answer_at, texts_at
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
+    from treetune.rollouts.storage import TokenSignals
+    from treetune.vocabulary import Episode, Trajectory
 
 AT_ONCE_BYTES = 1_000_000
 """An experiment whose answers that have no index yet are no more than this is read while somebody waits."""
@@ -43,6 +67,34 @@ LONGEST_S = 3.0
 """How long it looks for a page: what is too short for signatures may stand nowhere in a million texts."""
 
 LOG = logging.getLogger("treetune_view")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer, whole: `row` of the index; the trajectory and its episodes where these are stored, and of
+    each episode what the trainer recorded of its tokens, where that is; of an evaluation `line`, the file's.
+    """
+
+    row: Mapping[str, Any]
+    source: Source
+    trajectory: Trajectory | None = None
+    episodes: Sequence[Episode] = ()
+    line: Mapping[str, Any] = field(default_factory=dict)
+    signals: Sequence[TokenSignals] = ()
+
+    @property
+    def episode(self) -> Episode | None:
+        """The training row that has the answer's tokens; None where none has."""
+        if self.trajectory is None:
+            return self.episodes[0] if self.episodes else None
+        ids = self.trajectory.response_ids
+        return next((one for one in self.episodes if np.array_equal(one.response_ids, ids)), None)
+
+    @property
+    def text(self) -> str:
+        if self.trajectory is not None:
+            return self.trajectory.text
+        return self.line.get("text") or (self.episodes[0].text if self.episodes else "")
 
 
 class Answers:
@@ -66,32 +118,26 @@ class Answers:
     # Indexes
 
     def sources(self) -> list[Source]:
-        """The files of answers that there are now."""
+        """Returns the files of answers that there are now."""
         return sources(self.run)
 
     def indexed(self) -> list[Indexed]:
-        """All sources, each with its index as far as that is made; the rest is begun."""
-        seen, found = self._seen
+        """Returns all sources, each with its index as far as that is made; the rest is begun."""
+        seen, indexed = self._seen
         if time.monotonic() - seen < self._look_again_s:
-            return found
-        found = self._look()
-        self._seen = (time.monotonic(), found)
-        return found
-
-    def _look(self) -> list[Indexed]:
-        found = [self._indexed(source) for source in self.sources()]
-        missing = [one for one in found if one.is_awaited]
-        if not missing:
-            return found
-        if sum(one.source.size for one in missing) <= AT_ONCE_BYTES:
+            return indexed
+        indexed = [self._indexed(source) for source in self.sources()]
+        missing = [one for one in indexed if one.is_awaited]
+        if missing and sum(one.source.size for one in missing) <= AT_ONCE_BYTES:
             self._make(missing)
-            return [self._indexed(one.source) for one in found]
-        if self._working.acquire(blocking=False):
-            threading.Thread(target=self._make_and_release, args=(missing,), daemon=True).start()
-        return found
+            indexed = [self._indexed(one.source) for one in indexed]
+        elif missing and self._working.acquire(blocking=False):
+            threading.Thread(target=self._make, args=(missing, self._working), daemon=True).start()
+        self._seen = (time.monotonic(), indexed)
+        return indexed
 
     def problems(self) -> list[str]:
-        """What keeps files from being shown, in words."""
+        """Returns messages on what keeps files from being shown."""
         links = list[Path]()
         sources(self.run, links)
         return [
@@ -100,49 +146,49 @@ class Answers:
         ]
 
     def mark(self) -> str:
-        """Another one as soon as there are other answers, or more of them are indexed or can't be."""
-        found = self.indexed()
-        parts = [(one.source.name, one.source.mark, one.about is not None, one.fault) for one in found]
-        return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+        """Returns another text as soon as there are other answers, or more of them are indexed or can't
+        be."""
+        return digest(
+            [(one.source.name, one.source.mark, one.about is not None, one.fault) for one in self.indexed()]
+        )
 
     def _indexed(self, source: Source) -> Indexed:
         mark = source.mark
         known = self._known.get(source.name)
         if known is not None and known.about is not None and known.about.mark == mark:
             return known
-        place = self._cache / source.name
-        about = read_about(place)
+        folder = self._cache / source.name
+        about = read_about(folder)
         failed, fault = self._faults.get(source.name, ("", ""))
         whole = about if about is not None and about.mark == mark else None
-        one = Indexed(source, place, whole, fault if whole is None and failed == mark else "")
+        one = Indexed(source, folder, whole, fault if whole is None and failed == mark else "")
         self._known[source.name] = one
         return one
 
-    def _make_and_release(self, missing: Sequence[Indexed]) -> None:
+    def _make(self, missing: Sequence[Indexed], working: threading.Lock | None = None) -> None:
+        """Makes the indexes, and takes away those of files that are gone; releases `working` at the end."""
         try:
-            self._make(missing)
+            names = {source.name for source in self.sources()}
+            for gone in [folder for folder in self._cache.glob("[ie]*") if folder.name not in names]:
+                shutil.rmtree(gone, ignore_errors=True)
+            for one in missing:
+                with self._building:
+                    if self._indexed(one.source).about is not None:
+                        continue
+                    mark = one.source.mark
+                    try:
+                        build(one.source, one.folder)
+                    except Exception as error:  # whatever it is, other files are shown, and this one is named
+                        if one.source.mark == mark:  # else it was written anew, and is read next time
+                            fault = self._fault(one.source, error)
+                            self._faults[one.source.name] = mark, fault
+                            LOG.warning("%s", fault, exc_info=not isinstance(error, ValueError | OSError))
         finally:
-            self._working.release()
-
-    def _make(self, missing: Sequence[Indexed]) -> None:
-        names = {source.name for source in self.sources()}
-        for gone in [place for place in self._cache.glob("[ie]*") if place.name not in names]:
-            shutil.rmtree(gone, ignore_errors=True)
-        for one in missing:
-            with self._building:
-                if self._indexed(one.source).about is not None:
-                    continue
-                mark = one.source.mark
-                try:
-                    build(one.source, one.place)
-                except Exception as error:  # whatever it is, the other files are shown, and this one is named
-                    if one.source.mark == mark:  # else it was written anew meanwhile, and is read next time
-                        fault = self._fault(one.source, error)
-                        self._faults[one.source.name] = mark, fault
-                        LOG.warning("%s", fault, exc_info=not isinstance(error, ValueError | OSError))
+            if working is not None:
+                working.release()
 
     def _fault(self, source: Source, error: Exception) -> str:
-        """An OSError that names no file of the source is about the index."""
+        """Describes an error. An OSError that names no file of the source is about the index."""
         if isinstance(error, OSError) and error.filename not in map(str, source.files):
             return (
                 f"{source.words} is not shown, as its index can't be written to {self._cache} ({error}): make"
@@ -153,20 +199,20 @@ class Answers:
     # Questions
 
     def columns(self, sources: Sequence[str] = ()) -> dict[str, str]:
-        """The columns of the index by name, with DuckDB's types: of these sources, or of all."""
+        """Returns the columns of the index by name, with DuckDB's types: of these sources, or of all."""
         names = tuple(sources)
         relation, mark = self._relation(names), self.mark()
         if relation is None:
             return {}
         if self._columns.get(names, ("",))[0] != mark:
-            rows = self._query(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-            found = {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
-            self._columns[names] = mark, found
+            rows = self._cursor().execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+            columns = {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
+            self._columns[names] = mark, columns
         return self._columns[names][1]
 
     def ask(self, question: Question) -> Found:
-        """A column that only other sources have is null in these. Raises ValueError for a column or an
-        operator that isn't there."""
+        """Returns a page of answers. A column that only other sources have is null in these. Raises
+        ValueError for a column or an operator that isn't there."""
         relation = self._relation(question.sources)
         if relation is None:
             return Found([], 0, True)
@@ -176,25 +222,25 @@ class Answers:
         by = order(question, known, own)
         if question.search:
             return self._search(question, relation, where, values, by)
-        [total] = self._query(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
-        skipped = (question.page - 1) * question.size
-        rest = f"FROM {relation} WHERE {where} ORDER BY {by} LIMIT {question.size} OFFSET {skipped}"
-        if skipped < DEEP:
-            return Found(self._rows(f"SELECT * {rest}", values), total, True)
+        cursor = self._cursor()
+        [total] = cursor.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
+        rest = f"FROM {relation} WHERE {where} ORDER BY {by} LIMIT {question.size} OFFSET {question.skipped}"
+        if question.skipped < DEEP:
+            return Found(as_rows(cursor.execute(f"SELECT * {rest}", values)), total, True)
         # What is sorted and passed over has two columns then, and not all.
-        return Found(self._rows_at(self._query(f"SELECT source, row {rest}", values).fetchall()), total, True)
+        keys = cursor.execute(f"SELECT source, row {rest}", values).fetchall()
+        return Found(self._rows_at(keys), total, True)
 
     def sql(self, text: str, values: Sequence[Any] = (), sources: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """A question in SQL to the table `answers`, for pages that count; values stand for `?`."""
+        """Asks the table `answers` a question in SQL, for pages that count; values stand for `?`."""
         relation = self._relation(tuple(sources))
-        return (
-            []
-            if relation is None
-            else self._rows(f"WITH answers AS (SELECT * FROM {relation}) {text}", values)
-        )
+        if relation is None:
+            return []
+        question = f"WITH answers AS (SELECT * FROM {relation}) {text}"
+        return as_rows(self._cursor().execute(question, list(values)))
 
     def _search(self, question: Question, relation: str, where: str, values: list[Any], by: str) -> Found:
-        """Answers whose signature lets hope, looked into in the order in which they are shown."""
+        """Looks into the answers whose signature lets hope, in the order in which they are shown."""
         needed, started = question.page * question.size, time.monotonic()
         connection = self._cursor()
         candidates = self._candidates(question)
@@ -210,7 +256,7 @@ class Answers:
             total = len(all_places)
         else:
             [total] = connection.execute(f"SELECT count(*) {wanted}", values).fetchone() or (0,)
-        kept = list[tuple[str, int]]()
+        keys = list[tuple[str, int]]()
         seen = hits = 0
         taken = question.size + question.size // 4
         while seen < total and time.monotonic() - started < (PATIENCE_S if hits >= needed else LONGEST_S):
@@ -222,61 +268,107 @@ class Answers:
             for (source, row, _), text in zip(places, texts, strict=True):
                 if lowered(question.search) in lowered(text):
                     hits += 1
-                    if needed - question.size < hits <= needed:
-                        kept.append((source, row))
+                    if question.skipped < hits <= needed:
+                        keys.append((source, row))
             seen += len(places)
             taken = min(LOOKED_INTO, 2 * taken)
         exact = seen >= total
-        rows = self._rows_at(kept)
-        return Found(rows, hits if exact else max(hits, round(hits / max(1, seen) * total)), exact)
+        estimated = hits if exact else max(hits, round(hits / max(1, seen) * total))
+        return Found(self._rows_at(keys), estimated, exact)
 
-    def _rows_at(self, kept: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-        """Rows of the index by source and number."""
+    def _rows_at(self, keys: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+        """Returns rows of the index by source and number."""
         from pyarrow import parquet
 
-        found: dict[tuple[str, int], dict[str, Any]] = {}
-        for one in self._chosen({source for source, _ in kept}):
-            own = sorted(row for source, row in kept if source == one.source.name)
-            with parquet.ParquetFile(one.place / ROWS) as file:
+        rows: dict[tuple[str, int], dict[str, Any]] = {}
+        for one in self._chosen({source for source, _ in keys}):
+            own = sorted(row for source, row in keys if source == one.source.name)
+            with parquet.ParquetFile(one.folder / ROWS) as file:
                 for group in range(file.num_row_groups):
                     start = group * ROWS_IN_GROUP
                     inside = [row - start for row in own if start <= row < start + ROWS_IN_GROUP]
                     if inside:
                         for row in file.read_row_group(group, use_threads=False).take(inside).to_pylist():
-                            found[row["source"], row["row"]] = row
-        return [found[key] for key in kept]
+                            rows[row["source"], row["row"]] = row
+        return [rows[key] for key in keys]
 
     def _candidates(self, question: Question) -> pa.Table | None:
-        """Sources and rows in which the text may be; None where most may."""
+        """Returns sources and rows in which the text may be; None where most may."""
         import pyarrow as pa
 
         if len(question.search.encode()) < SHORTEST:
             return None
-        names, rows, everything = list[Any](), list[np.ndarray](), 0
+        names, rows, count = list[Any](), list[np.ndarray](), 0
         for one in self._chosen(question.sources):
             assert one.about is not None
-            own = np.flatnonzero(may_hold(one.place / BITS, one.about.rows, question.search))
+            own = np.flatnonzero(may_hold(one.folder / BITS, one.about.rows, question.search))
             names.append(pa.repeat(one.source.name, len(own)))
             rows.append(own)
-            everything += one.about.rows
-        found = np.concatenate(rows)
-        if 2 * len(found) > everything:
+            count += one.about.rows
+        chosen = np.concatenate(rows)
+        if 2 * len(chosen) > count:
             return None
-        return pa.table({"source": pa.concat_arrays(names), "row": found})
+        return pa.table({"source": pa.concat_arrays(names), "row": chosen})
 
     # Texts and whole answers
 
     def texts(self, places: Sequence[tuple[str, int]]) -> list[str]:
-        """The whole texts of answers, by source and place."""
-        return texts_at(places, {one.source.name: one for one in self._chosen({name for name, _ in places})})
+        """Returns the whole texts of answers, by source and place."""
+        by_source = {one.source.name: one for one in self._chosen({name for name, _ in places})}
+        batches: dict[tuple[str, int], list[int]] = {}
+        texts = [""] * len(places)
+        for i, (name, place) in enumerate(places):
+            layout = _layout_of_texts(by_source[name])
+            batches.setdefault((name, layout.batch_of(place) if layout else -1), []).append(i)
+
+        def read(key: tuple[str, int], own: list[int]) -> None:
+            name, number = key
+            one = by_source[name]
+            layout = _layout_of_texts(one)
+            if layout is None:
+                for i in own:
+                    texts[i] = _line(one.source.path, places[i][1]).get("text") or ""
+                return
+            column = read_batch(one.source.path, layout, number, ["text"])["text"]
+            for i in own:
+                texts[i] = column[places[i][1] - layout.rows[number]].as_py() or ""
+
+        with ThreadPoolExecutor(2) as threads:
+            for done in [threads.submit(read, *item) for item in batches.items()]:
+                done.result()
+        return texts
 
     def answer(self, source: str, answer: str) -> Answer:
-        """The answer `problem#sample` of a source. Raises NotThere."""
+        """Returns the answer `problem#sample` of a source. Raises NotThere, and ValueError where its file is
+        another by now."""
         rows = self.ask(Question(sources=(source,), filters=(Filter("answer", "=", answer),), size=1)).rows
         if not rows:
             raise NotThere(f"there is no answer {answer!r} in {source} of {self.run.name}")
         [one], row = self._chosen({source}), rows[0]
-        return answer_at(one, row)
+        about, files = one.about, one.source
+        assert about is not None
+        if files.kind == "evaluation":
+            return Answer(row, files, line=_line(files.path, row["place"]))
+        trajectory, episodes, signals = None, list[Any](), list[Any]()
+        if about.answers is not None:
+            from treetune.rollouts.rows import trajectories_of
+
+            [trajectory] = trajectories_of(_one_row(files.path, about.answers, row["place"]))
+            if trajectory.id != row["answer"]:
+                raise ValueError(f"{files.path} was written anew just now: ask again")
+        if about.episodes is not None and files.episodes is not None:
+            from treetune.rollouts.rows import episodes_of
+            from treetune.rollouts.storage import signals_of
+
+            first = row["place"] if about.answers is None else row.get("episode_place")
+            last = first if about.answers is None else row.get("episode_last")
+            for place in range(first, last + 1) if first is not None and last is not None else ():
+                [episode] = episodes_of(_one_row(files.episodes, about.episodes, place))
+                if episode.trajectory == row["answer"]:
+                    episodes.append(episode)
+                    if about.signals is not None and files.signals is not None:
+                        signals += signals_of(_one_row(files.signals, about.signals, place))
+        return Answer(row, files, trajectory, episodes, signals=signals)
 
     # DuckDB
 
@@ -289,14 +381,8 @@ class Answers:
         chosen = [one for one in self._chosen(names) if one.about is not None and one.about.rows]
         if not chosen:
             return None
-        files = ", ".join(literal(str(one.place / ROWS)) for one in chosen)
+        files = ", ".join(literal(str(one.folder / ROWS)) for one in chosen)
         return f"read_parquet([{files}], union_by_name=true)"
-
-    def _query(self, text: str, values: Sequence[Any] = ()) -> duckdb.DuckDBPyConnection:
-        return self._cursor().execute(text, list(values))
-
-    def _rows(self, text: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        return as_rows(self._query(text, values))
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
         with self._lock:
@@ -304,3 +390,21 @@ class Answers:
                 self._connection = connected()
                 self._connection.execute("SET parquet_metadata_cache = true")
         return self._connection.cursor()
+
+
+def _layout_of_texts(one: Indexed) -> Layout | None:
+    """Returns the layout of the Arrow file with the texts; None for an evaluation's lines."""
+    return one.about.answers or one.about.episodes if one.about else None
+
+
+def _one_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:
+    """Returns a batch of the one row, in buffers of its own: whoever reads columns may ignore a slice."""
+    number = layout.batch_of(place)
+    return read_batch(path, layout, number).take([place - layout.rows[number]])
+
+
+def _line(path: Path, place: int) -> dict[str, Any]:
+    verify_answers(path)
+    with path.open("rb") as file:
+        file.seek(place)
+        return json.loads(file.readline())

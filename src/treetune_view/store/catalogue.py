@@ -1,4 +1,4 @@
-"""Which experiments lie below the folders, and what is known of each, read again when files have changed."""
+"""The experiments below the folders, and what is known of each, read again when files have changed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from treetune.rollouts.storage import TOKENS
 from treetune.runtime.directory import ExperimentDirectory
-from treetune_view.exports.evaluations import writable
-from treetune_view.report.experiment import Experiment, read_experiment
+from treetune_view.experiment import Experiment, Status, read_experiment, status_of
+from treetune_view.text import writable
 
 if TYPE_CHECKING:
+    from treetune_view.notes import Notes
     from treetune_view.store.answers import Answers
-    from treetune_view.store.notes import Notes
 
 LOOK_AGAIN_S = 2.0
 """How old a list of what lies below a folder may be."""
@@ -39,20 +39,20 @@ Value = TypeVar("Value")
 
 
 class NotThere(LookupError):
-    """What was asked for isn't there; the message says what is."""
+    """Raised for an experiment, an answer or a data set that isn't there; the message says what is."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """An experiment: where it lies, and its name in addresses (its place below the folder that was given)."""
+    """An experiment: where it lies, its name in addresses (its path below the folder that was given), and the
+    folders that were given."""
 
     name: str
     path: Path
     folders: tuple[Path, ...] = ()
-    """Those that were given."""
 
     def follows(self, path: Path) -> bool:
-        """Whether a file of it is read: see `leads_out`."""
+        """Returns whether a file of it is read: see `leads_out`."""
         return not leads_out(path, self.folders or (self.path.resolve(),))
 
     @property
@@ -98,12 +98,12 @@ class Store:
         """Prepared data sets."""
         self.made = 0
         """How much `later` has made."""
-        self._kept: dict[tuple[str, str], tuple[str, Any]] = {}
+        self._cached: dict[tuple[str, str], tuple[str, Any]] = {}
 
     # Experiments
 
     def runs(self) -> list[Run]:
-        """All experiments below the folders, by name."""
+        """Returns all experiments below the folders, by name."""
         with self._lock:
             if time.monotonic() - self._looked > self._look_again_s:
                 self._runs = {run.name: run for run in self._find()}
@@ -111,13 +111,13 @@ class Store:
             return list(self._runs.values())
 
     def run(self, name: str) -> Run:
-        """The experiment of that name. Raises NotThere."""
-        found = {run.name: run for run in self.runs()}
-        if name not in found:
-            there = f"; there are {', '.join(sorted(found)[:20])}" if found else ""
+        """Returns the experiment of that name. Raises NotThere."""
+        runs = {run.name: run for run in self.runs()}
+        if name not in runs:
+            there = f"; there are {', '.join(sorted(runs)[:20])}" if runs else ""
             where = ", ".join(map(str, self.folders))
             raise NotThere(f"there is no experiment {name!r} below {where}{there}")
-        return found[name]
+        return runs[name]
 
     @property
     def left_out(self) -> list[Path]:
@@ -125,7 +125,8 @@ class Store:
         return [path for path in [*self._links] if path.is_symlink()]
 
     def follows(self, path: Path) -> bool:
-        """Whether it is looked into: see `leads_out`. What isn't is among `left_out` from now on."""
+        """Returns whether a path is looked into: see `leads_out`. What isn't is among `left_out` from now
+        on."""
         if not leads_out(path, self.folders):
             return True
         self._links[path] = None
@@ -137,27 +138,32 @@ class Store:
         for folder in self.folders:
             twice = names.count(folder.name) > 1
             beginning = (str(folder) if twice else folder.name) if several else ""
-            for path in sorted(self._experiments(folder)):
+            # Experiments that are read through links that lead out are left out; files of iterations are
+            # looked at one by one (`sources`).
+            paths = [
+                path
+                for path, entries in folders_below(folder, is_experiment, self.follows)
+                if is_experiment(entries) and all(map(self.follows, _links_in(path)))
+            ]
+            for path in sorted(paths):
                 below = path.relative_to(folder).as_posix()
                 name = "/".join(part for part in (beginning, "" if below == "." else below) if part)
                 # A name may be bytes that are no text.
                 yield Run(writable(name or folder.name), path, tuple(self.folders))
 
-    def _experiments(self, folder: Path) -> Iterator[Path]:
-        """Folders of experiments at or below one, but for those that are read through links that lead out.
-        Files of iterations are looked at one by one (`sources`)."""
-        for place, found in folders_below(folder, is_experiment, self.follows):
-            if is_experiment(found) and all(map(self.follows, _links_in(place))):
-                yield place
-
     # What is known of them
 
     def experiment(self, run: Run) -> Experiment:
-        """Its configuration, manifest, metrics, evaluations. Raises ValueError for what is no experiment."""
+        """Returns its configuration, manifest, metrics, evaluations. Raises ValueError for what is no
+        experiment."""
         return self.known("experiment", run, lambda: read_experiment(run.path))
 
+    def status(self, run: Run) -> Status:
+        """Returns how it stands. Raises ValueError for a folder that holds nothing to read."""
+        return self.known("status", run, lambda: status_of(self.experiment(run)))
+
     def answers(self, run: Run) -> Answers:
-        """Its sampled answers, to be asked."""
+        """Returns its sampled answers, to be asked."""
         from treetune_view.store.answers import Answers
 
         with self._lock:
@@ -166,80 +172,74 @@ class Store:
             return self._answers[run]
 
     def notes(self, run: Run) -> Notes:
-        """What people wrote on its answers."""
-        from treetune_view.store.notes import Notes
+        """Returns what people wrote on its answers."""
+        from treetune_view.notes import Notes
 
         answers = self.answers(run)
         with self._lock:
             return self._notes.setdefault(run, Notes(run, answers))
 
     def known(self, what: str, run: Run, read: Callable[[], Value]) -> Value:
-        """What `read` gives, kept until a file of the experiment changes. `what` names it."""
+        """Returns what `read` gives, cached until a file of the experiment changes. `what` names it."""
         mark = self.mark([run])
-        kept = self._kept.get((what, run.name))
-        if kept is not None and kept[0] == mark:
-            return kept[1]
+        cached = self._cached.get((what, run.name))
+        if cached is not None and cached[0] == mark:
+            return cached[1]
         value = read()
-        self._kept[what, run.name] = (mark, value)
+        self._cached[what, run.name] = (mark, value)
         return value
 
     def later(
         self, what: str, run: Run, make: Callable[[], Value], failed: Callable[[Exception], Value]
     ) -> Value | None:
-        """As `known`, for what takes seconds: None until a thread has made it, which changes `made`. `failed`
-        is what there is instead after an error."""
+        """Works as `known`, for what takes seconds: None until a thread has made it, which changes `made`.
+        `failed` gives the value after an error."""
         mark = self.mark([run])
         with self._lock:
-            kept = self._kept.get((what, run.name))
-            if kept is not None and kept[0] == mark:
-                return kept[1]
-            self._kept[what, run.name] = (mark, None)
-        threading.Thread(target=self._make, args=(what, run, mark, make, failed), daemon=True).start()
+            cached = self._cached.get((what, run.name))
+            if cached is not None and cached[0] == mark:
+                return cached[1]
+            self._cached[what, run.name] = (mark, None)
+
+        def work() -> None:
+            try:
+                value = make()
+            except Exception as error:  # whatever it was, a page waits for an end
+                value = failed(error)
+            with self._lock:
+                self._cached[what, run.name] = (mark, value)
+                self.made += 1
+
+        threading.Thread(target=work, daemon=True).start()
         return None
 
-    def _make(
-        self,
-        what: str,
-        run: Run,
-        mark: str,
-        make: Callable[[], Value],
-        failed: Callable[[Exception], Value],
-    ) -> None:
-        try:
-            value = make()
-        except Exception as error:  # whatever it was, a page waits for an end
-            value = failed(error)
-        with self._lock:
-            self._kept[what, run.name] = (mark, value)
-            self.made += 1
-
     def mark(self, runs: Sequence[Run]) -> str:
-        """Another one as soon as anything of these experiments may have changed."""
-        parts = [(run.name, *_marks(run)) for run in runs]
-        return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+        """Returns another text as soon as anything of these experiments may have changed."""
+        return digest([(run.name, *_marks(run)) for run in runs])
 
 
 def is_experiment(names: Container[str]) -> bool:
-    """Whether a folder that holds these names is an experiment's."""
+    """Returns whether a folder that holds these names is an experiment's."""
     return "config.json" in names and any(name in names for name in INSIDE)
 
 
 def leads_out(path: Path, folders: Sequence[Path]) -> bool:
-    """Whether it is a symbolic link to what lies in none of the folders: it could be anybody's, anywhere."""
+    """Returns whether a path is a symbolic link to what lies in none of the folders: it could be
+    anybody's."""
     return path.is_symlink() and not any(path.resolve().is_relative_to(folder) for folder in folders)
 
 
 def _links_in(experiment: Path) -> Iterator[Path]:
-    """Symbolic links in the folder of an experiment, as deep as anything of it is read."""
+    """Yields symbolic links in the folder of an experiment, as deep as anything of it is read."""
     left = [("", experiment, 0)]
     while left:
-        top, place, depth = left.pop()
+        top, folder, depth = left.pop()
         try:
-            with os.scandir(place) as entries:
-                found = list(entries)
+            with os.scandir(folder) as scanned:
+                entries = list(scanned)
         except OSError:  # it went meanwhile, or is no folder
             continue
-        for entry in found:
+        for entry in entries:
             name = top or entry.name
             if entry.is_symlink() and name != "checkpoints":
                 yield Path(entry.path)
@@ -250,65 +250,61 @@ def _links_in(experiment: Path) -> Iterator[Path]:
 def folders_below(
     folder: Path, is_whole: Callable[[Container[str]], bool], follows: Callable[[Path], bool]
 ) -> Iterator[tuple[Path, Mapping[str, os.DirEntry[str]]]]:
-    """A folder and those below it, each with its entries; what lies inside of one `is_whole` is not looked
-    into, nor what is hidden, nor links that are not to be followed."""
+    """Yields a folder and those below it, each with its entries; what lies inside of one `is_whole` is not
+    looked into, nor what is hidden, nor links that are not to be followed."""
     left = [(folder, 0)]
     while left:
-        place, depth = left.pop()
+        path, depth = left.pop()
         try:
-            with os.scandir(place) as entries:
-                found = {entry.name: entry for entry in entries}
-            yield place, found
-            if depth < DEEPEST and not is_whole(found):
+            with os.scandir(path) as scanned:
+                entries = {entry.name: entry for entry in scanned}
+            yield path, entries
+            if depth < DEEPEST and not is_whole(entries):
                 left += [
-                    (place / name, depth + 1)
-                    for name, entry in found.items()
-                    if not name.startswith(".") and entry.is_dir() and follows(place / name)
+                    (path / name, depth + 1)
+                    for name, entry in entries.items()
+                    if not name.startswith(".") and entry.is_dir() and follows(path / name)
                 ]
         except OSError:  # it went while it was looked at, or isn't ours to read
             continue
 
 
 def _marks(run: Run) -> list[object]:
-    """What changes with an experiment: size and time of its records and folders, and whether it runs."""
-    path = run.path
-    marks: list[object] = [_is_running(run)]
-    marks += [
-        stat_of(path / name)
-        for name in ("config.json", "manifest.json", TOKENS, "metrics.jsonl", "logs/run.log")
-    ]
+    """Returns what changes with an experiment: size and time of its records and folders, whether it runs."""
+
+    def names_in(folder: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(folder))
+        except OSError:
+            return []
+
+    path, marks = run.path, list[object]()
+    try:
+        marks.append(run.directory.is_running())
+    except OSError as error:  # nobody can tell: one such experiment is no reason to list none
+        marks.append(str(error))
+    records = ("config.json", "manifest.json", TOKENS, "metrics.jsonl", "logs/run.log", "iterations")
+    marks += [stat_of(path / name) for name in records]
     marks += [stat_of(result) for result in sorted(path.glob("analyses/*/result.json"))]
-    iterations = path / "iterations"
-    marks.append(stat_of(iterations))
-    newest = max(_names(iterations), default=None)
-    if newest is not None:
-        marks.append((newest, stat_of(iterations / newest)))
+    marks += [
+        (newest, stat_of(path / "iterations" / newest)) for newest in names_in(path / "iterations")[-1:]
+    ]
     evaluations = path / "evaluations"
-    for number in sorted(_names(evaluations)):
-        for label in sorted(_names(evaluations / number)):
+    for number in names_in(evaluations):
+        for label in names_in(evaluations / number):
             marks.append((number, label, stat_of(evaluations / number / label / "summary.json")))
     return marks
 
 
-def _is_running(run: Run) -> object:
-    """Whether it runs, or why nobody can tell: one such experiment is no reason to list none."""
-    try:
-        return run.directory.is_running()
-    except OSError as error:
-        return str(error)
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
-
-
 def stat_of(path: Path) -> object:
-    """Time, size and number of a file; None where there is none."""
+    """Returns time, size and number of a file; None where there is none."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def digest(*parts: object) -> str:
+    """Returns a short mark of anything that can be written down."""
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()

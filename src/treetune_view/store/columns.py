@@ -1,4 +1,5 @@
-"""What the index says of an answer: columns, made of batches of trajectories or episodes, or of a line."""
+"""The columns of the index of answers, made of batches of trajectories or episodes, or of an evaluation's
+line."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treetune_view.report.text import one_line
+from treetune_view.text import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -18,46 +19,36 @@ SHORT = 200
 """Characters of what a grader extracted or said."""
 
 NUMBER = "number."
-"""Before the names of what graders and rollouts counted."""
+"""Begins the names of what graders and rollouts counted."""
 
 OF_ANSWERS = (
-    "problem",
-    "sample",
-    "finish_reason",
-    "text",
-    "grade",
-    "step_ends",
-    "bonus",
-    "numbers",
-    "segments",
-)
+    "problem", "sample", "finish_reason", "text", "grade", "step_ends", "bonus", "numbers", "segments",
+)  # fmt: skip
 OF_EPISODES = (
     "trajectory", "response_ids", "trained", "reward", "score", "finish_reason", "advantages", "step_values",
     "step_ends", "text", "prompt", "domain", "group", "policy_version", "behaviour_logprobs",
 )  # fmt: skip
-
-
 OF_SIGNALS = ("trajectory", "logprobs", "entropies", "gaps")
-
-# Trajectories
+"""Columns of the files that are read for an index."""
 
 
 def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
+    """Returns the columns of a batch of trajectories."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     problem, grade = batch["problem"], batch["grade"]
-    names = [field.name for field in problem.type]
-    count = batch.num_rows
-    bonus = pc.fill_null(batch["bonus"], 0.0) if "bonus" in batch.schema.names else pa.array([0.0] * count)
+    count, names = batch.num_rows, batch.schema.names
+    bonus = pc.fill_null(batch["bonus"], 0.0) if "bonus" in names else pa.array([0.0] * count)
     outcome = pc.struct_field(grade, "outcome")
     known = pc.not_equal(outcome, "unavailable")
     score = pc.if_else(known, pc.struct_field(grade, "reward"), None)
     identity = pc.struct_field(problem, "id")
-    return {
+    has_domain = any(field.name == "domain" for field in problem.type)
+    columns = {
         "answer": pc.binary_join_element_wise(identity, pc.cast(batch["sample"], pa.string()), "#"),
         "problem": identity,
-        "domain": pc.struct_field(problem, "domain") if "domain" in names else pa.array([""] * count),
+        "domain": pc.struct_field(problem, "domain") if has_domain else pa.array([""] * count),
         "sample": batch["sample"],
         "score": score,
         "reward": pc.add(score, bonus),
@@ -71,13 +62,17 @@ def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "beginning": _beginnings(batch["text"]),
         "asked": _beginnings(pc.struct_field(problem, "prompt")),
         **_segment_columns(batch["segments"]),
-        **_numbers(batch["numbers"] if "numbers" in batch.schema.names else None),
-        **_numbers(pc.struct_field(grade, "numbers") if _has(grade.type, "numbers") else None),
     }
+    if "numbers" in names:
+        columns |= _numbers(batch["numbers"])
+    if any(field.name == "numbers" for field in grade.type):
+        columns |= _numbers(pc.struct_field(grade, "numbers"))
+    return columns
 
 
 def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
-    """Tokens (all, and injected ones), log-probs of what was sampled, and the policy that sampled it."""
+    """Returns tokens (all, and injected ones), log-probs of what was sampled, and the policy that sampled
+    it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -90,7 +85,7 @@ def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
     first[np.diff(ends) > 0] = versions[ends[:-1][np.diff(ends) > 0]]
     logprobs = flat.field("logprobs")
     token_ends = logprobs.offsets.to_numpy()[ends]
-    mean, least = _mean_and_least(logprobs.values.to_numpy(zero_copy_only=False), token_ends)
+    mean, least = mean_and_least(logprobs.values.to_numpy(zero_copy_only=False), token_ends)
     return {
         "tokens": pa.array(_sums(lengths, ends), pa.int32()),
         "injected": pa.array(_sums(injected, ends), pa.int32()),
@@ -101,11 +96,9 @@ def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
 
 
 def _numbers(column: Any) -> dict[str, Any]:
-    """A column for each name in a column of maps; null where an answer has no such number."""
+    """Returns a column for each name in a column of maps; null where an answer has no such number."""
     import pyarrow as pa
 
-    if column is None:
-        return {}
     ends = column.offsets.to_numpy()
     rows: np.ndarray = np.repeat(np.arange(len(column)), np.diff(ends))
     keys = column.keys.slice(int(ends[0]), int(ends[-1] - ends[0])).dictionary_encode()
@@ -119,25 +112,27 @@ def _numbers(column: Any) -> dict[str, Any]:
     return made
 
 
-# Episodes
-
-
 def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
+    """Returns the columns of a batch of training rows."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    names, count = batch.schema.names, batch.num_rows
-    score = batch["score"] if "score" in names else batch["reward"]
-    trained = batch["trained"]
+    names, count, trained = batch.schema.names, batch.num_rows, batch["trained"]
     mean, least = _of_trained(batch["advantages"], trained)
     _, most = _of_trained(batch["advantages"], trained, sign=-1.0)
     logprob_mean, logprob_least = _of_trained(batch["behaviour_logprobs"], trained)
+    trained_counts = _sums(
+        trained.values.to_numpy(zero_copy_only=False).astype(np.int64), trained.offsets.to_numpy()
+    )
+    # With null in place of lists without an element, whose first nobody may ask for.
     values = batch["step_values"]
+    empty = pc.equal(pc.fill_null(pc.list_value_length(values), 0), 0)
+    padded = pc.if_else(empty, pa.scalar([None], values.type), values)
     return {
         "answer": batch["trajectory"],
         "problem": batch["group"],
         "domain": batch["domain"] if "domain" in names else pa.array([""] * count),
-        "score": score,
+        "score": batch["score"] if "score" in names else batch["reward"],
         "reward": batch["reward"],
         "finish_reason": batch["finish_reason"],
         "unfinished": pc.equal(batch["finish_reason"], "length"),
@@ -146,42 +141,20 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "beginning": _beginnings(batch["text"]),
         "asked": _beginnings(batch["prompt"]) if "prompt" in names else pa.array([""] * count),
         "tokens": pc.cast(pc.list_value_length(batch["response_ids"]), pa.int32()),
-        "trained": pa.array(_trained_counts(trained), pa.int32()),
+        "trained": pa.array(trained_counts, pa.int32()),
         "policy_version": pc.cast(batch["policy_version"], pa.float64()),
         "logprob_mean": logprob_mean,
         "logprob_least": logprob_least,
         "advantage_mean": mean,
         "advantage_least": least,
         "advantage_most": pc.negate(most),
-        "first_value": pc.list_element(_padded(values), 0) if len(values) else pa.array([], pa.float64()),
+        "first_value": pc.list_element(padded, 0) if len(values) else pa.array([], pa.float64()),
     }
 
 
-# What the trainer said of tokens
-
-
-def signal_columns(batch: pa.RecordBatch) -> dict[str, Any]:
-    """Mean and largest entropy, and mean and largest size of the gap between trainer and engine."""
-    made: dict[str, Any] = {"answer": batch["trajectory"]}
-    for name, column in (("entropy", batch["entropies"]), ("gap", batch["gaps"])):
-        mean, most = _mean_and_largest(column)
-        made |= {f"{name}_mean": mean, f"{name}_most": most}
-    return made
-
-
-def _mean_and_largest(column: pa.ListArray) -> tuple[pa.Array, pa.Array]:
-    """Of the sizes of each row's numbers, those alone that are known; null for none."""
-    import pyarrow as pa
-
-    ends = column.offsets.to_numpy().astype(np.int64)
-    sizes = np.abs(column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float))
-    known = ~np.isnan(sizes)
-    mean, least = _mean_and_least(-sizes[known], np.concatenate([[0], np.cumsum(known)])[ends - ends[0]])
-    return tuple(pa.array(-one, pa.float64(), from_pandas=True) for one in (mean, least))
-
-
 def _of_trained(column: pa.ListArray, trained: pa.ListArray, sign: float = 1.0) -> tuple[pa.Array, pa.Array]:
-    """Mean and least of each row of numbers (times `sign`) over tokens that are trained; null for none."""
+    """Returns mean and least of each row of numbers (times `sign`) over tokens that are trained; null for
+    none."""
     import pyarrow as pa
 
     ends, token_ends = column.offsets.to_numpy().astype(np.int64), trained.offsets.to_numpy()
@@ -192,31 +165,37 @@ def _of_trained(column: pa.ListArray, trained: pa.ListArray, sign: float = 1.0) 
     tokens = np.arange(ends[0], ends[-1]) + np.repeat(token_ends[:-1] - ends[:-1], counts)
     kept = trained.values.to_numpy(zero_copy_only=False).astype(bool)[tokens]
     values = column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float)
-    left = np.concatenate([[0], np.cumsum(kept)])[ends - ends[0]]
-    mean, least = _mean_and_least(sign * values[kept], left)
+    kept_ends = np.concatenate([[0], np.cumsum(kept)])[ends - ends[0]]
+    mean, least = mean_and_least(sign * values[kept], kept_ends)
     return pa.array(mean, pa.float64(), from_pandas=True), pa.array(least, pa.float64(), from_pandas=True)
 
 
-def _trained_counts(trained: pa.ListArray) -> np.ndarray:
-    return _sums(trained.values.to_numpy(zero_copy_only=False).astype(np.int64), trained.offsets.to_numpy())
-
-
-def _padded(column: pa.ListArray) -> pa.ListArray:
-    """With null in place of lists without an element, whose first nobody may ask for."""
+def signal_columns(batch: pa.RecordBatch) -> dict[str, Any]:
+    """Returns mean and largest entropy, and mean and largest size of the gap between trainer and engine, over
+    the tokens where these are known."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    empty = pc.equal(pc.fill_null(pc.list_value_length(column), 0), 0)
-    return pc.if_else(empty, pa.scalar([None], column.type), column)
-
-
-# Lines of evaluations
+    made: dict[str, Any] = {"answer": batch["trajectory"]}
+    for name, column in (("entropy", batch["entropies"]), ("gap", batch["gaps"])):
+        ends = column.offsets.to_numpy().astype(np.int64)
+        sizes = np.abs(column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float))
+        known = ~np.isnan(sizes)
+        known_ends = np.concatenate([[0], np.cumsum(known)])[ends - ends[0]]
+        mean, least = mean_and_least(-sizes[known], known_ends)
+        made[f"{name}_mean"] = pa.array(-mean, pa.float64(), from_pandas=True)
+        made[f"{name}_most"] = pa.array(-least, pa.float64(), from_pandas=True)
+    return made
 
 
 def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """Returns the columns of a line of an evaluation that begins at the byte `place`."""
     text = row.get("text") or ""
-    grouped = {
-        f"{group}/{n}": x for group, own in row.items() if isinstance(own, dict) for n, x in own.items()
+    numbers = {
+        f"{group}/{name}": float(x)
+        for group, own in row.items()
+        if isinstance(own, dict)
+        for name, x in own.items()
+        if isinstance(x, int | float) and not isinstance(x, bool)
     }
     return {
         "answer": f"{row['problem']}#{row['sample']}",
@@ -235,11 +214,8 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
         "beginning": one_line(text, BEGINNING),
         "asked": one_line(row.get("prompt") or "", BEGINNING),
         "place": place,
-        **{NUMBER + name.removeprefix("grade/"): float(x) for name, x in grouped.items() if _is_number(x)},
+        **{NUMBER + name.removeprefix("grade/"): x for name, x in numbers.items()},
     }
-
-
-# All
 
 
 def _beginnings(texts: pa.Array) -> pa.Array:
@@ -253,12 +229,12 @@ def _beginnings(texts: pa.Array) -> pa.Array:
 
 
 def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Of the values between one end and the next."""
+    """Returns the sum of the values between each end and the next."""
     return np.diff(np.concatenate([[0], np.cumsum(values)])[ends])
 
 
-def _mean_and_least(values: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the values between one end and the next; NaN of none."""
+def mean_and_least(values: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns mean and least of the values between each end and the next; NaN of none."""
     counts = np.diff(ends)
     mean, least = np.full(len(counts), np.nan), np.full(len(counts), np.nan)
     full = counts > 0
@@ -269,11 +245,3 @@ def _mean_and_least(values: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, n
         mean[full] = np.add.reduceat(own, starts) / counts[full]
         least[full] = np.minimum.reduceat(own, starts)
     return mean, least
-
-
-def _has(kind: pa.DataType, name: str) -> bool:
-    return any(field.name == name for field in kind)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

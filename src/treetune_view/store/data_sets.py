@@ -1,10 +1,9 @@
-"""Which data sets are known: below the folders, named on the command line, named by experiments."""
+"""The data sets that are known: below the folders, named on the command line, named by experiments."""
 
 from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import threading
 import time
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from treetune_view.exports.evaluations import writable
 from treetune_view.store.catalogue import NotThere, Run, Store, folders_below, is_experiment, stat_of
+from treetune_view.text import writable
 
 if TYPE_CHECKING:
     from treetune_view.store.tables import Table
@@ -25,18 +24,19 @@ Kind = Literal["parquet", "lines", "saved", "table", "estimate"]
 found."""
 
 OPEN = 8
-"""Data sets of which is kept what was read of them."""
+"""Data sets whose rows are kept open."""
 
 ESTIMATE, SPLITS, SPLIT = "estimate.json", "dataset_dict.json", "dataset_info.json"
 """Files that say what a folder is: of `estimate_difficulty`, of a saved data set, of one split of it."""
 
+_ENDINGS = (".parquet", ".jsonl", ".json")
 _TABLE = re.compile(rb'\s*\{\s*"(?:_type|columns|column_types|ncols)"')
-"""How a W&B table begins."""
+"""The beginning of a W&B table."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """One of them, by its name in addresses. `known_from` says in words why it may be read."""
+    """A data set, by its name in addresses. `known_from` says why it may be read."""
 
     name: str
     path: Path
@@ -45,7 +45,7 @@ class DataSet:
 
     @property
     def mark(self) -> str:
-        """Another one as soon as a file of it is another."""
+        """Another text as soon as a file of it is another."""
         return repr([(str(path), stat_of(path)) for path in self.files()])
 
     @property
@@ -60,23 +60,30 @@ class DataSet:
 
 
 def kind_of(path: Path) -> Kind | None:
-    """What a file or a folder holds; None for no data set."""
+    """Returns what a file or a folder holds; None for no data set."""
     if path.is_dir():
         if (path / ESTIMATE).is_file():
             return "estimate"
         return "saved" if (path / SPLIT).is_file() and (path / "state.json").is_file() else None
-    if path.suffix == ".parquet":
-        return "parquet"
-    if path.suffix == ".jsonl":
-        return "lines"
     if path.suffix == ".json":
         return "table" if _begins_as_table(path, stat_of(path)) else None
-    return None
+    kinds: dict[str, Kind] = {".parquet": "parquet", ".jsonl": "lines"}
+    return kinds.get(path.suffix)
+
+
+@functools.lru_cache(maxsize=4096)
+def _begins_as_table(path: Path, _: object) -> bool:
+    """Reads the file again only when it is another."""
+    try:
+        with path.open("rb") as file:
+            return _TABLE.match(file.read(200)) is not None
+    except OSError:
+        return False
 
 
 class DataSets:
-    """Of a store. `files` were named on the command line. What lies below the folders may be `look_again_s`
-    old. Raises ValueError for a file that holds no rows."""
+    """The data sets of a store. `files` were named on the command line. What lies below the folders may be
+    `look_again_s` old. Raises ValueError for a file that holds no rows."""
 
     def __init__(self, store: Store, files: Sequence[Path], look_again_s: float) -> None:
         for file in files:
@@ -93,27 +100,36 @@ class DataSets:
         self._open: OrderedDict[str, tuple[str, Table]] = OrderedDict()
 
     def all(self) -> list[DataSet]:
-        """By where they are known from, then by name."""
+        """Returns all, those of the command line first, then those below folders, then those of
+        experiments."""
         with self._lock:
             if time.monotonic() - self._looked > self._look_again_s:
-                self._known = self._find()
-                self._looked = time.monotonic()
+                known: dict[str, DataSet] = {}
+                paths: set[Path] = set()
+                for name, path, known_from in self._find():
+                    kind = kind_of(path)
+                    if kind is not None and path.resolve() not in paths:
+                        paths.add(path.resolve())
+                        own_name = writable(name if name not in known else str(path.resolve()))
+                        known[own_name] = DataSet(own_name, path, kind, known_from)
+                self._known, self._looked = known, time.monotonic()
             return list(self._known.values())
 
     def one(self, name: str) -> DataSet:
-        """The data set of that name: no other file is read, whatever an address says. Raises NotThere."""
+        """Returns the data set of that name: no other file is read, whatever an address says. Raises
+        NotThere."""
         with self._lock:
-            found = self._known.get(name)
-        if found is None or not found.path.exists():  # or else no folder need be looked through
+            data = self._known.get(name)
+        if data is None or not data.path.exists():  # or else no folder need be looked through
             everything = {one.name: one for one in self.all()}
-            found = everything.get(name)
-        if found is None:
+            data = everything.get(name)
+        if data is None:
             there = ", ".join([*everything][:20])
             raise NotThere(f"there is no data set {name!r} {f'; there are {there}' if there else ''}".strip())
-        return found
+        return data
 
     def table(self, data: DataSet) -> Table:
-        """Its rows, to be asked. Raises ValueError for what can't be read."""
+        """Returns its rows, to be asked. Raises ValueError for what can't be read."""
         from treetune_view.store.tables import Table
 
         mark = data.mark
@@ -123,7 +139,7 @@ class DataSets:
                 self._open.move_to_end(data.name)
                 return known[1]
         for path in data.files():
-            # Files that are data sets themselves were chosen by their place, or named.
+            # Files that are data sets themselves were chosen by their path, or named.
             if path != data.path and not self._store.follows(path):
                 raise ValueError(
                     f"{path} is a symbolic link that leads out of the folder: it is not followed"
@@ -135,44 +151,26 @@ class DataSets:
                 self._open.popitem(last=False)
         return table
 
-    def _find(self) -> dict[str, DataSet]:
-        found: dict[str, DataSet] = {}
-        paths: set[Path] = set()
-        for one in (*self._named(), *self._below(), *self._configured()):
-            path = one.path.resolve()
-            if path in paths:
-                continue
-            paths.add(path)
-            name = writable(one.name if one.name not in found else str(path))
-            found[name] = DataSet(name, one.path, one.kind, one.known_from)
-        return found
-
-    def _named(self) -> Iterator[DataSet]:
+    def _find(self) -> Iterator[tuple[str, Path, str]]:
+        """Yields the name, the path and the origin of whatever may be a data set."""
         for file in self._files:
-            if (kind := kind_of(file)) is not None:
-                yield DataSet(str(file), file.absolute(), kind, "named on the command line")
-
-    def _below(self) -> Iterator[DataSet]:
+            yield str(file), file.absolute(), "named on the command line"
         several = len(self._store.folders) > 1
         for folder in self._store.folders:
             for path in sorted(_below(folder, self._store.follows)):
-                if (kind := kind_of(path)) is not None:
-                    below = path.relative_to(folder).as_posix()
-                    parts = [folder.name] if several or below == "." else []
-                    name = "/".join([*parts, *([below] if below != "." else [])])
-                    yield DataSet(name, path, kind, f"below {folder}")
-
-    def _configured(self) -> Iterator[DataSet]:
+                below = path.relative_to(folder).as_posix()
+                parts = [folder.name] if several or below == "." else []
+                yield "/".join([*parts, *([below] if below != "." else [])]), path, f"below {folder}"
         for run in self._store.runs():
-            for name, path in self._store.known("data", run, functools.partial(self._of, run)):
-                for place in _splits(path) if (path / SPLITS).is_file() else [path]:
-                    own = name if place == path else f"{name}/{place.name}"
-                    if place.exists() and (kind := kind_of(place)) is not None:
-                        yield DataSet(own, place, kind, f"named by {run.name}")
+            for name, path in self._store.known("data", run, functools.partial(self._named_by, run)):
+                for split in _splits(path) if (path / SPLITS).is_file() else [path]:
+                    if split.exists():
+                        yield name if split == path else f"{name}/{split.name}", split, f"named by {run.name}"
 
-    def _of(self, run: Run) -> list[tuple[str, Path]]:
-        """What an experiment's configuration names, and where that lies: paths are relative to the folder of
-        its command."""
+    def _named_by(self, run: Run) -> list[tuple[str, Path]]:
+        """Returns what an experiment's configuration names, and where that lies: paths are relative to the
+        folder of its command."""
+        from treetune.tasks.sources import files_matching
         from treetune_view.store.origins import command_of
 
         try:
@@ -180,15 +178,18 @@ class DataSets:
         except (ValueError, OSError):  # the list of experiments says so
             return []
         folder = Path((command_of(one.manifest) or {}).get("folder", Path.cwd()))
-        return [
-            (name if str(path) == str(folder / name) else str(path), path)
-            for name in dict.fromkeys(named_in(one.config))
-            for path in _matching(folder, name)
-        ]
+        named = []
+        for name in dict.fromkeys(_names_in(one.config)):
+            try:
+                paths = [folder / name] if (folder / name).is_dir() else files_matching(folder / name)
+            except ValueError:  # it isn't on this disk
+                continue
+            named += [(name if str(path) == str(folder / name) else str(path), path) for path in paths]
+        return named
 
 
-def named_in(config: Any) -> Iterator[str]:
-    """Files and folders that tasks of a configuration read: those of splits, and of data sets on disk."""
+def _names_in(config: Any) -> Iterator[str]:
+    """Yields files and folders that tasks of a configuration read: of splits, and of data sets on disk."""
     if isinstance(config, Mapping):
         if config.get("type") == "disk" and isinstance(config.get("path"), str):
             yield config["path"]
@@ -196,64 +197,34 @@ def named_in(config: Any) -> Iterator[str]:
             given = config.get(split)
             names = [given] if isinstance(given, str) else given if isinstance(given, list) else []
             yield from (name for name in names if isinstance(name, str) and name.endswith(_ENDINGS))
-        for value in config.values():
-            yield from named_in(value)
-    elif isinstance(config, list):
-        for value in config:
-            yield from named_in(value)
-
-
-_ENDINGS = (".parquet", ".jsonl", ".json")
-
-
-def _matching(folder: Path, name: str) -> Iterator[Path]:
-    from treetune.tasks.sources import files_matching
-
-    path = folder / name
-    if path.is_dir():
-        yield path
-        return
-    try:
-        yield from files_matching(path)
-    except ValueError:  # it isn't on this disk
-        return
+    values = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else ()
+    for value in values:
+        yield from _names_in(value)
 
 
 def _below(folder: Path, follows: Callable[[Path], bool]) -> Iterator[Path]:
-    for place, found in folders_below(folder, _is_whole, follows):
-        if is_experiment(found):
+    """Yields files and folders of rows below a folder, but for those within experiments."""
+
+    def is_whole(names: Container[str]) -> bool:
+        return is_experiment(names) or any(name in names for name in (ESTIMATE, SPLITS, SPLIT))
+
+    for path, entries in folders_below(folder, is_whole, follows):
+        if is_experiment(entries):
             continue
-        if ESTIMATE in found or SPLIT in found:
-            yield place
-        elif SPLITS in found:
-            yield from _splits(place)
+        if ESTIMATE in entries or SPLIT in entries:
+            yield path
+        elif SPLITS in entries:
+            yield from _splits(path)
         else:
-            files = [place / name for name, entry in found.items() if _is_file_of_rows(name, entry)]
-            yield from filter(follows, files)
-
-
-def _is_whole(names: Container[str]) -> bool:
-    return is_experiment(names) or ESTIMATE in names or SPLITS in names or SPLIT in names
-
-
-def _is_file_of_rows(name: str, entry: os.DirEntry[str]) -> bool:
-    return not name.startswith(".") and name.endswith(_ENDINGS) and entry.is_file()
+            for name, entry in entries.items():
+                if not name.startswith(".") and name.endswith(_ENDINGS) and entry.is_file():
+                    yield from filter(follows, [path / name])
 
 
 def _splits(folder: Path) -> list[Path]:
-    """The splits of a saved data set, which lie in it."""
+    """Returns the splits of a saved data set, which lie in it."""
     try:
         names = json.loads((folder / SPLITS).read_text())["splits"]
     except (OSError, ValueError, LookupError, TypeError):
         return []
     return [folder / name for name in names if isinstance(name, str) and name == Path(name).name != ".."]
-
-
-@functools.lru_cache(maxsize=4096)
-def _begins_as_table(path: Path, _: object) -> bool:
-    """Asked again only when the file is another."""
-    try:
-        with path.open("rb") as file:
-            return _TABLE.match(file.read(200)) is not None
-    except OSError:
-        return False

@@ -1,22 +1,25 @@
-"""An index of one file of answers: for each a row of numbers and words, so that nobody reads all tokens.
+"""The files of an experiment that hold answers, and an index of each: a row of numbers and words per answer,
+so that nobody reads all tokens.
 
-It lies in the viewer's own folder, goes in whole, and is made anew when the file is another.
+An index lies in the viewer's own folder, goes in whole, and is made anew when the file is another.
 """
 
 from __future__ import annotations
 
+import bisect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from treetune.rollouts.storage import REMEDY, SIGNALS
 from treetune.runtime.directory import verify_answers
+from treetune.store.checksums import verify_once
 from treetune.store.files import whole_folder
-from treetune_view.exports.evaluations import writable
-from treetune_view.store.batches import Layout, walk
+from treetune_view.store.catalogue import Run, digest, stat_of
 from treetune_view.store.columns import (
     OF_ANSWERS,
     OF_EPISODES,
@@ -27,16 +30,16 @@ from treetune_view.store.columns import (
     signal_columns,
 )
 from treetune_view.store.signatures import SignatureWriter
-from treetune_view.store.sources import Source
+from treetune_view.text import writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 VERSION = 4
-"""Of the files of an index and their columns: another one makes all anew."""
+"""Version of the files of an index and their columns: another one makes all anew."""
 
 ROWS_IN_GROUP = 2048
-"""Of the Parquet file, which are read together."""
+"""Rows of the Parquet file that are read together."""
 
 ROWS, BITS, ABOUT = "rows.parquet", "bits", "about.json"
 
@@ -44,8 +47,158 @@ LINES_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
+class Source:
+    """A file of answers. `number` counts as people do: the iteration from 1, for an evaluation the finished
+    iterations. `label` is the evaluation's set, `episodes` the credit beside the answers and `signals` what
+    the trainer recorded of their tokens, where these are there.
+
+    An iteration on demonstrations has episodes alone: they are its answers.
+    """
+
+    kind: Literal["iteration", "evaluation"]
+    number: int
+    label: str
+    path: Path
+    episodes: Path | None
+    signals: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in addresses: ``i4``, ``e4-test``."""
+        return f"i{self.number}" if self.kind == "iteration" else f"e{self.number}-{self.label}"
+
+    @property
+    def things(self) -> str:
+        """The kind of text that it holds."""
+        return "demonstrations" if self.path == self.episodes else "answers"
+
+    @property
+    def words(self) -> str:
+        """The name for people."""
+        if self.kind == "iteration":
+            return f"iteration {self.number}"
+        return f"{self.label} after {self.number} iterations"
+
+    @property
+    def mark(self) -> str:
+        """Another text as soon as one of its files is another."""
+        return digest([stat_of(path) for path in self.files])
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk; 0 for what has gone meanwhile."""
+        return sum(path.stat().st_size for path in self.files if path.is_file())
+
+    @property
+    def files(self) -> list[Path]:
+        return [path for path in (self.path, self.episodes, self.signals) if path is not None]
+
+
+def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
+    """Returns all that there are now, iterations first, each in their order. Files that are symbolic links
+    out of the folders are added to `left_out`, and their sources left out."""
+
+    def numbered(folder: Path) -> list[Path]:
+        folders = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
+        return sorted(folders, key=lambda path: int(path.name))
+
+    there: list[Source] = []
+    for folder in numbered(run.path / "iterations"):
+        answers, episodes, signals = (
+            path if (path := folder / name).is_file() else None
+            for name in ("trajectories.arrow", "episodes.arrow", SIGNALS)
+        )
+        if main := answers or episodes:
+            number = int(folder.name) + 1
+            there.append(Source("iteration", number, "", main, episodes, signals if episodes else None))
+    for folder in numbered(run.path / "evaluations"):
+        for lines in sorted(folder.glob("*/answers.jsonl")):
+            there.append(Source("evaluation", int(folder.name), lines.parent.name, lines, None))
+    links = [path for one in there for path in one.files if not run.follows(path)]
+    if left_out is not None:
+        left_out += links
+    return [one for one in there if not links or not {*links}.intersection(one.files)]
+
+
+# Batches of an Arrow stream
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places of the batches of a stream: `ends[k]` is the byte behind batch k, `rows[k]` how many rows
+    come before it and `rows[-1]` all of them. The schema ends at `head`."""
+
+    head: int
+    ends: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    def batch_of(self, row: int) -> int:
+        return bisect.bisect_right(self.rows, row) - 1
+
+
+def read_batch(
+    path: Path, layout: Layout, number: int, columns: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """Reads batch `number` where it lies; of its columns those that are named, in the file's order. Raises
+    ValueError for a file that isn't what the layout is of."""
+    import pyarrow as pa
+
+    verify_once(path, REMEDY)
+    begin = layout.ends[number - 1] if number else layout.head
+    with path.open("rb") as file:
+        head = file.read(layout.head)
+        file.seek(begin)
+        body = file.read(layout.ends[number] - begin)
+    options = pa.ipc.IpcReadOptions(use_threads=False)
+    if columns is not None:
+        names = pa.ipc.read_schema(pa.py_buffer(head)).names
+        options.included_fields = [names.index(name) for name in columns if name in names]
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(head + body), options=options) as reader:
+            batch = reader.read_next_batch()
+        batch.validate(full=True)  # of an earlier version, without a checksum
+        return batch
+    except (pa.ArrowInvalid, OSError, StopIteration) as error:
+        raise ValueError(f"{path} is no longer what it was, or is damaged ({error})") from error
+
+
+def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
+    """Yields each batch with the columns that are named (as far as there are any), and the byte behind it.
+
+    The first that is given is the schema, with the byte where the first batch begins. Raises ValueError for
+    a file that isn't whole, or isn't as it was written.
+    """
+    import pyarrow as pa
+
+    verify_once(path, REMEDY)
+    with path.open("rb") as file:
+        try:
+            with pa.ipc.open_stream(file) as reader:
+                names = reader.schema.names
+            metadata = reader.schema.metadata or {}
+            file.seek(0)
+            options = pa.ipc.IpcReadOptions(
+                use_threads=False, included_fields=[names.index(name) for name in columns if name in names]
+            )
+            with pa.ipc.open_stream(file, options=options) as reader:
+                yield reader.schema, file.tell()
+                count = 0
+                for batch in reader:
+                    batch.validate(full=True)
+                    count += batch.num_rows
+                    yield batch, file.tell()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ValueError(f"{path} is not a whole Arrow file ({error})") from error
+    if b"rows" in metadata and count != int(metadata[b"rows"]):
+        raise ValueError(f"{path} is cut short: {count} of {int(metadata[b'rows'])} rows")
+
+
+# The index
+
+
+@dataclass(frozen=True)
 class About:
-    """What an index is of: how many answers, and where batches of its Arrow files lie."""
+    """The content of an index: how many answers, and where batches of its Arrow files lie."""
 
     rows: int
     mark: str
@@ -56,65 +209,69 @@ class About:
 
 @dataclass(frozen=True)
 class Indexed:
-    """A source and its index, where that is made; `fault` is why it can't be."""
+    """A source and its index in `folder`, where that is made; `fault` is why it can't be."""
 
     source: Source
-    place: Path
+    folder: Path
     about: About | None
     fault: str = ""
 
     @property
     def is_awaited(self) -> bool:
-        """Whether its index is still to come."""
+        """True while its index is still to come."""
         return self.about is None and not self.fault
 
 
-def build(source: Source, place: Path) -> None:
-    """Makes the index of a source in the folder `place`. Raises ValueError for a file that isn't whole."""
+def build(source: Source, folder: Path) -> None:
+    """Makes the index of a source in a folder. Raises ValueError for a file that isn't whole."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
     mark = source.mark
-    with whole_folder(place) as folder:
-        bits = SignatureWriter(folder / BITS)
+    with whole_folder(folder) as made:
+        bits = SignatureWriter(made / BITS)
         layouts: dict[str, Layout] = {}
         if source.kind == "evaluation":
-            tables = list(_of_lines(source.path, bits))
+            tables = list(_lines_table(source.path, bits))
         elif source.path == source.episodes:
-            tables = [_of_episodes(source, bits, layouts)]
+            tables = [_episodes_table(source, bits, layouts)]
         else:
-            tables = list(_of_stream(source.path, OF_ANSWERS, answer_columns, bits, layouts, "answers"))
+            tables = list(_stream_tables(source.path, OF_ANSWERS, answer_columns, bits, layouts, "answers"))
         bits.close()
-        table = _together(tables, source)
+        empty = pa.table({"place": pa.array([], pa.int64())})
+        table = pa.concat_tables(tables, promote_options="permissive") if tables else empty
+        table = table.append_column("source", pa.array([source.name] * table.num_rows, pa.string()))
         if source.episodes is not None and source.path != source.episodes:
-            table = _with_credit(table, _of_episodes(source, None, layouts))
-        _write(table, folder / ROWS)
+            table = _with_credit(table, _episodes_table(source, None, layouts))
+        table = table.append_column("row", pa.array(np.arange(table.num_rows, dtype=np.int64)))
+        parquet.write_table(table, made / ROWS, compression="zstd", row_group_size=ROWS_IN_GROUP)
         about = About(table.num_rows, mark, **layouts)
-        (folder / ABOUT).write_text(json.dumps({"version": VERSION, **asdict(about)}))
+        (made / ABOUT).write_text(json.dumps({"version": VERSION, **asdict(about)}))
 
 
-def read_about(place: Path) -> About | None:
-    """Of an index that is there, in this version."""
+def read_about(folder: Path) -> About | None:
+    """Reads what an index holds; None where there is none of this version."""
     try:
-        found = json.loads((place / ABOUT).read_text())
+        about = json.loads((folder / ABOUT).read_text())
     except (OSError, ValueError):
         return None
-    if found.pop("version", None) != VERSION:
+    if about.pop("version", None) != VERSION:
         return None
-    layouts: Any = {
-        name: Layout(one["head"], tuple(one["ends"]), tuple(one["rows"]))
-        if (one := found.pop(name))
-        else None
-        for name in ("answers", "episodes", "signals")
-    }
-    return About(**found, **layouts)
+    for name in ("answers", "episodes", "signals"):
+        one = about[name]
+        about[name] = Layout(one["head"], tuple(one["ends"]), tuple(one["rows"])) if one else None
+    return About(**about)
 
 
-def _of_stream(
+def _stream_tables(
     path: Path,
     columns: Sequence[str],
-    made_of: Any,
+    columns_of: Callable[[pa.RecordBatch], dict[str, Any]],
     bits: SignatureWriter | None,
     layouts: dict[str, Layout],
     kind: str,
 ) -> Iterator[pa.Table]:
+    """Yields a table for each batch of an Arrow file, and adds the file's layout under `kind`."""
     import pyarrow as pa
 
     walking = walk(path, columns)
@@ -122,7 +279,7 @@ def _of_stream(
     ends, rows = list[int](), [0]
     for batch, end in walking:
         ends.append(end)
-        made = made_of(batch)
+        made = columns_of(batch)
         made["place"] = pa.array(np.arange(rows[-1], rows[-1] + batch.num_rows, dtype=np.int64))
         rows.append(rows[-1] + batch.num_rows)
         if bits is not None:
@@ -131,31 +288,32 @@ def _of_stream(
     layouts[kind] = Layout(head, tuple(ends), tuple(rows))
 
 
-def _of_episodes(source: Source, bits: SignatureWriter | None, layouts: dict[str, Layout]) -> pa.Table:
-    """Training rows with what the trainer said of their tokens. Raises ValueError where it is of others."""
+def _episodes_table(source: Source, bits: SignatureWriter | None, layouts: dict[str, Layout]) -> pa.Table:
+    """Returns training rows with what the trainer recorded of their tokens. Raises ValueError where that is
+    of others."""
     import pyarrow as pa
 
     assert source.episodes is not None
-    made = list(_of_stream(source.episodes, OF_EPISODES, episode_columns, bits, layouts, "episodes"))
+    made = list(_stream_tables(source.episodes, OF_EPISODES, episode_columns, bits, layouts, "episodes"))
     if not made:
         return pa.table({"place": pa.array([], pa.int64())})
     table = pa.concat_tables(made, promote_options="default")
     if source.signals is None:
         return table
-    said = pa.concat_tables(
-        _of_stream(source.signals, OF_SIGNALS, signal_columns, None, layouts, "signals"),
+    signals = pa.concat_tables(
+        _stream_tables(source.signals, OF_SIGNALS, signal_columns, None, layouts, "signals"),
         promote_options="default",
     )
-    if not said["answer"].equals(table["answer"]):
+    if not signals["answer"].equals(table["answer"]):
         raise ValueError(f"{source.signals} is of other rows than {source.episodes}: delete it")
-    for name in said.column_names:
+    for name in signals.column_names:
         if name not in table.column_names:
-            table = table.append_column(name, said[name])
+            table = table.append_column(name, signals[name])
     return table
 
 
 def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
-    """Answers with what credit gave them: over all episodes that an answer was cut into, and their places."""
+    """Adds to answers the credit over all episodes that an answer was cut into, and their places."""
     import duckdb
 
     of_signals = "".join(
@@ -184,18 +342,19 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
         ).to_arrow_table()
 
 
-def _of_lines(path: Path, bits: SignatureWriter) -> Iterator[pa.Table]:
+def _lines_table(path: Path, bits: SignatureWriter) -> Iterator[pa.Table]:
+    """Yields tables of an evaluation's lines, some thousand at a time."""
     import pyarrow as pa
 
-    waiting: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     texts: list[str] = []
 
     def made() -> pa.Table:
         bits.add(pa.array(texts, pa.string()))
+        names = dict.fromkeys(name for row in rows for name in row)
+        table = pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+        rows.clear()
         texts.clear()
-        names = dict.fromkeys(name for row in waiting for name in row)
-        table = pa.table({name: pa.array([row.get(name) for row in waiting]) for name in names})
-        waiting.clear()
         return table
 
     verify_answers(path)
@@ -203,36 +362,11 @@ def _of_lines(path: Path, bits: SignatureWriter) -> Iterator[pa.Table]:
         begin = 0
         for line in file:
             row = json.loads(line)
-            waiting.append(
-                {
-                    name: writable(value) if isinstance(value, str) else value
-                    for name, value in line_columns(row, begin).items()
-                }
-            )
+            columns = line_columns(row, begin).items()
+            rows.append({name: writable(x) if isinstance(x, str) else x for name, x in columns})
             texts.append(writable(row.get("text") or ""))
             begin += len(line)
-            if len(waiting) == LINES_AT_ONCE:
+            if len(rows) == LINES_AT_ONCE:
                 yield made()
-    if waiting:
+    if rows:
         yield made()
-
-
-def _together(tables: Sequence[pa.Table], source: Source) -> pa.Table:
-    import pyarrow as pa
-
-    table = (
-        pa.concat_tables(tables, promote_options="permissive")
-        if tables
-        else pa.table({"place": pa.array([], pa.int64())})
-    )
-    return table.append_column("source", pa.array([source.name] * table.num_rows, pa.string()))
-
-
-def _write(table: pa.Table, path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as parquet
-
-    rows = pa.array(np.arange(table.num_rows, dtype=np.int64))
-    parquet.write_table(
-        table.append_column("row", rows), path, compression="zstd", row_group_size=ROWS_IN_GROUP
-    )

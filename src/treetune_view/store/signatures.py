@@ -1,8 +1,8 @@
-"""Which answers may hold a text: three neighbouring bytes each set one of 4096 bits of their answer.
+"""Finds answers that may hold a text: three neighbouring bytes each set one of 4096 bits of their answer.
 
 Kept bit by bit and not answer by answer, so that a search reads one slice for each three bytes that it looks
-for. What it finds is a little too much and never too little: who asks looks into the texts. Letters of ASCII
-are alike in both sizes.
+for. Its hits are a little too many and never too few: who asks looks into the texts. Letters of ASCII are
+alike in both sizes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treetune_view.exports.evaluations import writable
+from treetune_view.text import writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,11 +41,25 @@ class SignatureWriter:
         self._packed: list[np.ndarray] = []
 
     def add(self, texts: pa.Array) -> None:
-        """`texts` is a column of strings; null has no bits."""
+        """Adds a column of strings; null has no bits."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         done = 0
         while done < len(texts):
             taken = min(len(texts) - done, AT_ONCE - self._rows)
-            self._set(texts.slice(done, taken))
+            # The bytes of all texts behind each other, in small letters, and how many each has.
+            whole: Any = pc.fill_null(pc.cast(texts.slice(done, taken), pa.large_string()), "")
+            offsets = np.frombuffer(whole.buffers()[1], np.int64)[whole.offset : whole.offset + taken + 1]
+            buffer = whole.buffers()[2]
+            data = np.frombuffer(buffer, np.uint8) if buffer else np.empty(0, np.uint8)
+            hashed = _hashes(_LOWER[data[offsets[0] : offsets[-1]]])
+            rows: np.ndarray = np.repeat(
+                np.arange(self._rows, self._rows + taken, dtype=np.uint32), np.diff(offsets)
+            )
+            # Three bytes across the border of two texts set a bit too many, which does no harm.
+            self._bits[hashed, rows[: len(hashed)]] = True
+            self._rows += taken
             done += taken
             if self._rows == AT_ONCE:
                 self._pack()
@@ -54,16 +68,6 @@ class SignatureWriter:
         self._pack()
         self._flush()
         self._file.close()
-
-    def _set(self, texts: pa.Array) -> None:
-        data, lengths = _bytes_of(texts)
-        hashed = _hashes(data)
-        rows: np.ndarray = np.repeat(
-            np.arange(self._rows, self._rows + len(lengths), dtype=np.uint32), lengths
-        )
-        # Three bytes across the border of two texts set a bit too many, which does no harm.
-        self._bits[hashed, rows[: len(hashed)]] = True
-        self._rows += len(lengths)
 
     def _pack(self) -> None:
         if self._rows:
@@ -80,39 +84,28 @@ class SignatureWriter:
 
 
 def may_hold(path: Path, rows: int, text: str) -> np.ndarray:
-    """A mask over the `rows` answers of a file of signatures: False where the text can't be."""
-    wanted = np.unique(_hashes(_LOWER[np.frombuffer(writable(text).encode(), np.uint8)]))
-    found: np.ndarray = np.ones(rows, np.bool_)
+    """Returns a mask over the `rows` answers of a file of signatures: False where the text can't be."""
+    needed = np.unique(_hashes(_LOWER[np.frombuffer(writable(text).encode(), np.uint8)]))
+    mask: np.ndarray = np.ones(rows, np.bool_)
     with path.open("rb") as file:
         for start in range(0, rows, BLOCK):
             width = -(-min(BLOCK, rows - start) // 8)
             bits: np.ndarray = np.full(width, 255, np.uint8)
-            for bit in wanted.tolist():
+            for bit in needed.tolist():
                 file.seek(BITS * (start // 8) + bit * width)
                 bits &= np.frombuffer(file.read(width), np.uint8)
-            found[start : start + BLOCK] = np.unpackbits(bits)[: min(BLOCK, rows - start)]
-    return found
+            mask[start : start + BLOCK] = np.unpackbits(bits)[: min(BLOCK, rows - start)]
+    return mask
 
 
 def lowered(text: str) -> str:
-    """As a search compares texts: ASCII letters small, half characters U+FFFD, all others as they are."""
+    """Writes a text as a search compares it: ASCII letters small, half characters U+FFFD, all others as they
+    are."""
     return bytes(_LOWER[np.frombuffer(writable(text).encode(), np.uint8)]).decode()
 
 
-def _bytes_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes of all texts behind each other, small, and how many each has."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    whole: Any = pc.fill_null(pc.cast(texts, pa.large_string()), "")
-    offsets = np.frombuffer(whole.buffers()[1], np.int64)[whole.offset : whole.offset + len(whole) + 1]
-    buffer = whole.buffers()[2]
-    data = np.frombuffer(buffer, np.uint8)[offsets[0] : offsets[-1]] if buffer else np.empty(0, np.uint8)
-    return _LOWER[data], np.diff(offsets)
-
-
 def _hashes(data: np.ndarray) -> np.ndarray:
-    """Of every three neighbouring bytes."""
+    """Returns a bit's number for every three neighbouring bytes."""
     wide: np.ndarray = data.astype(np.uint32)
     mixed = wide[:-2] * np.uint32(0x9E3779B1)
     mixed += wide[1:-1] * np.uint32(0x85EBCA6B)

@@ -1,9 +1,11 @@
-"""A data set as a table: its rows filtered, searched and sorted by DuckDB, on the file where it lies."""
+"""A data set as a table: its rows filtered, searched, sorted and counted by DuckDB, on the file where it
+lies."""
 
 from __future__ import annotations
 
-import glob
+import itertools
 import json
+import math
 import tempfile
 import threading
 from collections import OrderedDict
@@ -12,16 +14,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treetune.tasks.sources import parquet_row
+from treetune_view.store.catalogue import NotThere
 from treetune_view.store.data_sets import DataSet
-from treetune_view.store.queries import as_rows, connected, conversation, literal, quoted
-from treetune_view.store.questions import Filter, Found, Question, condition, order
+from treetune_view.store.queries import (
+    Filter,
+    Found,
+    Question,
+    as_rows,
+    condition,
+    connected,
+    conversation,
+    literal,
+    order,
+    quoted,
+)
+from treetune_view.store.readers import file_in_sql, rates, saved_split, wandb_table
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
 CHARACTERS = ".characters"
-"""Behind the name of a column of text: how long each is."""
+"""Ends the name of the column with the lengths of a column of text."""
 
 BEGINNING = 160
 """Characters of a text that a list of rows gets."""
@@ -32,13 +47,20 @@ LONGEST_LINE = 64 * 2**20
 DEEPEST, MOST = 2, 400
 """Levels of fields within fields that are columns of their own, and how many columns there are at most."""
 
-REMEMBERED = 64
-"""Counts and histograms of a data set that are kept."""
-SEARCHES = 3
-"""Searches whose rows are kept: each may have as many as the data set."""
+CACHED, SEARCHES = 64, 3
+"""Counts and histograms of a data set that are kept; and searches, each of which may have as many rows as it.
+"""
 
 ROW = "row number"
-"""Under which a row has its number in the file, from 0."""
+"""The column with a row's number in the file, from 0."""
+
+MOST_BARS = 24
+RATE_STEP = 0.05
+"""Bin of what lies between 0 and 1, such as pass rates; a rate of exactly 1 has a bar of its own."""
+
+HAIR = 1e-9
+"""Share of a bin: a value that should be on its lower bound and isn't for the last bit is in it all the same.
+"""
 
 Value = TypeVar("Value")
 
@@ -60,12 +82,38 @@ class Column:
 
 
 @dataclass(frozen=True)
-class _Wanted:
-    """Which rows: what stands behind WHERE, what its `?` stand for, and the table `matching` in it."""
+class Bar:
+    """`count` values are at least `low` and below `high`."""
 
-    text: str
-    values: list[Any]
-    matching: pa.Table | None = None
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts of `counted` values; `missing` rows have none, or one that is no finite number."""
+
+    column: str
+    bars: Sequence[Bar]
+    counted: int
+    missing: int
+    mean: float
+    median: float
+
+    @property
+    def unit(self) -> str:
+        """The unit of the values."""
+        name = self.column.casefold()
+        if name.endswith(CHARACTERS):
+            return "characters"
+        if "token" in name:
+            return "tokens"
+        return "share of answers that are right" if "pass_rate" in name else "value"
+
+    @property
+    def highest(self) -> int:
+        return max(bar.count for bar in self.bars)
 
 
 class Table:
@@ -80,207 +128,243 @@ class Table:
         self.data = data
         self._lock = threading.Lock()
         self._connection = connected()
-        self._remembered: OrderedDict[Hashable, Any] = OrderedDict()
-        self._matches: OrderedDict[Hashable, Any] = OrderedDict()
-        self._whole: Any = None
-        """Of lines, of which some are bad: a copy without these, which goes with this object."""
-        self.arrow: pa.Table | None = None
-        """Of what no query reads where it lies."""
+        self._cache: OrderedDict[Hashable, Any] = OrderedDict()
+        self._searches: OrderedDict[Hashable, Any] = OrderedDict()
+        self._copy: Any = None
+        """A copy of JSON lines without the bad ones, which goes with this object."""
+        self._arrow: pa.Table | None = None
+        """The rows of what no query reads where it lies."""
         try:
             self._from, self.note = self._source()
             self.columns = {one.name: one for one in self._columns()}
-            [total] = self._execute(f"SELECT count(*) FROM {self._from}").fetchone() or (0,)
+            [total] = self._cursor().execute(f"SELECT count(*) FROM {self._from}").fetchone() or (0,)
         except (duckdb.Error, RuntimeError) as error:  # the latter of a name that is no text
             raise ValueError(f"{data.path} can't be read: {error}") from error
         self.total: int = total
         self.kinds = {name: one.kind for name, one in self.columns.items()}
-        self._relation = ", ".join(f"{one.sql} AS {quoted(one.name)}" for one in self.columns.values())
+        columns = ", ".join(f"{one.sql} AS {quoted(one.name)}" for one in self.columns.values())
+        self._all = f"(SELECT {quoted(ROW)}, {columns} FROM {self._from})"
 
     def names(self) -> list[str]:
-        """The file's own columns."""
+        """Returns the file's own columns."""
         return [one.name for one in self.columns.values() if not one.depth]
 
     def numeric(self) -> list[str]:
         return [name for name, kind in self.kinds.items() if kind not in ("VARCHAR", "BOOLEAN")]
 
+    # Questions
+
     def ask(self, question: Question, shown: Sequence[str]) -> Found:
-        """A page of rows: of each its number, under `ROW`, and the columns `shown`, of texts the beginnings.
-        Raises ValueError for a column or an operator that isn't there."""
-        wanted = self._wanted(question.filters, question.search)
+        """Returns a page of rows: of each its number, under `ROW`, and the columns `shown`, of texts the
+        beginnings. Raises ValueError for a column or an operator that isn't there."""
+        where, values, matching = self._where(question.filters, question.search)
         by = order(question, self.kinds, self.kinds, quoted(ROW), "rows")
-        skipped = (question.page - 1) * question.size
         # First which, then what they say: what is sorted and passed over has few columns.
-        asked = f"SELECT {quoted(ROW)} {self._those(wanted)} ORDER BY {by}"
-        found = self._query(f"{asked} LIMIT {question.size} OFFSET {skipped}", wanted).fetchall()
-        return Found(self._rows([number for (number,) in found], shown), self._count(question, wanted), True)
+        numbers = [
+            number
+            for (number,) in self._query(
+                f"SELECT {quoted(ROW)} FROM {self._all} WHERE {where} ORDER BY {by}"
+                f" LIMIT {question.size} OFFSET {question.skipped}",
+                values,
+                matching,
+            ).fetchall()
+        ]
+        rows: dict[int, dict[str, Any]] = {}
+        if numbers:
+            texts = {name for name in shown if self.kinds[name] == "VARCHAR"}
+            cut = [
+                f"left({quoted(name)}, {BEGINNING + 1}) AS {quoted(name)}" if name in texts else quoted(name)
+                for name in shown
+            ]
+            chosen = f"{quoted(ROW)} IN ({', '.join(map(str, numbers))})"
+            text = f"SELECT {', '.join([quoted(ROW), *cut])} FROM {self._all} WHERE {chosen}"
+            rows = {row[ROW]: row for row in as_rows(self._query(text))}
+        if matching is not None:
+            total = matching.num_rows
+        elif question.filters:
+            counted = f"SELECT count(*) FROM {self._all} WHERE {where}"
+            total = self._cached(
+                ("total", tuple(question.filters)), lambda: self._query(counted, values).fetchone()[0]
+            )
+        else:
+            total = self.total
+        return Found([rows[number] for number in numbers if number in rows], total, True)
 
-    def numbers(
-        self, columns: Sequence[str], filters: Sequence[Filter], search: str
-    ) -> duckdb.DuckDBPyConnection:
-        """A connection with the temporary table `numbers`: these columns of the rows that are like that, as
-        x0, x1, …, null for what is no finite number. The file is gone through once."""
-        wanted = self._wanted(filters, search)
-        given = [f"CAST({quoted(name)} AS DOUBLE) AS x{i}" for i, name in enumerate(columns)]
-        finite = [f"if(isfinite(x{i}), x{i}, NULL) AS x{i}" for i in range(len(columns))]
-        return self._query(
-            f"CREATE TEMP TABLE numbers AS SELECT {', '.join(finite)}"
-            f" FROM (SELECT {', '.join(given)} {self._those(wanted)})",
-            wanted,
-        )
+    def row(self, number: int) -> dict[str, Any]:
+        """Returns the row of that number, whole, as the file has it. Fields that it doesn't have are left
+        out, and JSON that stands in a text of a prepared file is read. Raises NotThere, and ValueError for
+        one that can't be read."""
+        path, kind = self.data.path, self.data.kind
+        if not 0 <= number < self.total and kind != "estimate":
+            raise NotThere(f"{self.data.name} has no row {number}: it has rows 0 to {self.total - 1}")
+        if kind == "parquet":
+            return parquet_row(path, number)
+        if self._arrow is not None:
+            row = self._arrow.slice(number, 1).drop_columns([ROW]).to_pylist()[0]
+            return {name: value for name, value in row.items() if value is not None}
+        if kind == "lines":
+            with path.open("rb") as file:
+                lines = (line for line in file if line.strip())  # those that are blank are no rows
+                line = next(itertools.islice(lines, number, None), b"")
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            return row if isinstance(row, dict) else {"unreadable line": line.decode("utf-8", "replace")}
+        rows = as_rows(self._query(f"SELECT * FROM {self._all} WHERE {quoted(ROW)} = {number}"))
+        if not rows:
+            raise NotThere(f"{self.data.name} has no rate of row {number} yet")
+        rate = {name: rows[0][name] for name in self.names()}
+        if not (path / "rows.parquet").is_file():
+            return rate
+        # The row itself says what is asked, and more.
+        counted = {name: value for name, value in rate.items() if name not in ("asked", "gold")}
+        return parquet_row(path / "rows.parquet", number) | counted
 
-    def row(self, number: int) -> dict[str, Any] | None:
-        """All columns of one row; None where there is none of that number."""
-        rows = as_rows(self._query(f"SELECT * FROM ({self._all()}) WHERE {quoted(ROW)} = {number}"))
-        return rows[0] if rows else None
+    def check_numeric(self, columns: Sequence[str]) -> None:
+        """Raises ValueError for a column that isn't numeric."""
+        for name in columns:
+            if name not in self.numeric():
+                raise ValueError(f"{name!r} is no column of numbers: there are {', '.join(self.numeric())}")
 
-    def _wanted(self, filters: Sequence[Filter], search: str) -> _Wanted:
-        """The rows that are like that, and in a text of which stands what is searched for."""
-        text, values = condition(filters, self.kinds, self.kinds, "rows")
-        wanted = _Wanted(text, values)
+    def histograms(self, columns: Sequence[str], filters: Sequence[Filter], search: str) -> list[Histogram]:
+        """Counts the columns' values in the rows that are like that; a column without any has no histogram.
+        Raises ValueError for a column that isn't numeric."""
+        self.check_numeric(columns)
+
+        def count() -> list[Histogram]:
+            # The file is gone through once: x0, x1, … are null for what is no finite number.
+            where, values, matching = self._where(filters, search)
+            given = [f"CAST({quoted(name)} AS DOUBLE) AS x{i}" for i, name in enumerate(columns)]
+            finite = [f"if(isfinite(x{i}), x{i}, NULL) AS x{i}" for i in range(len(columns))]
+            numbers = self._query(
+                f"CREATE TEMP TABLE numbers AS SELECT {', '.join(finite)}"
+                f" FROM (SELECT {', '.join(given)} FROM {self._all} WHERE {where})",
+                values,
+                matching,
+            )
+            made = (_histogram(numbers, name, f"x{i}") for i, name in enumerate(columns))
+            return [one for one in made if one is not None]
+
+        key = "histograms", tuple(columns), tuple(filters), search
+        return self._cached(key, count) if columns else []
+
+    def _where(self, filters: Sequence[Filter], search: str) -> tuple[str, list[Any], pa.Table | None]:
+        """Returns the text behind WHERE, the values of its `?`, and the table `matching` in it: the numbers
+        of the rows in a text of which `search` stands. Texts are gone through once for all that is asked of
+        these rows."""
+        where, values = condition(filters, self.kinds, self.kinds, "rows")
         if not search:
-            return wanted
-        key = "matching", tuple(filters), search
-        matching = self.remembered(key, lambda: self._matching(wanted, search), self._matches)
-        return _Wanted(f"{quoted(ROW)} IN (SELECT {quoted(ROW)} FROM matching)", [], matching)
+            return where, values, None
 
-    def _matching(self, wanted: _Wanted, search: str) -> pa.Table:
-        """Their numbers: texts are gone through once for all that is asked of these rows."""
-        texts = [name for name in self.names() if self.kinds[name] == "VARCHAR"]
-        holds = [f"contains(lower({quoted(name)}), lower(?))" for name in texts] or ["false"]
-        both = _Wanted(f"{wanted.text} AND ({' OR '.join(holds)})", [*wanted.values, *[search] * len(texts)])
-        import pyarrow as pa
+        def look() -> pa.Table:
+            import pyarrow as pa
 
-        return pa.table(self._query(f"SELECT {quoted(ROW)} {self._those(both)}", both).fetchnumpy())
+            texts = [name for name in self.names() if self.kinds[name] == "VARCHAR"]
+            holds = " OR ".join(f"contains(lower({quoted(name)}), lower(?))" for name in texts) or "false"
+            text = f"SELECT {quoted(ROW)} FROM {self._all} WHERE {where} AND ({holds})"
+            return pa.table(self._query(text, [*values, *[search] * len(texts)]).fetchnumpy())
 
-    def _count(self, question: Question, wanted: _Wanted) -> int:
-        if wanted.matching is not None:
-            return wanted.matching.num_rows
-        if not question.filters:
-            return self.total
-        counted = f"SELECT count(*) {self._those(wanted)}"
-        key = "total", tuple(question.filters)
-        return self.remembered(key, lambda: self._query(counted, wanted).fetchone()[0])
+        matching = self._cached(("matching", tuple(filters), search), look, searches=True)
+        return f"{quoted(ROW)} IN (SELECT {quoted(ROW)} FROM matching)", [], matching
 
-    def _those(self, wanted: _Wanted) -> str:
-        return f"FROM ({self._all()}) WHERE {wanted.text}"
-
-    def remembered(
-        self, key: Hashable, make: Callable[[], Value], among: OrderedDict[Hashable, Any] | None = None
-    ) -> Value:
-        """What `make` gives, made once as long as the file is the same and not much else is asked."""
-        kept, most = (self._remembered, REMEMBERED) if among is None else (among, SEARCHES)
+    def _cached(self, key: Hashable, make: Callable[[], Value], *, searches: bool = False) -> Value:
+        """Returns what `make` gives, made once as long as the file is the same and not much else is asked."""
+        cache, most = (self._searches, SEARCHES) if searches else (self._cache, CACHED)
         with self._lock:
-            if key in kept:
-                kept.move_to_end(key)
-                return kept[key]
+            if key in cache:
+                cache.move_to_end(key)
+                return cache[key]
         value = make()
         with self._lock:
-            kept[key] = value
-            while len(kept) > most:
-                kept.popitem(last=False)
+            cache[key] = value
+            while len(cache) > most:
+                cache.popitem(last=False)
         return value
-
-    def _all(self) -> str:
-        return f"SELECT {quoted(ROW)}, {self._relation} FROM {self._from}"
-
-    def _rows(self, numbers: Sequence[int], shown: Sequence[str]) -> list[dict[str, Any]]:
-        if not numbers:
-            return []
-        cut = [
-            f"left({quoted(name)}, {BEGINNING + 1}) AS {quoted(name)}"
-            if self.kinds[name] == "VARCHAR"
-            else quoted(name)
-            for name in shown
-        ]
-        chosen = ", ".join(map(str, numbers))
-        text = (
-            f"SELECT {', '.join([quoted(ROW), *cut])} FROM ({self._all()}) WHERE {quoted(ROW)} IN ({chosen})"
-        )
-        found = {row[ROW]: row for row in as_rows(self._query(text))}
-        return [found[number] for number in numbers if number in found]
 
     # DuckDB
 
-    def _query(self, text: str, wanted: _Wanted | None = None) -> Any:
+    def _query(self, text: str, values: Sequence[Any] = (), matching: pa.Table | None = None) -> Any:
         import duckdb
 
-        wanted = wanted or _Wanted("true", [])
         try:
             cursor = self._cursor()
-            if wanted.matching is not None:
-                cursor.register("matching", wanted.matching)
-            return cursor.execute(text, wanted.values)
+            if matching is not None:
+                cursor.register("matching", matching)
+            return cursor.execute(text, list(values))
         except duckdb.Error as error:  # the file was written anew, or is torn where nobody has looked yet
             raise ValueError(f"{self.data.path} can't be read: {error}") from error
-
-    def _execute(self, text: str) -> duckdb.DuckDBPyConnection:
-        return self._cursor().execute(text)
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
         with self._lock:
             cursor = self._connection.cursor()
-        if self.arrow is not None:
-            cursor.register("arrow_table", self.arrow)
+        if self._arrow is not None:
+            cursor.register("arrow_table", self._arrow)
         return cursor
 
     def _source(self) -> tuple[str, str]:
-        """What stands behind FROM, with the rows' numbers; and what is to be said of it."""
+        """Returns the text behind FROM, with the rows' numbers; and a remark on the data."""
+        import numpy as np
+        import pyarrow as pa
+
         path = self.data.path
         if self.data.kind == "parquet":
-            name = literal(glob.escape(str(path)))
-            file = f"read_parquet({name}, file_row_number=true, hive_partitioning=false)"
+            file = f"read_parquet({file_in_sql(path)}, file_row_number=true, hive_partitioning=false)"
             own = f"SELECT * EXCLUDE (file_row_number), file_row_number AS {quoted(ROW)} FROM {file}"
             return f"({own})", ""
         if self.data.kind == "lines":
             return self._lines()
         if self.data.kind == "estimate":
-            from treetune_view.store.estimates import rates
-
             text, note = rates(path, ROW)
             return f"({text})", note
-        from treetune_view.store.arrow_tables import saved, wandb_table
-
-        self.arrow = _numbered(saved(path) if self.data.kind == "saved" else wandb_table(path))
+        table = saved_split(path) if self.data.kind == "saved" else wandb_table(path)
+        self._arrow = table.append_column(ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
         return "arrow_table", ""
 
     def _lines(self) -> tuple[str, str]:
         import duckdb
 
         path = self.data.path
+
+        def read() -> str:
+            return (
+                f"read_json({file_in_sql(path)}, format='newline_delimited', ignore_errors=true,"
+                f" maximum_object_size={LONGEST_LINE}"
+            )
+
+        def types_of_columns() -> dict[str, str]:
+            described = f"DESCRIBE SELECT * FROM {read()}, sample_size=-1, maximum_depth=6)"
+            return {name: kind for name, kind, *_ in self._cursor().execute(described).fetchall()}
+
         try:
-            types = self._types_of_lines(path)
+            types = types_of_columns()
         except duckdb.Error:  # what is nested deeper than DuckDB reads
             types = {}
         if list(types) in ([], ["json"]):  # a line that is no object hides the columns of all others
-            self._whole = _without_bad_lines(path)
-            path = Path(self._whole.name)
-            types = self._types_of_lines(path)
+            self._copy = _without_bad_lines(path)
+            path = Path(self._copy.name)
+            types = types_of_columns()
         # Text that looks like a date stays the text that it is.
         spelt = {name: "VARCHAR" if kind.lower() in _AS_TEXT else kind for name, kind in types.items()}
         columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in spelt.items())
         file = (
             f"(SELECT *, row_number() OVER () - 1 AS {quoted(ROW)}"
-            f" FROM {_read_lines(path)}, records=true, columns={{{columns}}}))"
+            f" FROM {read()}, records=true, columns={{{columns}}}))"
         )
         nothing = " AND ".join(f"{quoted(name)} IS NULL" for name in spelt)
-        unread = self._execute(
-            f"SELECT {quoted(ROW)}, count(*) OVER () FROM {file} WHERE {nothing} ORDER BY 1 LIMIT 3"
-        ).fetchall()
-        places = ", ".join(str(number) for number, _ in unread)
-        note = (
-            f"{unread[0][1]} of its lines hold no object that can be read (torn, another value, nested too"
-            f" deep, not in UTF-8, or with half a character), and stand here as empty rows: {places}"
-            f"{', …' if unread[0][1] > len(unread) else ''}"
-            if unread
-            else ""
+        unread = (
+            self._cursor()
+            .execute(f"SELECT {quoted(ROW)}, count(*) OVER () FROM {file} WHERE {nothing} ORDER BY 1 LIMIT 3")
+            .fetchall()
         )
-        return file, note
-
-    def _types_of_lines(self, path: Path) -> dict[str, str]:
-        found = self._execute(f"DESCRIBE SELECT * FROM {_read_lines(path)}, sample_size=-1, maximum_depth=6)")
-        return {name: kind for name, kind, *_ in found.fetchall()}
-
-    # Columns
+        if not unread:
+            return file, ""
+        numbers = ", ".join(str(number) for number, _ in unread)
+        return file, (
+            f"{unread[0][1]} of its lines hold no object that can be read (torn, another value, nested too"
+            f" deep, not in UTF-8, or with half a character), and stand here as empty rows: {numbers}"
+            f"{', …' if unread[0][1] > len(unread) else ''}"
+        )
 
     def _columns(self) -> Iterator[Column]:
         relation = self._cursor().sql(f"SELECT * EXCLUDE ({quoted(ROW)}) FROM {self._from}")
@@ -297,83 +381,93 @@ class Table:
                 yield one
 
 
-def _read_lines(path: Path) -> str:
-    """The beginning of what reads JSON lines in SQL."""
-    return (
-        f"read_json({literal(glob.escape(str(path)))}, format='newline_delimited', ignore_errors=true,"
-        f" maximum_object_size={LONGEST_LINE}"
-    )
-
-
 def _without_bad_lines(path: Path) -> Any:
-    """A copy, gone with the object, in which an empty object stands for each line that holds none, or one
-    that DuckDB can't tell columns of. Raises ValueError for a file without a row."""
+    """Returns a copy, gone with the object, in which an empty object stands for each line that holds none, or
+    one that DuckDB can't tell columns of. Raises ValueError for a file without a row."""
+
+    def depth(value: Any) -> int:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return 1 + max(map(depth, inner), default=0)
+
     copied = tempfile.NamedTemporaryFile(suffix=".jsonl")  # noqa: SIM115 (it is read as long as the table)
-    whole = 0
+    objects = 0
     with path.open("rb") as file:
         for line in filter(bytes.strip, file):
             try:
                 row = json.loads(line)
-                good = isinstance(row, dict) and "" not in row and _depth(row) <= DEEPEST_LINE
+                good = isinstance(row, dict) and "" not in row and depth(row) <= DEEPEST_LINE
             except (ValueError, RecursionError):
                 good = False
-            whole += good
+            objects += good
             copied.write(line if good else b"{}\n")
     copied.flush()
-    if not whole:
+    if not objects:
         raise ValueError(f"{path} has no row: none of its lines is a JSON object")
     return copied
 
 
-def _depth(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, inner), default=0)
-
-
 def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[Column]:
-    """A column, what is counted of it, and the fields in it."""
-    made = _column(name, sql, kind, depth)
-    yield made
-    if depth < DEEPEST and (kind.id == "varchar" or _is_conversation(kind)):
-        yield Column(name + CHARACTERS, "", "BIGINT", f"length({made.sql})", depth + 1)
+    """Yields a column, the lengths of its texts, and the fields in it."""
+    is_conversation = False  # a list of messages, such as a prompt: their contents are its text
+    if kind.id == "list":
+        [(_, one)] = kind.children
+        texts = {field for field, own in one.children if own.id == "varchar"} if one.id == "struct" else set()
+        is_conversation = {"role", "content"} <= texts
+    as_kind, to_sql = "VARCHAR", f"CAST({sql} AS VARCHAR)"
+    if kind.id == "boolean":
+        as_kind, to_sql = "BOOLEAN", sql
+    elif kind.id in _WHOLE:
+        as_kind, to_sql = "BIGINT", sql
+    elif kind.id in _BROKEN:
+        as_kind, to_sql = "DOUBLE", f"CAST({sql} AS DOUBLE)"
+    elif str(kind) == "JSON":
+        to_sql = f"({sql} ->> '$')"
+    elif is_conversation:
+        to_sql = conversation(sql)
+    elif kind.id in ("struct", "list", "map", "array", "union"):
+        to_sql = f"CAST(to_json({sql}) AS VARCHAR)"
+    yield Column(name, str(kind), as_kind, to_sql, depth)
+    if depth < DEEPEST and (kind.id == "varchar" or is_conversation):
+        yield Column(name + CHARACTERS, "", "BIGINT", f"length({to_sql})", depth + 1)
     if kind.id == "struct" and depth < DEEPEST:
         for field, own in kind.children:
             yield from _fields(f"{name}.{field}", f"struct_extract({sql}, {literal(field)})", own, depth + 1)
 
 
-def _column(name: str, sql: str, kind: Any, depth: int) -> Column:
-    words = str(kind)
-    to_sql: Callable[[str], str]
-    if kind.id == "boolean":
-        as_kind, to_sql = "BOOLEAN", str
-    elif kind.id in _WHOLE:
-        as_kind, to_sql = "BIGINT", str
-    elif kind.id in _BROKEN:
-        as_kind, to_sql = "DOUBLE", "CAST({} AS DOUBLE)".format
-    elif words == "JSON":
-        as_kind, to_sql = "VARCHAR", "({} ->> '$')".format
-    elif _is_conversation(kind):
-        as_kind, to_sql = "VARCHAR", conversation
-    elif kind.id in ("struct", "list", "map", "array", "union"):
-        as_kind, to_sql = "VARCHAR", "CAST(to_json({}) AS VARCHAR)".format
-    else:
-        as_kind, to_sql = "VARCHAR", "CAST({} AS VARCHAR)".format
-    return Column(name, words, as_kind, to_sql(sql), depth)
+# Histograms
 
 
-def _is_conversation(kind: Any) -> bool:
-    """Whether it is a list of messages, such as a prompt: their contents are its text."""
-    if kind.id != "list":
-        return False
-    [(_, one)] = kind.children
-    return one.id == "struct" and {field for field, own in one.children if own.id == "varchar"} >= {
-        "role",
-        "content",
-    }
+def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histogram | None:
+    """Counts a column of the table `numbers` in bins whose bounds are round numbers."""
+    facts = numbers.execute(
+        f"SELECT count(*), count({x}), min({x}), max({x}), avg({x}), median({x}), bool_and({x} = floor({x}))"
+        " FROM numbers"
+    ).fetchone()
+    assert facts is not None
+    rows, counted, low, high, mean, median, whole = facts
+    if not counted:
+        return None
+    step = bin_step(low, high, whole=whole)
+    first = math.floor(low / step + HAIR)
+    binned = numbers.execute(
+        f"SELECT floor({x} / {step!r} + {HAIR!r}) AS bin, count(*) FROM numbers"
+        f" WHERE {x} IS NOT NULL GROUP BY bin"
+    ).fetchall()
+    counts = {int(number) - first: count for number, count in binned}
+    # Without what multiplying adds: 0.15 and not 0.15000000000000002.
+    digits = max(0, 1 - math.floor(math.log10(step)))
+    bounds = [round((first + i) * step, digits) for i in range(max(counts) + 2)]
+    bars = [Bar(low, high, counts.get(i, 0)) for i, (low, high) in enumerate(itertools.pairwise(bounds))]
+    return Histogram(column, bars, counted, rows - counted, mean, median)
 
 
-def _numbered(table: pa.Table) -> pa.Table:
-    import numpy as np
-    import pyarrow as pa
-
-    return table.append_column(ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
+def bin_step(low: float, high: float, *, whole: bool) -> float:
+    """Returns the width of bins: 1, 2 or 5 times a power of ten, and a whole number for whole numbers."""
+    if not whole and low >= 0 and high <= 1:
+        return RATE_STEP
+    span = high / MOST_BARS - low / MOST_BARS  # not (high - low), which may be beyond what a float holds
+    if span <= 0:
+        return 1.0 if whole else 10.0 ** math.floor(math.log10(abs(high)))
+    power = 10.0 ** math.floor(math.log10(span))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= span * (1 - HAIR))
+    return max(1.0, step) if whole else step

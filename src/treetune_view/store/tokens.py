@@ -1,9 +1,11 @@
-"""One answer token by token: ids, texts, numbers that are known of each; its steps with their credit."""
+"""An answer token by token: ids, texts, numbers that are known of each; its steps with their credit, and the
+credit of several methods beside each other."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,33 @@ from typing import Any
 import numpy as np
 
 from treetune.rollouts.storage import TOKENS, read_tokens
-from treetune.vocabulary import Branch, Episode, Trajectory, are_sampled
-from treetune_view.report.answer_steps import Step, steps_of
-from treetune_view.store.batches import walk
+from treetune.runtime.analysis import read_result
+from treetune.vocabulary import Branch, Episode, are_sampled
+from treetune_lab.analyzers.step_credit import Shown, step_credit
+from treetune_view.store.answers import Answer
 from treetune_view.store.catalogue import stat_of
-from treetune_view.store.whole_answers import Answer
+from treetune_view.store.index import walk
+
+OF_CREDIT = "advantage of credit"
+"""The advantage as it is stored, where ``advantage`` is what training made of it."""
+
+MICROSCOPE, REPLAY = "result.json", "advantages.jsonl"
+"""Files that analyses write into their folders."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Tokens ``[start, end)``; the value before them and their advantage, each with its interval, and what
+    they earned by themselves, as far as that is known. Where `merged`, credit knows no value before it, and
+    treats it and the step before as one."""
+
+    number: int
+    start: int
+    end: int
+    value: Shown | None
+    advantage: Shown | None
+    earned: float | None
+    merged: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,109 +60,100 @@ class Tokens:
         return len(self.ids)
 
 
-OF_CREDIT = "advantage of credit"
-"""As it is stored, where ``advantage`` is what was made of it."""
-
-
 def tokens_of(run: Path, answer: Answer, config: Mapping[str, Any]) -> Tokens | None:
-    """With the advantages that trained, as far as the run's `config` and what is stored say these. None for
-    an answer of which only the text is stored, as evaluations'."""
-    trajectory, episode = answer.trajectory, own_episode(answer)
-    if trajectory is None and episode is None:
+    """Returns tokens with the advantages that trained, as far as the run's `config` and what is stored say
+    these. None for an answer of which only the text is stored, as evaluations'."""
+    trajectory, episode = answer.trajectory, answer.episode
+    source = trajectory if trajectory is not None else episode
+    if source is None:
         return None
-    ids = trajectory.response_ids if trajectory is not None else episode.response_ids  # type: ignore[union-attr]
-    numbers: dict[str, np.ndarray] = {}
+    ids, numbers = source.response_ids, dict[str, np.ndarray]()
     if episode is not None and episode.advantages is not None:
         given = np.where(episode.trained, episode.advantages, np.nan)
         trained = _normalised(given, answer, episode, config)
         numbers |= {"advantage": given} if trained is None else {"advantage": trained, OF_CREDIT: given}
-    logprobs = _logprobs(trajectory, episode)
-    if logprobs is not None:
-        numbers["log-prob"] = logprobs
+    segments = trajectory.segments if trajectory is not None else ()
+    precisions = [one.logprobs.dtype for one in segments if one.logprobs is not None]
+    if precisions:  # the engine's, NaN for what was injected
+        missing = (np.full(len(one.token_ids), np.nan, precisions[0]) for one in segments)
+        pairs = zip(segments, missing, strict=True)
+        numbers["log-prob"] = np.concatenate(
+            [nan if one.logprobs is None else one.logprobs for one, nan in pairs]
+        )
+    elif trajectory is None and episode is not None and episode.behaviour_logprobs is not None:
+        numbers["log-prob"] = np.where(episode.trained, episode.behaviour_logprobs, np.nan)
     if episode is not None:
-        numbers |= _signals(answer, episode)
+        signals = dict(zip(map(id, answer.episodes), answer.signals, strict=False)).get(id(episode))
+        for name, kind in (("entropy", "entropies"), ("gap", "gaps"), ("trainer's log-prob", "logprobs")):
+            values = getattr(signals, kind, None)
+            if values is not None:  # NaN for tokens that the trainer was not asked about
+                numbers[name] = np.full(len(episode.trained), np.nan, values.dtype)
+                numbers[name][episode.trained] = values
+    by_token = [segment for segment in segments for _ in range(len(segment.token_ids))]
+    if trajectory is not None:
+        sampled = are_sampled(trajectory.segments)
+    else:
+        assert episode is not None
+        sampled = episode.trained
+    # Steps are those of credit where it has some, else the answer's.
+    ends = (episode.step_ends if episode is not None else ()) or source.step_ends
+    length = len((episode if episode is not None else source).response_ids)
     return Tokens(
         ids=ids,
         texts=texts_of(run, ids),
-        sampled=are_sampled(trajectory.segments) if trajectory is not None else episode.trained,  # type: ignore[union-attr]
-        steps=_steps(trajectory, episode),
-        branches=_by_token(trajectory, lambda segment: segment.branch) or [()] * len(ids),
-        versions=_by_token(trajectory, lambda segment: segment.policy_version) or [None] * len(ids),
+        sampled=sampled,
+        steps=steps_of(length, ends, episode, earned=(episode or source).step_rewards),
+        branches=[one.branch for one in by_token] or [()] * len(ids),
+        versions=[one.policy_version for one in by_token] or [None] * len(ids),
         numbers=numbers,
     )
 
 
-def _normalised(
-    given: np.ndarray, answer: Answer, episode: Episode, config: Mapping[str, Any]
-) -> np.ndarray | None:
-    """Advantages as `trainers.preparation` normalises them; None where it doesn't, or where they have a KL
-    penalty, which is not stored."""
-    trainer = config.get("trainer") or {}
-    objective, how = trainer.get("objective") or {}, trainer.get("advantage_normalisation")
-    penalised = objective.get("kl_placement", "loss") != "loss" and objective.get("kl_coef") != 0
-    path = answer.source.episodes
-    if how not in ("whiten", "scale") or penalised or path is None:
-        return None
-    everything = _spreads(path, stat_of(path))
-    domains = [episode.domain] if trainer.get("normalise_by_domain") else list(everything)
-    count, total, squares = np.sum([everything[one] for one in domains], axis=0)
-    if count < 2:
-        return None
-    mean = total / count
-    deviation = np.sqrt(max(0.0, squares - count * mean**2) / (count - 1) + 1e-8)
-    return ((given - (mean if how == "whiten" else 0.0)) / deviation).astype(np.float32)
+def steps_of(
+    length: int, ends: Sequence[int], episode: Episode | None, *, earned: Sequence[float] = ()
+) -> list[Step]:
+    """Returns the steps of an answer of so many tokens, which end at `ends`; what is behind the last is a
+    step too. The episode has an advantage for each token, and the values of the states before credit's own
+    steps."""
+    if not ends or ends[-1] < length:
+        ends = (*ends, length)
+    credit = None
+    if episode is not None and episode.advantages is not None:
+        known = episode.step_values or None
+        errors = episode.step_errors if known else None
+        advantages = episode.advantages.tolist()
+        credit = step_credit(ends, episode.reward, advantages, episode.step_ends, known, errors)
+    return [
+        Step(
+            number=number,
+            start=start,
+            end=end,
+            value=credit.values[number] if credit else None,
+            advantage=credit.advantages[number] if credit else None,
+            earned=earned[number] if number < len(earned) else None,
+            merged=credit is not None and any(credit.values) and credit.values[number] is None,
+        )
+        for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True))
+        if start < end or length == 0
+    ]
 
 
-@functools.lru_cache(maxsize=64)
-def _spreads(path: Path, stat: object) -> dict[str, tuple[int, float, float]]:
-    """Of each domain's trained tokens: how many, the sum of their advantages, and that of the squares."""
-    from treetune.rollouts.rows import rows_of
-
-    found: dict[str, tuple[int, float, float]] = {}
-    walking = walk(path, ["advantages", "trained", "domain"])
-    next(walking)
-    for batch, _ in walking:
-        domains = batch["domain"].to_pylist() if "domain" in batch.schema.names else [""] * batch.num_rows
-        for domain, row, trained in zip(
-            domains, rows_of(batch["advantages"]), rows_of(batch["trained"]), strict=True
-        ):
-            if row is not None and trained is not None:
-                own = row[trained.astype(bool)].astype(float)
-                count, total, squares = found.get(domain, (0, 0.0, 0.0))
-                found[domain] = count + len(own), total + own.sum(), squares + (own**2).sum()
-    return found
-
-
-def _signals(answer: Answer, episode: Episode) -> dict[str, np.ndarray]:
-    """What the trainer said of the episode's tokens; NaN for those that it was not asked about."""
-    said = dict(zip(map(id, answer.episodes), answer.signals, strict=False)).get(id(episode))
-    if said is None:
-        return {}
-    own = {"entropy": said.entropies, "gap": said.gaps, "trainer's log-prob": said.logprobs}
-    numbers = {}
-    for name, values in own.items():
-        if values is not None:
-            numbers[name] = np.full(len(episode.trained), np.nan, values.dtype)
-            numbers[name][episode.trained] = values
-    return numbers
-
-
-def own_episode(answer: Answer) -> Episode | None:
-    """The training row that has the answer's tokens; None where none has."""
-    if answer.trajectory is None:
-        return answer.episodes[0] if answer.episodes else None
-    ids = answer.trajectory.response_ids
-    return next((one for one in answer.episodes if np.array_equal(one.response_ids, ids)), None)
+# Texts of tokens
 
 
 def texts_of(run: Path, ids: np.ndarray) -> list[str] | None:
-    """Of each token its text, empty for a special one; None where the experiment stored no texts."""
+    """Returns the text of each token, empty for a special one; None where the experiment stored no texts."""
     known = all_texts(run)
-    return known and [known[one] if one < len(known) else "" for one in ids.tolist()]
+    return known and text_of_each(known, ids)
+
+
+def text_of_each(known: Sequence[str], ids: np.ndarray) -> list[str]:
+    return [known[one] if one < len(known) else "" for one in ids.tolist()]
 
 
 def all_texts(run: Path) -> list[str] | None:
-    """The text of every token; None where the experiment stored none, or it is damaged, as its page says."""
+    """Returns the text of every token; None where the experiment stored none, or it is damaged, as its page
+    says."""
     path = run / TOKENS
     stat = stat_of(path)
     try:
@@ -152,43 +167,149 @@ def _token_texts(path: Path, stat: object) -> list[str]:
     return read_tokens(path)
 
 
-def _logprobs(trajectory: Trajectory | None, episode: Episode | None) -> np.ndarray | None:
-    """The engine's, in the precision in which they are stored; NaN for what was injected."""
-    if trajectory is not None:
-        kinds = [one.logprobs.dtype for one in trajectory.segments if one.logprobs is not None]
-        if not kinds:
-            return None
-        parts = [
-            np.full(len(one.token_ids), np.nan, kinds[0]) if one.logprobs is None else one.logprobs
-            for one in trajectory.segments
-        ]
-        return np.concatenate(parts)
-    if episode is None or episode.behaviour_logprobs is None:
+# Advantages in training
+
+
+def made_of_credit(config: Mapping[str, Any]) -> str:
+    """Describes what training makes of the advantages that credit gave and that are stored; empty where it
+    takes them as they are."""
+    trainer = config.get("trainer")
+    if not trainer:
+        return "nobody can tell what training made of it: config.json can't be read"
+    objective = trainer.get("objective") or {}
+    penalised = objective.get("kl_placement") if objective.get("kl_coef") != 0 else None
+    over = "each domain's" if trainer.get("normalise_by_domain") else "the iteration's"
+    made = {
+        "reward": "the KL penalty from each token on is taken from it",
+        "whiten": f"it is whitened over {over} trained tokens",
+        "scale": f"it is divided by the standard deviation of {over} trained tokens",
+        "advantage": "the token's KL penalty is taken from it",
+    }
+    steps = ("reward" if penalised == "reward" else "", trainer.get("advantage_normalisation"), penalised)
+    words = " and ".join(made[step] for step in dict.fromkeys(steps) if step in made)
+    return f"in training {words}" if words else ""
+
+
+def _normalised(
+    given: np.ndarray, answer: Answer, episode: Episode, config: Mapping[str, Any]
+) -> np.ndarray | None:
+    """Normalises advantages as `trainers.preparation` does; None where it doesn't, or where they have a KL
+    penalty, which is not stored."""
+    trainer = config.get("trainer") or {}
+    objective, how = trainer.get("objective") or {}, trainer.get("advantage_normalisation")
+    penalised = objective.get("kl_placement", "loss") != "loss" and objective.get("kl_coef") != 0
+    path = answer.source.episodes
+    if how not in ("whiten", "scale") or penalised or path is None:
         return None
-    return np.where(episode.trained, episode.behaviour_logprobs, np.nan)
+    sums = _sums_by_domain(path, stat_of(path))
+    domains = [episode.domain] if trainer.get("normalise_by_domain") else list(sums)
+    count, total, squares = np.sum([sums[one] for one in domains], axis=0)
+    if count < 2:
+        return None
+    mean = total / count
+    deviation = np.sqrt(max(0.0, squares - count * mean**2) / (count - 1) + 1e-8)
+    return ((given - (mean if how == "whiten" else 0.0)) / deviation).astype(np.float32)
 
 
-def _by_token(trajectory: Trajectory | None, of: Any) -> list[Any]:
-    if trajectory is None:
+@functools.lru_cache(maxsize=64)
+def _sums_by_domain(path: Path, stat: object) -> dict[str, tuple[int, float, float]]:
+    """Returns how many trained tokens each domain has, the sum of their advantages, and that of the
+    squares."""
+    from treetune.rollouts.rows import rows_of
+
+    sums: dict[str, tuple[int, float, float]] = {}
+    walking = walk(path, ["advantages", "trained", "domain"])
+    next(walking)
+    for batch, _ in walking:
+        domains = batch["domain"].to_pylist() if "domain" in batch.schema.names else [""] * batch.num_rows
+        rows = rows_of(batch["advantages"]), rows_of(batch["trained"])
+        for domain, row, trained in zip(domains, *rows, strict=True):
+            if row is not None and trained is not None:
+                own = row[trained.astype(bool)].astype(float)
+                count, total, squares = sums.get(domain, (0, 0.0, 0.0))
+                sums[domain] = count + len(own), total + own.sum(), squares + (own**2).sum()
+    return sums
+
+
+# Credit of several methods
+
+
+@dataclass(frozen=True)
+class Method:
+    """The credit that one method gives the steps of an answer: for each step the value before it and its
+    advantage, each with its 95 % interval where one is known. `found_by` names the analysis, and `cost` is
+    what it sampled for an answer. Shown by `credits` in ``parts.html``."""
+
+    name: str
+    cells: tuple[tuple[Shown | None, Shown | None], ...]
+    found_by: str = ""
+    cost: str = ""
+
+    @property
+    def scale(self) -> float:
+        """The advantage that is coloured fully: methods have units of their own."""
+        sizes = [abs(advantage.value) for _, advantage in self.cells if advantage is not None]
+        return max(sizes, default=0.0) or 1.0
+
+
+def method_of(name: str, credit: Mapping[str, Any], cost: Mapping[str, float] | None, by: str = "") -> Method:
+    """Reads what `StepCredit.plain` gave, as the credit microscope writes it."""
+    pairs = zip(credit["values"], credit["advantages"], strict=True)
+    cells = tuple((value and Shown(**value), Shown(**advantage)) for value, advantage in pairs)
+    return Method(name, cells, by, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else "")
+
+
+def credits_of(run: Path, answer: Answer) -> list[Method]:
+    """Returns the credit of an iteration's answer in all analyses: the run's own, `replay`'s, the
+    microscope's. Those that can't be read are left out."""
+    if answer.source.kind != "iteration":
         return []
-    return [of(segment) for segment in trajectory.segments for _ in range(len(segment.token_ids))]
+    methods = list[Method]()
+    for folder in sorted((run / "analyses").glob("*")):
+        try:
+            methods += [*_of_microscope(folder, answer)] or [*_of_replay(folder, answer)]
+        except (OSError, ValueError, KeyError, TypeError):  # written just now, or by another version
+            continue
+    return methods
 
 
-def _steps(trajectory: Trajectory | None, episode: Episode | None) -> list[Step]:
-    """Those of credit where it has some, else the answer's."""
-    ends = (episode.step_ends if episode is not None else ()) or (trajectory.step_ends if trajectory else ())
-    source = episode if episode is not None else trajectory
-    assert source is not None
-    length, earned = len(source.response_ids), source.step_rewards
-    if episode is None or episode.advantages is None:
-        return steps_of(length, ends, earned=earned)
-    return steps_of(
-        length,
-        ends,
-        earned=earned,
-        advantages=episode.advantages.tolist(),
-        reward=episode.reward,
-        own_ends=episode.step_ends,
-        values=episode.step_values,
-        errors=episode.step_errors,
-    )
+def mark_of_credits(run: Path) -> list[object]:
+    """Returns another list as soon as analyses have found anything else."""
+    files = [
+        folder / name for folder in sorted((run / "analyses").glob("*")) for name in (MICROSCOPE, REPLAY)
+    ]
+    return [(str(path), stat_of(path)) for path in files]
+
+
+def _of_microscope(folder: Path, answer: Answer) -> Iterable[Method]:
+    if not (folder / MICROSCOPE).is_file():
+        return
+    result = read_result(folder)
+    if result.get("analyzer") != "credit_microscope":
+        return
+    looked = result["numbers"]["by_iteration"].get(str(answer.source.number - 1))
+    for row in looked["answers"] if looked else ():
+        if row["answer"] == answer.row["answer"]:
+            for name, credit in row["credit"].items():
+                yield method_of(name, credit, looked["costs"].get(name), folder.name)
+
+
+def _of_replay(folder: Path, answer: Answer) -> Iterable[Method]:
+    path = folder / REPLAY
+    if not folder.name.startswith(f"replay-{answer.source.number:04d}") or not path.is_file():
+        return
+
+    def shown(numbers: Sequence[float | None], step: int) -> Shown | None:
+        number = numbers[step] if step < len(numbers) else None
+        return None if number is None else Shown(number)
+
+    name = json.dumps(answer.row["answer"])
+    with path.open() as file:
+        for line in file:
+            if name in line and (row := json.loads(line))["answer"] == answer.row["answer"]:
+                for variant in row["advantages"]:
+                    values, advantages = row["values"].get(variant) or (), row["advantages"][variant] or ()
+                    steps = range(len(row["step_ends"]))
+                    cells = tuple((shown(values, step), shown(advantages, step)) for step in steps)
+                    yield Method(f"replay, {variant}", cells, folder.name)
+                return

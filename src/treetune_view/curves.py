@@ -1,0 +1,302 @@
+"""Charts of what experiments recorded: one line for each experiment or setting, with bands and events."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from treetune_view.charts import N_COLOURS, Chart, Event, Series, better_of
+from treetune_view.experiment import Experiment
+
+MOST_POINTS = 1200
+"""Points of a line; of more, the lowest and the highest of neighbours stand for them."""
+
+CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("rounds of sampling until enough problems had answers of different scores", ("rollout/rounds",)),
+    ("share of problems whose answers all have the same score", ("rollout/groups_dropped",)),
+    ("share of trained tokens whose advantage is 0", ("credit/advantage_zero",)),
+    ("loss", ("train/loss",)),
+    ("KL to the reference", ("train/kl",)),
+    ("entropy (nats per token)", ("train/entropy",)),
+    ("gradient norm", ("train/grad_norm",)),
+    ("clip fraction", ("train/clip_fraction",)),
+    ("share of pairs that the policy prefers as it should", ("preference/accuracy",)),
+    (
+        "implicit reward of the better answers, and dashed of the others",
+        ("preference/chosen_reward", "preference/rejected_reward"),
+    ),
+    ("response length (tokens)", ("episodes/response_tokens",)),
+    ("share unfinished", ("episodes/unfinished",)),
+    ("learning rate", ("train/learning_rate",)),
+    ("critic: mean squared error of its values", ("critic/mse",)),
+    ("engine: sampled tokens per second", ("engine/tokens_per_second",)),
+    (
+        "|engine − trainer log-prob|: mean, and dashed the largest",
+        ("engine/logprob_gap_mean", "engine/logprob_gap_max"),
+    ),
+    (
+        "canary after each weight sync, |engine − trainer log-prob|: mean, and dashed the largest",
+        ("engine/canary_mean_gap", "engine/canary_gap"),
+    ),
+)
+"""Title and the metrics in it, behind the reward. What an experiment did not record has no chart."""
+
+SHAPING = "shaping/"
+"""Begins the names of metrics of the parts of `shaping`, which may be anyone's: a chart for each."""
+
+FROM_ZERO = {
+    "share unfinished",
+    "clip fraction",
+    "engine: sampled tokens per second",
+    "rounds of sampling until enough problems had answers of different scores",
+    "share of problems whose answers all have the same score",
+    "share of trained tokens whose advantage is 0",
+}
+
+_RESUMED = re.compile(r"INFO continuing after iteration (\d+) of")
+_SIGN = re.compile(r"INFO warning: (\w+) in iterations \d+ to (\d+): (.*)")
+
+
+@dataclass(frozen=True)
+class Bunch:
+    """Experiments that a curve is of: one, or several that differ in their seed alone."""
+
+    name: str
+    colour: int
+    members: Sequence[Experiment]
+
+
+def bunches(experiments: Mapping[str, Experiment], together: bool) -> list[Bunch]:
+    """Returns each experiment by itself, or those that differ in nothing but seed and name as one."""
+    alike: dict[str, list[str]] = {}
+    for name, one in experiments.items():
+        alike.setdefault(setting_of(one.config) if together else name, []).append(name)
+    made = []
+    for i, names in enumerate(alike.values()):
+        seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
+        members = [experiments[name] for name in names]
+        made.append(Bunch(_distinct_name(names, list(experiments)) + seeds, i, members))
+    return made
+
+
+def _distinct_name(names: Sequence[str], all_names: Sequence[str]) -> str:
+    """Returns what the names of a bunch have in common, without what all names have."""
+
+    def shared(names: Sequence[str]) -> dict[int, str]:
+        columns = zip(*(name.split("/") for name in names), strict=False)
+        return {i: column[0] for i, column in enumerate(columns) if len(set(column)) == 1}
+
+    lengths = {len(name.split("/")) for name in all_names}
+    if len(all_names) == 1 or len(lengths) > 1:
+        return names[0]
+    common = shared(all_names)
+    return "/".join(part for i, part in shared(names).items() if i not in common) or names[0]
+
+
+def setting_of(config: Mapping[str, Any]) -> str:
+    """Returns what an experiment is but for its seed, its name and where it lies."""
+    return repr(
+        {k: v for k, v in sorted(config.items()) if k not in ("seed", "experiment_name", "directory")}
+    )
+
+
+def metric_names(experiments: Iterable[Experiment]) -> list[str]:
+    """Returns the names of all numbers that they recorded."""
+    names = {
+        key
+        for one in experiments
+        for row in one.metrics
+        for key, value in row.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return sorted(names - {"iteration", "wall_time"})
+
+
+# Charts
+
+
+def evaluation_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
+    """Returns pass@1 on each evaluation set that was measured more than once; an experiment that was measured
+    once is a level to compare with."""
+    labels = sorted({label for bunch in made for one in bunch.members for label in one.evaluations})
+    alone = all(len(bunch.members) == 1 for bunch in made)  # a chart's bands are all of one kind
+    charts = []
+    for label in labels:
+        lines = []
+        for bunch in made:
+            measured = [one.evaluations.get(label, {}) for one in bunch.members]
+            curves = [{float(n): float(s["pass_at_1"]) for n, s in own.items()} for own in measured]
+            bounds = {
+                float(n): (float(s["ci_low"]), float(s["ci_high"]))
+                for n, s in measured[0].items()
+                if alone and s.get("ci_low") is not None and s.get("ci_high") is not None
+            }
+            if (line := _line(bunch, curves, bounds)) is not None:
+                lines.append(replace(line, is_level=len(line.points) == 1))
+        if any(not line.is_level for line in lines):
+            band = _band_words(made) or "95 % interval over problems"
+            charts.append(Chart(f"pass@1 on {label}", lines, "up", band, events))
+    return charts
+
+
+def chosen_charts(made: Sequence[Bunch], names: Sequence[str], events: Sequence[Event] = ()) -> list[Chart]:
+    """Returns a chart for each metric of these names that an experiment recorded."""
+    return [
+        Chart(name, lines, better_of(name), _band_words(made), events)
+        for name in names
+        if (lines := _lines(made, name))
+    ]
+
+
+def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
+    """Returns the reward, a chart for each part of shaping that was recorded, and `CURVES`.
+
+    Further metrics of a chart have the colour of their experiment and are dashed.
+    """
+    experiments = [one for bunch in made for one in bunch.members]
+    data = " and ".join(sorted({one.trained_on for one in experiments}))
+    recorded = {key for one in experiments for row in one.metrics for key in row if key.startswith(SHAPING)}
+    titles: list[tuple[str, tuple[str, ...]]] = [(f"reward of the {data}", ("episodes/reward",))]
+    titles += [(f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in sorted(recorded)]
+    charts = []
+    for title, keys in (*titles, *CURVES):
+        lines = []
+        for n, key in enumerate(keys):
+            for line in _lines(made, key):
+                metric = key.split("/", 1)[1]
+                name = f"{line.name}: {metric}" if len(made) > 1 else metric
+                further = replace(line, name=name, dash=line.dash + n)
+                lines.append(further if len(keys) > 1 else line)
+        if lines:
+            better, band = better_of(keys[0]), _band_words(made)
+            charts.append(Chart(title, lines, better, band, events, from_zero=title in FROM_ZERO))
+    return charts
+
+
+def _lines(made: Sequence[Bunch], metric: str) -> list[Series]:
+    """Returns a metric's curve of each bunch that recorded it."""
+    lines = [_line(bunch, [dict(one.curve(metric)) for one in bunch.members], {}) for bunch in made]
+    return [line for line in lines if line is not None]
+
+
+def _line(
+    bunch: Bunch, curves: Sequence[Mapping[float, float]], bounds: Mapping[float, tuple[float, float]]
+) -> Series | None:
+    """Returns one member's curve with its own bounds; of several the mean, with the 95 % t-interval of the
+    mean where more than one has a point."""
+    xs = sorted({x for curve in curves for x in curve})
+    if not xs:
+        return None
+    means, interval = [], dict[float, tuple[float, float]]()
+    for x in xs:
+        values = [curve[x] for curve in curves if x in curve]
+        mean = math.fsum(values) / len(values)
+        means.append(mean)
+        if len(curves) == 1:
+            interval |= {x: bounds[x]} if x in bounds else {}
+        elif len(values) > 1:
+            from scipy.stats import t
+
+            variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+            half = float(t.ppf(0.975, len(values) - 1)) * math.sqrt(variance / len(values))
+            interval[x] = mean - half, mean + half
+    dash, colour = divmod(bunch.colour, N_COLOURS)
+    points = list(zip(xs, means, strict=True))
+    return Series(bunch.name, points if interval else _thinned(points), f"c{colour}", interval, dash=dash)
+
+
+def _band_words(made: Sequence[Bunch]) -> str:
+    most = max((len(bunch.members) for bunch in made), default=1)
+    return f"95 % t-interval of the mean over up to {most} seeds" if most > 1 else ""
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    if len(points) <= MOST_POINTS:
+        return points
+    size = math.ceil(2 * len(points) / MOST_POINTS)
+    kept = {0, len(points) - 1}
+    for start in range(0, len(points), size):
+        near = range(start, min(start + size, len(points)))
+        kept |= {min(near, key=lambda i: points[i][1]), max(near, key=lambda i: points[i][1])}
+    return [points[i] for i in sorted(kept)]
+
+
+# Events
+
+
+def events_of(one: Experiment) -> list[Event]:
+    """Returns evaluations, restarts of the engine, signs of collapse that began or ended, resumes, other
+    settings."""
+    events = [
+        Event(float(number), "evaluation", f"{label}: pass@1 {summary['pass_at_1']:.3f}")
+        for label, summaries in one.evaluations.items()
+        for number, summary in summaries.items()
+    ]
+    try:
+        log = (one.path / "logs" / "run.log").read_text(errors="replace")
+    except OSError:
+        log = ""
+    logged = {(sign, int(number)): words for sign, number, words in _SIGN.findall(log)}
+    before: Mapping[str, Any] = {}
+    for row in one.metrics:
+        x = float(row["iteration"] + 1)
+        if row.get("engine/restarts", 0) > before.get("engine/restarts", 0):
+            events.append(Event(x, "restart", "the engine was started again"))
+        for key, value in row.items():
+            sign = key.removeprefix("diagnostics/")
+            if sign != key and sign != "stop" and bool(value) != bool(before.get(key, 0)):
+                why = logged.get((sign, int(x)), "") if value else ""
+                words = f"{sign} {'begins' if value else 'is over'}{': ' if why else ''}{why}"
+                events.append(Event(x, "sign", words))
+        if row.get("diagnostics/stop"):
+            events.append(Event(x, "sign", "stopped by a sign of collapse"))
+        before = row
+    for change in one.manifest.get("continued", ()):
+        words = ", ".join((change.get("changed") or {}).values()) or "on another machine"
+        events.append(Event(float(change.get("after", 0)), "resume", f"went on with {words}"))
+    events += [Event(float(n), "resume", "resumed") for n in _RESUMED.findall(log)]
+    return sorted(events, key=lambda event: (event.x, event.kind, event.words))
+
+
+def events_of_several(experiments: Mapping[str, Experiment]) -> list[Event]:
+    """Returns the events of each with its name in front, but for evaluations: each is a point of a curve."""
+    events = [
+        replace(event, words=f"{name}: {event.words}")
+        for name, one in experiments.items()
+        for event in events_of(one)
+        if event.kind != "evaluation"
+    ]
+    return sorted(events, key=lambda event: (event.x, event.kind, event.words))
+
+
+# Time by phase
+
+PHASES: Mapping[str, str] = {
+    "generation": "answers are sampled, or demonstrations taken, and graded",
+    "credit": "steps are valued and advantages computed",
+    "training": "the policy, and a critic where there is one, learn from the answers",
+    "choice": "the weights of each epoch are measured",
+    "sync": "the new weights go into the engine that samples",
+    "evaluation": "checkpoints are measured",
+    "commit": "what was done is written to disk",
+    "other": "all else",
+}
+"""The phases of the loop, and what is done in each."""
+
+
+def phase_seconds(experiment: Experiment) -> list[tuple[str, dict[str, float]]]:
+    """Returns seconds by phase of each iteration, in its order, after the iteration's number."""
+    by_phase = {phase: dict(experiment.curve(f"seconds/{phase}")) for phase in PHASES}
+    return [
+        (f"{x:.0f}", {phase: points.get(x, 0.0) for phase, points in by_phase.items()})
+        for x in sorted({x for points in by_phase.values() for x in points})
+    ]
+
+
+def phase_totals(rows: Sequence[tuple[str, Mapping[str, float]]]) -> dict[str, float]:
+    """Returns seconds of the phases that took any, over all of these iterations."""
+    totals = {phase: math.fsum(own[phase] for _, own in rows) for phase in PHASES}
+    return {phase: seconds for phase, seconds in totals.items() if seconds > 0}

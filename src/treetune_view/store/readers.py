@@ -1,0 +1,199 @@
+"""Data sets as DuckDB and Arrow read them: saved splits, W&B's tables, and estimates of difficulty."""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune_view.store.queries import conversation, literal, quoted
+from treetune_view.text import writable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LARGEST_TABLE = 256 * 2**20
+"""Bytes of a W&B table's JSON: it is read as a whole."""
+
+COUNTED = "pass_rate, correct, answers, mean_reward, mean_tokens, unfinished"
+
+_PART = re.compile(r"(input|output|score)_(\d+)")
+_GRADES = (
+    "{'row': 'BIGINT', 'sample': 'BIGINT', 'reward': 'DOUBLE', 'correct': 'BOOLEAN', 'outcome': 'VARCHAR',"
+    " 'complete': 'BOOLEAN', 'tokens': 'BIGINT'}"
+)
+
+
+def file_in_sql(path: Path) -> str:
+    """Writes the path of one file in SQL, whatever signs of patterns are in its name."""
+    return literal(glob.escape(str(path)))
+
+
+def saved_split(folder: Path) -> pa.Table:
+    """Reads a split of a saved data set as it lies on disk: not copied, and without `datasets`, which takes
+    seconds to import. Raises ValueError for one that can't be read."""
+    import pyarrow as pa
+
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        if state.get("_indices_files") or state.get("_indices_data_files"):
+            raise ValueError("its rows are picked by indices: save it again with save_to_disk")
+        names = [one["filename"] for one in state["_data_files"]]
+        if any(Path(name).name != name for name in names):
+            raise ValueError(f"state.json names files elsewhere: {', '.join(names)}")
+        parts = [pa.ipc.open_stream(pa.memory_map(str(folder / name))).read_all() for name in names]
+        for part in parts:
+            part.validate(full=True)  # an offset that is wrong points anywhere
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"the data set in {folder} can't be read: {error}") from error
+    return pa.concat_tables(parts)
+
+
+def wandb_table(path: Path) -> pa.Table:
+    """Reads the rows of a W&B table's JSON (``columns`` and ``data``). A table of validation answers, in
+    which each row is a step with ``input_1``, ``output_1``, ``score_1``, ``input_2`` and so on, has a row for
+    each answer instead: step, example, input, output, score. Raises ValueError for another JSON.
+
+    https://github.com/LLM360/Reasoning360 shows such tables.
+    """
+    import pyarrow as pa
+
+    if path.stat().st_size > LARGEST_TABLE:
+        raise ValueError(
+            f"{path} has {path.stat().st_size:,} bytes, and a W&B table is read up to {LARGEST_TABLE:,}:"
+            " write its rows as JSON lines or Parquet"
+        )
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} can't be read as JSON: {error}") from error
+    columns, data = (content.get(key) if isinstance(content, dict) else None for key in ("columns", "data"))
+    if not (
+        isinstance(columns, list)
+        and isinstance(data, list)
+        and columns
+        and all(isinstance(row, list) and len(row) == len(columns) for row in data)
+    ):
+        raise ValueError(
+            f"{path} is no W&B table: it should have columns, a list of names, and data, whose rows are as"
+            " long"
+        )
+    names: list[str] = []
+    for name in (writable(str(column)) for column in columns):
+        own, number = name, 2  # DuckDB tells no names apart that differ in the size of letters alone
+        while own.casefold() in map(str.casefold, names):
+            own, number = f"{name}_{number}", number + 1
+        names.append(own)
+    rows = [dict(zip(names, row, strict=True)) for row in data]
+    if any(_PART.fullmatch(name) for name in names):
+        unfolded = []
+        for number, row in enumerate(rows):
+            examples: dict[int, dict[str, Any]] = {}
+            for name, value in row.items():
+                if part := _PART.fullmatch(name):
+                    examples.setdefault(int(part[2]), {})[part[1]] = value
+            for example, parts in sorted(examples.items()):
+                unfolded.append({"step": row.get("step", number), "example": example, **parts})
+        rows, names = unfolded, ["step", "example", "input", "output", "score"]
+    return pa.table({name: _array([row.get(name) for row in rows]) for name in names})
+
+
+def _array(values: list[Any]) -> pa.Array:
+    """Makes a column of one type: of values as they are where they have one, otherwise of text or JSON."""
+    import pyarrow as pa
+
+    if not any(isinstance(value, str | list | dict) for value in values):
+        try:
+            return pa.array(values)
+        except (pa.ArrowException, OverflowError):
+            pass
+    texts = [one if isinstance(one, str | None) else json.dumps(one, ensure_ascii=False) for one in values]
+    return pa.array([None if text is None else writable(text) for text in texts], pa.string())
+
+
+# Estimates of difficulty
+
+
+def rates(folder: Path, number: str) -> tuple[str, str]:
+    """Returns a SELECT of a row for each row of the input of `estimate_difficulty`, its number as `number`;
+    and a remark on it.
+
+    Where the shards are put together, the rates come from rates.parquet, with the rows themselves; before,
+    they are of what is graded by now. Raises ValueError where nothing is graded yet.
+    """
+    from treetune_data.difficulty.merging import RATES_FILE
+    from treetune_data.difficulty.shard import GRADES, NOT_ASKED
+
+    merged, rows = folder / RATES_FILE, folder / "rows.parquet"
+    if merged.is_file():
+        own = f'"index" AS {quoted(number)}, data_source, {COUNTED}, unavailable'
+        rate = f"SELECT {own} FROM read_parquet({file_in_sql(merged)})"
+        if not rows.is_file():
+            return rate, ""
+        asked = (
+            "SELECT file_row_number, CASE WHEN apply_chat_template OR raw_prompt = ''"
+            f" THEN {conversation('prompt')} ELSE raw_prompt END AS asked,"
+            f" reward_model.ground_truth AS gold FROM read_parquet({file_in_sql(rows)}, file_row_number=true)"
+        )
+        joined = f"file_row_number = rate.{quoted(number)}"
+        return (
+            f"SELECT asked, gold, rate.* FROM ({rate}) AS rate LEFT JOIN ({asked}) AS asked ON {joined}",
+            "",
+        )
+    files = [path for path in sorted(folder.glob(f"shards/*/{GRADES}")) if path.stat().st_size]
+    if not files:
+        raise ValueError(f"no answer is graded yet in {folder}: they appear as they are")
+    # The last line may still be written; an answer that was graded twice counts once.
+    read = (
+        f"read_json([{', '.join(map(file_in_sql, files))}], format='newline_delimited', records=true,"
+        f" ignore_errors=true, columns={_GRADES})"
+    )
+    once = (
+        'SELECT "row", sample, any_value(reward) AS reward, any_value(correct) AS correct,'
+        f" any_value(complete) AS complete, any_value(tokens) AS tokens FROM {read}"
+        f' WHERE "row" IS NOT NULL AND outcome <> {literal(NOT_ASKED)} GROUP BY "row", sample'
+    )
+    graded = (
+        f'SELECT "row" AS {quoted(number)}, {COUNTED} FROM (SELECT "row", count(*) AS answers,'
+        " count(*) FILTER (correct) AS correct, count(*) FILTER (correct) / count(*) AS pass_rate,"
+        " avg(reward) AS mean_reward,"
+        " avg(tokens) AS mean_tokens, count(*) FILTER (NOT complete) AS unfinished"
+        f' FROM ({once}) GROUP BY "row")'
+    )
+    return graded, (
+        "It is not finished: rates are of the answers graded by now, and rows without any are missing"
+    )
+
+
+def answers_to(folder: Path, row: int) -> list[dict[str, Any]]:
+    """Returns the answers to a row of `estimate_difficulty`, by sample, each with its `text` and, where it is
+    graded, `reward`, `outcome`, `extracted` and `message`."""
+    from treetune_data.difficulty.shard import ANSWERS, GRADES
+
+    answers: dict[int, dict[str, Any]] = {}
+    for name in (ANSWERS, GRADES):
+        for path in sorted(folder.glob(f"shards/*/{name}")):
+            own: dict[int, dict[str, Any]] = {}
+            for line in _lines_of(path, row):
+                own.setdefault(line["sample"], line)
+            for sample, line in own.items():
+                answers[sample] = answers.get(sample, {}) | line
+            if own:
+                break  # a row is in one shard
+    return [answers[sample] for sample in sorted(answers)]
+
+
+def _lines_of(path: Path, row: int) -> Iterator[dict[str, Any]]:
+    """Yields the lines about a row. Others are told by how a line begins, and not read: there may be
+    millions."""
+    beginning = b'{"row":%d,' % row
+    with path.open("rb") as file:
+        for line in file:
+            if line.startswith(beginning) and line.endswith(b"\n"):
+                try:
+                    yield json.loads(line)
+                except ValueError:  # a crash of the machine can leave such
+                    continue

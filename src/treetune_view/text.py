@@ -1,0 +1,189 @@
+"""Text that models wrote, for a page: what can't be seen is made visible, nothing is markup, nothing leads
+anywhere.
+
+Templates escape whatever is put into them; `visible` handles characters that harm without being markup.
+`rendered` sets mathematics, code, tables and bold type. All else stays as it was written, line by line: in a
+calculation, Markdown's other marks mean something else (``12*3``, ``#### 72``, ``- 5``). markdown-it writes
+only what its own rules make, and escapes all else. Mathematics is marked for KaTeX, which the browser runs on
+it, formula by formula.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import unicodedata
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.rules_inline import StateInline
+    from markupsafe import Markup
+
+SHOWN = 20_000
+"""Characters of a text that a page shows before it is asked for all."""
+
+MARKS = 4
+"""Marks on one character (accents, points of vowels) that are shown: hundreds would cover other lines."""
+
+LONGEST_FORMULA = 2000
+"""Characters; what is longer stays text."""
+
+DEEPEST_FORMULA = 20
+"""Groups within groups of a formula: hundreds of them end a browser's tab. What is deeper stays text."""
+
+_NAMES = {
+    "\u061c": "ALM", "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\u200e": "LRM", "\u200f": "RLM",
+    "\u202a": "LRE", "\u202b": "RLE", "\u202c": "PDF", "\u202d": "LRO", "\u202e": "RLO", "\u2028": "LS",
+    "\u2029": "PS", "\u2060": "WJ", "\u2066": "LRI", "\u2067": "RLI", "\u2068": "FSI", "\u2069": "PDI",
+    "\ufeff": "BOM", "\u00ad": "SHY",
+}  # fmt: skip
+_ODD = re.compile(
+    r"[^\n\t\x20-\x7e\u00a1-\u00ac\u00ae-\u060f\u0620-\u200a\u2010-\u2027\u2030-\u205f\u2070-\ud7ff]"
+)
+
+_DEFINES = re.compile(
+    r"\\(?:[gex]?def|let|futurelet|global|long|(?:re)?newcommand|providecommand)(?![a-zA-Z])"
+)
+"""A formula that defines something can grow without end in the browser: it stays text."""
+
+_GROUPS = re.compile(r"\\\\|\\[{}]|[{}]|\\(?:left|right|begin|end)(?![a-zA-Z])")
+
+_MATH = re.compile(
+    r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)"
+    r"|\$(?P<d>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)|(?P<e>\\boxed\{[^{}\n]*\})",
+    re.DOTALL,
+)
+
+
+def visible(text: object) -> str:
+    """Names controls, marks of direction, what has no width, and halves of characters in ⟨ ⟩; counts marks on
+    a character beyond the first `MARKS`."""
+    characters = str(text)
+    if not characters.isascii():
+        characters = _heaps().sub(lambda heap: f"{heap[1]}⟨{len(heap[2]):,} more marks⟩", characters)
+    return _ODD.sub(_named, characters)
+
+
+def _named(match: re.Match[str]) -> str:
+    character = match[0]
+    if character in _NAMES:
+        return f"⟨{_NAMES[character]}⟩"
+    code = ord(character)
+    if code < 0x20 or code == 0x7F:
+        return chr(0x2400 + code) if code < 0x20 else "␡"  # the picture that Unicode has of a control
+    # Others, surrogate, not assigned, private, format (tags among them): by number.
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"):
+        return f"⟨U+{code:04X}⟩"
+    return character
+
+
+@functools.cache
+def _heaps() -> re.Pattern[str]:
+    """Matches a character's marks beyond those that are shown."""
+    marks = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Mn", "Me")]
+    ranges, begin = [], marks[0]
+    for code, following in zip(marks, [*marks[1:], -1], strict=True):
+        if following != code + 1:
+            ranges.append(f"{chr(begin)}-{chr(code)}")
+            begin = following
+    mark = f"[{''.join(ranges)}]"
+    return re.compile(f"({mark}{{{MARKS}}})({mark}+)")
+
+
+def ends_in_a_heap(text: str) -> bool:
+    """Returns whether the last character has more marks than are shown."""
+    return not text.isascii() and any(heap.end() == len(text) for heap in _heaps().finditer(text))
+
+
+def cut(text: str, most: int = SHOWN) -> tuple[str, int]:
+    """Returns the beginning of a text, and how many characters were left out."""
+    return text[:most], max(0, len(text) - most)
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """Returns the beginning of a text on one line, for a table."""
+    beginning = visible(text[: most + 1]).replace("\n", " ↵ ").replace("\t", " ⇥ ")
+    return beginning[:most] + "…" if len(text) > most else beginning
+
+
+def writable(text: str) -> str:
+    """Replaces halves of characters, which models write and UTF-8 can't hold, by U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def rendered(text: str) -> Markup:
+    """Returns the text as HTML with mathematics, code, tables and bold type set."""
+    from markupsafe import Markup
+
+    return Markup(_markdown().render(visible(text)))
+
+
+@functools.cache
+def _markdown() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
+    def cell(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
+        # The style says how the column is aligned, and pages forbid styles.
+        tokens[index].attrs.pop("style", None)
+        return renderer.renderToken(tokens, index, options, env)
+
+    def formula(_: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
+        display = " data-display" if tokens[index].meta["display"] else ""
+        return f'<span class="formula"{display}>{escape(tokens[index].content)}</span>'
+
+    made = MarkdownIt("zero").enable(["fence", "code", "table", "backticks", "emphasis"])
+    made.inline.ruler.at("emphasis", _bold)
+    made.inline.ruler.before("escape", "mathematics", _mathematics)
+    made.add_render_rule("mathematics", formula)
+    for name in ("th_open", "td_open"):
+        made.add_render_rule(name, cell)
+    return made
+
+
+def _bold(state: StateInline, silent: bool) -> bool:
+    """Reads two stars around words, not within one: ``2**3`` is a power, and one star a product."""
+    from markdown_it.rules_inline.state_inline import Delimiter
+
+    if silent or state.src[state.pos] != "*":
+        return False
+    stars = state.scanDelims(state.pos, False)
+    for _ in range(stars.length):
+        state.push("text", "", 0).content = "*"
+        if stars.length == 2:
+            token = len(state.tokens) - 1
+            state.delimiters.append(
+                Delimiter(ord("*"), stars.length, token, -1, stars.can_open, stars.can_close)
+            )
+    state.pos += stars.length
+    return True
+
+
+def _mathematics(state: StateInline, silent: bool) -> bool:
+    if state.src[state.pos] not in "$\\" or state.src[max(0, state.pos - 1)] == "\\" != state.src[state.pos]:
+        return False
+    match = _MATH.match(state.src, state.pos, state.posMax)
+    if match is None or not _is_harmless(match[0]):
+        return False
+    if not silent:
+        token = state.push("mathematics", "", 0)
+        token.content = next(group for group in match.groups() if group is not None)
+        token.meta = {"display": match["a"] is not None or match["b"] is not None}
+    state.pos = match.end()
+    return True
+
+
+def _is_harmless(formula: str) -> bool:
+    if len(formula) > LONGEST_FORMULA or _DEFINES.search(formula):
+        return False
+    depth = 0
+    for sign in _GROUPS.findall(formula):
+        if sign in ("{", "\\left", "\\begin"):
+            depth += 1
+        elif sign in ("}", "\\right", "\\end"):
+            depth -= 1
+        if depth > DEEPEST_FORMULA:
+            return False
+    return True
