@@ -49,7 +49,7 @@ def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
     from treetune.inference.base import EngineLaunch
     from treetune.inference.launch import ServerLaunch
     from treetune.inference.settings import VllmSettings
-    from treetune.models.kernels import refuse_unusable_gpu
+    from treetune.trainers.ranks import refuse_unusable_gpu
 
     settings = root.engines.policy
     if not isinstance(settings, VllmSettings):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.trainers.helpers import tiny_model
-from treetune.models.lora import Lora, adapters_off, write_adapters
+from treetune.models.lora import Lora, adapters_off
 
 IDS = torch.randint(0, 24, (2, 9), generator=torch.Generator().manual_seed(0))
 
@@ -68,7 +68,7 @@ def test_peft_reads_the_written_adapters(tmp_path: Path) -> None:
     lora = Lora(rank=4, alpha=6.0)
     model = trained(lora)
     adapters = lora.adapters(dict(model.named_parameters()))
-    write_adapters(adapters, lora.describe(adapters, base="start"), tmp_path)
+    lora.write(adapters, "start", tmp_path)
     assert torch.equal(logprobs(PeftModel.from_pretrained(tiny_model(), tmp_path)), logprobs(model))
 
 

@@ -150,7 +150,7 @@ def test_flash_attention_without_its_precision_is_refused() -> None:
 def test_kernels_for_gpus_are_refused_without_one(
     settings: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("treetune.models.kernels._DEVICES", tmp_path)
+    monkeypatch.setattr("treetune.models.pretrained._DEVICES", tmp_path)
     source = PretrainedModel(name_or_path="Qwen/Qwen3-0.6B", **settings)
     with pytest.raises(ValueError) as error:
         source.require()
@@ -159,7 +159,7 @@ def test_kernels_for_gpus_are_refused_without_one(
 
 def test_kernels_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr("treetune.models.kernels._DEVICES", tmp_path)
+    monkeypatch.setattr("treetune.models.pretrained._DEVICES", tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs the package liger-kernel \(in requirements.txt\)"):
         PretrainedModel(name_or_path="Qwen/Qwen3-0.6B", liger=True).require()
@@ -186,11 +186,11 @@ def test_a_gpu_that_pytorch_cannot_use_is_no_reason_to_run_on_the_cpu_silently(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    from treetune.models.kernels import refuse_unusable_gpu
+    from treetune.trainers.ranks import refuse_unusable_gpu
 
     if gpu:
         (tmp_path / "nvidia0").touch()
-    monkeypatch.setattr("treetune.models.kernels._DEVICES", tmp_path)
+    monkeypatch.setattr("treetune.models.pretrained._DEVICES", tmp_path)
     if not refused:
         return refuse_unusable_gpu(environment, cuda, is_available)
     with pytest.raises(ValueError, match=r"built for CUDA 13.0, can't use it"):

@@ -150,7 +150,7 @@ def test_models_that_take_no_such_mask_are_refused_with_the_remedy():
 
 
 def test_flex_attention_needs_a_gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr("treetune.models.kernels._GPUS", ("none",))
+    monkeypatch.setattr("treetune.models.pretrained._GPUS", ("none",))
     (tmp_path / "config.json").write_text("{}")
     model = PretrainedModel(name_or_path=str(tmp_path), attention="flex_attention")
     with pytest.raises(ValueError, match="'flex_attention' needs an NVIDIA GPU"):

@@ -33,7 +33,7 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class PackedRow:
-    """Where the sequences of a row begin, its length last (int32, [S + 1]), and their lengths. `starts_S`
+    """The starts of the sequences of a row, its length last (int32, [S + 1]), and their lengths. `starts_S`
     None: rows that are one sequence each."""
 
     starts_S: Tensor | None
@@ -41,7 +41,7 @@ class PackedRow:
 
     @staticmethod
     def of(position_ids_1T: Tensor | None) -> PackedRow:
-        """From the position ids of a row, which begin with 0 at every sequence; None: nothing is packed."""
+        """Reads the position ids of a row, which begin with 0 at every sequence; None: nothing is packed."""
         if position_ids_1T is None:
             return PackedRow(None)
         row_T = position_ids_1T.flatten()
@@ -161,8 +161,8 @@ def packed_attention(
 
 
 def has_kernel(query: Tensor) -> bool:
-    """Whether PyTorch has kernels for sequences of different lengths there: FlashAttention's, on NVIDIA GPUs
-    since Ampere, in half precision."""
+    """Returns whether PyTorch has kernels for sequences of different lengths there: FlashAttention's, on
+    NVIDIA GPUs since Ampere, in half precision."""
     return (
         query.is_cuda
         and query.dtype in (torch.bfloat16, torch.float16)
@@ -251,7 +251,7 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
         return (j <= i) & (i <= subtree_last_T[j])
 
     def listed(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
-        """How many blocks of each row are chosen, [1, 1, Q], and which, before all others, [1, 1, Q, K]."""
+        """Counts the chosen blocks of each row, [1, 1, Q], and lists them before all others, [1, 1, Q, K]."""
         order_QK = chosen_QK.int().argsort(dim=-1, descending=True, stable=True)
         return chosen_QK.sum(-1, dtype=torch.int32)[None, None], order_QK.int()[None, None]
 

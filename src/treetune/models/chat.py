@@ -12,9 +12,10 @@ from treetune.vocabulary import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_OURS = {"add_generation_prompt", "chat_template", "conversation", "messages", "tokenize"}
-"""What a template is given by this module."""
+_RESERVED = {"add_generation_prompt", "chat_template", "conversation", "messages", "tokenize"}
+"""Arguments of a template that this module sets."""
 
+# Texts by which a template is probed.
 _DATE = "\N{REFERENCE MARK}today\N{REFERENCE MARK}"
 _ANSWER = "The answer is 7."
 _THOUGHT = "<think>\nThree and four.\n</think>\n\n"
@@ -22,29 +23,27 @@ _THOUGHT = "<think>\nThree and four.\n</think>\n\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Chat:
-    """The problem is the user's message, and what is sampled is the assistant's.
-
-    `system` is the system message; None leaves it to the template, and some have one of their own.
-    `template_arguments` are handed to the template by name: ``{enable_thinking: false}`` for Qwen3,
-    ``{date_string: '26 Jul 2024'}`` for Llama 3.2.
-
-    `earlier_turns` is about answers of several turns, and templates that write an earlier turn otherwise than
-    it was sampled (those of models that think leave its thoughts out). Such a template is refused; or, with
-    ``as_sampled``, earlier turns stay in sight as they were sampled, which is how they are trained.
-    """
+    """The problem is the user's message, and the sampled answer is the assistant's."""
 
     system: str | None = None
+    """The system message; None leaves it to the template, and some have one of their own."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Handed to the template by name: ``{enable_thinking: false}`` for Qwen3, ``{date_string: '26 Jul
+    2024'}`` for Llama 3.2."""
     earlier_turns: Literal["as_templated", "as_sampled"] = "as_templated"
+    """For answers of several turns, and templates that write an earlier turn otherwise than it was sampled
+    (those of models that think leave its thoughts out). Such a template is refused; or, with ``as_sampled``,
+    earlier turns stay in sight as they were sampled, which is how they are trained."""
 
     def __post_init__(self) -> None:
-        taken = sorted(_OURS & set(self.template_arguments))
+        taken = sorted(_RESERVED & set(self.template_arguments))
         if taken:
             raise ValueError(f"template_arguments sets {', '.join(taken)}, which the run sets itself")
 
 
 def chat_frame(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[str], str]:
-    """From a problem's text to the whole prompt's, up to where the assistant's answer begins.
+    """Returns the function from a problem's text to the whole prompt's, up to where the assistant's answer
+    begins.
 
     Raises ValueError, here and not at the first problem, for a tokenizer without a chat template, for
     an argument that the template doesn't know, for a template that refuses the system message, and
@@ -74,15 +73,16 @@ def chat_frame(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[str]
 
 
 def chat_conversation(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[Sequence[Message]], str]:
-    """From the messages of a conversation to the whole prompt's text, up to where the assistant's next answer
-    begins. A system message among them takes the place of `chat.system`. Raises ValueError as `chat_frame`,
-    whose checks it leaves to it, and at a conversation that the template refuses.
+    """Returns the function from the messages of a conversation to the whole prompt's text, up to where the
+    assistant's next answer begins. A system message among them takes the place of `chat.system`. Raises
+    ValueError as `chat_frame`, whose checks it leaves to it, and at a conversation that the template refuses.
     """
     without_system = replace(chat, system=None)
 
     def conversation(messages: Sequence[Message]) -> str:
         has_system = any(message.role == "system" for message in messages)
-        return render(tokenizer, without_system if has_system else chat, [vars(one) for one in messages])
+        turns = [vars(message) for message in messages]
+        return render(tokenizer, without_system if has_system else chat, turns)
 
     return conversation
 
@@ -93,8 +93,8 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
         turns = render(tokenizer, chat, [_user("1 + 1?"), _assistant(_ANSWER)], add_generation_prompt=False)
     except ValueError:
         return None  # a template for questions alone
-    _, found, behind = turns.rpartition(_ANSWER)
-    ids = tokenizer.encode(behind.lstrip(), add_special_tokens=False) if found else []
+    _, answer, behind = turns.rpartition(_ANSWER)
+    ids = tokenizer.encode(behind.lstrip(), add_special_tokens=False) if answer else []
     if not ids:
         return None
     added = tokenizer.added_tokens_decoder.get(ids[0])
@@ -102,48 +102,49 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
 
 
 def turn_frame(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[str], str]:
-    """From what is said between two turns of the assistant to all that the template puts between them: from
-    the end of the one turn to where the next begins.
+    """Returns the function from the message between two turns of the assistant to all that the template puts
+    between them: from the end of the one turn to where the next begins.
 
-    It is the difference of two chats that the template renders. Special tokens in what is said are left out:
-    an environment can't end its own message. Raises ValueError, with the reason, for a template that refuses
+    It is the difference of two chats that the template renders. Special tokens in the message are left out:
+    an environment can't end it. Raises ValueError, with the reason, for a template that refuses
     a second turn, or writes earlier turns otherwise than they were sampled.
     """
     name = repr(tokenizer.name_or_path)
     specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
 
-    def after(answer: str, said: str, turns: Sequence[Mapping[str, str]] = ()) -> tuple[str, str, str]:
-        """The chat up to where the answer begins, the whole chat, and what of it is behind the answer."""
+    def rendered(answer: str, message: str, turns: Sequence[Mapping[str, str]] = ()) -> tuple[str, str, str]:
+        """The chat up to where the answer begins, the whole chat, and its part behind the answer."""
         before = [*turns, _user("1 + 1?")]
-        begun = render(tokenizer, chat, before)
-        whole = render(tokenizer, chat, [*before, _assistant(answer), _user(said)])
-        _, found, behind = whole.partition(_ANSWER)
-        if not found:
+        prompt = render(tokenizer, chat, before)
+        whole = render(tokenizer, chat, [*before, _assistant(answer), _user(message)])
+        _, kept, behind = whole.partition(_ANSWER)
+        if not kept:
             raise ValueError(f"the chat template of {name} leaves an earlier answer out of a chat")
-        return begun, whole, behind
+        return prompt, whole, behind
 
     thinks = "</think>" in str(tokenizer.chat_template)
     if chat.earlier_turns == "as_templated":
         for answer in (_ANSWER, *([_THOUGHT + _ANSWER] if thinks else [])):
-            begun, whole, _ = after(answer, "2 + 2?")
-            if not whole.startswith(begun + answer):
+            prompt, whole, _ = rendered(answer, "2 + 2?")
+            if not whole.startswith(prompt + answer):
                 raise ValueError(
                     f"the chat template of {name} writes an earlier turn otherwise than it was sampled"
                     f" ({'its thoughts are left out' if answer != _ANSWER else 'what begins it differs'}), so"
                     " that a chat of several turns is not what the template makes of it: set"
                     " chat.earlier_turns to 'as_sampled', to keep earlier turns in sight as they were sampled"
                 )
-    once, twice = (after(_ANSWER, "2 + 2?", turns)[2] for turns in ([], [_user("0 + 0?"), _assistant("0.")]))
-    if once != twice:
+    earlier = [_user("0 + 0?"), _assistant("0.")]
+    if rendered(_ANSWER, "2 + 2?")[2] != rendered(_ANSWER, "2 + 2?", earlier)[2]:
         raise ValueError(
             f"the chat template of {name} puts something else between later turns than between the first two:"
             " answers of several turns can't be put together from it"
         )
 
-    def frame(said: str) -> str:
-        while found := next((special for special in specials if special in said), None):
-            said = said.replace(found, "")
-        return after(_ANSWER, said)[2]
+    def frame(message: str) -> str:
+        # Until none is left: without one, the characters around it may spell another.
+        while special := next((special for special in specials if special in message), None):
+            message = message.replace(special, "")
+        return rendered(_ANSWER, message)[2]
 
     return frame
 

@@ -1,9 +1,15 @@
-"""Log-probabilities of chosen tokens, paid for only where they are needed."""
+"""Log-probabilities of chosen tokens, paid for only where they are needed.
+
+The backbone runs over whole sequences; the language-model head runs only at the positions that
+predict a trained token, a chunk at a time, so that a full ``[tokens, vocabulary]`` float32 block
+never exists.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -81,7 +87,7 @@ LOGITS_PER_CHUNK_ON_A_GPU = 2**27
 """512 MiB there: each chunk reads the whole head again, and adds a whole gradient of it."""
 
 Terms = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-"""From logits of shape [C, V] and labels of shape [C] to tensors of shape [C]."""
+"""A function from logits of shape [C, V] and labels of shape [C] to tensors of shape [C]."""
 
 
 class PolicyModule(nn.Module):
@@ -129,38 +135,28 @@ class PolicyModule(nn.Module):
         most = max(len(inputs.labels_N), inputs.max_positions)
         entries = LOGITS_PER_CHUNK_ON_A_GPU if inputs.input_ids_BT.is_cuda else LOGITS_PER_CHUNK
         chunks = math.ceil(most / max(1, entries // vocabulary))
-        settings = temperature, entropy_gradient, self.terms if with_terms else None, nucleus, chunks
+        score = partial(
+            self._score,
+            temperature=temperature,
+            entropy_gradient=entropy_gradient,
+            terms=self.terms if with_terms else None,
+            nucleus=nucleus,
+        )
         if parallel is None:
-            return self._in_chunks(_hidden(backbone, inputs), inputs.labels_N, *settings)
+            return self._in_chunks(score, _hidden(backbone, inputs), inputs.labels_N, chunks)
         hidden_MD, mine_M = _own_hidden(backbone, parallel, inputs)
-        own = torch.stack(self._in_chunks(hidden_MD, inputs.labels_N[mine_M], *settings))
-        return parallel.gather(own, mine_M, len(inputs.labels_N)).unbind()
+        mine = torch.stack(self._in_chunks(score, hidden_MD, inputs.labels_N[mine_M], chunks))
+        return parallel.gather(mine, mine_M, len(inputs.labels_N)).unbind()
 
     def _in_chunks(
-        self,
-        hidden_ND: Tensor,
-        labels_N: Tensor,
-        temperature: float,
-        entropy_gradient: bool,
-        terms: Terms | None,
-        nucleus: Nucleus | None,
-        chunks: int,
+        self, score: Callable[..., tuple[Tensor, ...]], hidden_ND: Tensor, labels_N: Tensor, chunks: int
     ) -> tuple[Tensor, ...]:
         if chunks <= 1:
-            return self._score(hidden_ND, labels_N, temperature, entropy_gradient, terms, nucleus)
+            return score(hidden_ND, labels_N)
+        # The chunk's logits are computed again in backward: two matrix products for one are cheaper than
+        # keeping [N, V] in float32.
         parts = [
-            # The chunk's logits are computed again in backward: two matrix products for one
-            # are cheaper than keeping [N, V] in float32.
-            checkpoint(
-                self._score,
-                hidden_CD,
-                labels_C,
-                temperature,
-                entropy_gradient,
-                terms,
-                nucleus,
-                use_reentrant=False,
-            )
+            checkpoint(score, hidden_CD, labels_C, use_reentrant=False)
             for hidden_CD, labels_C in zip(
                 hidden_ND.tensor_split(chunks), labels_N.tensor_split(chunks), strict=True
             )
@@ -171,6 +167,7 @@ class PolicyModule(nn.Module):
         self,
         hidden_CD: Tensor,
         labels_C: Tensor,
+        *,
         temperature: float,
         entropy_gradient: bool,
         terms: Terms | None,
@@ -183,9 +180,9 @@ class PolicyModule(nn.Module):
         logprobs_C = logprobs_CV.gather(-1, labels_C[:, None]).squeeze(-1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
-        own = () if terms is None else terms(logits_CV, labels_C)
+        of_objective = () if terms is None else terms(logits_CV, labels_C)
         mass = () if nucleus is None else (nucleus.log_mass(logits_CV, labels_C),)
-        return logprobs_C, entropy_C, *own, *mass
+        return logprobs_C, entropy_C, *of_objective, *mass
 
 
 class CriticModule(nn.Module):
@@ -233,8 +230,8 @@ def _hidden(backbone: nn.Module, inputs: ModelInputs) -> Tensor:
 def _own_hidden(
     backbone: nn.Module, parallel: SequenceParallel, inputs: ModelInputs
 ) -> tuple[Tensor, Tensor]:
-    """The same where ranks share a sequence: [M, D] at the M positions that lie in this rank's stretch,
-    and which of the N these are.
+    """The last hidden states where ranks share a sequence: [M, D] at the M positions that lie in this rank's
+    stretch, and which of the N these are.
     """
     assert inputs.subtree_last_1T is None, "refused where the trainer is built"
     mine_M, places_M = parallel.own_positions(inputs.positions_N, inputs.input_ids_BT.shape[1])

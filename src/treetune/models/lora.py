@@ -28,26 +28,26 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 
 WHOLE_MODEL = "all-linear"
-"""peft's word for every linear layer but the output head."""
+"""peft's name for every linear layer but the output head."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """Trains adapters of this `rank` on the start model and nothing else.
-
-    They are added with weight `alpha` / `rank` (`rank_stabilised`: `alpha` / √`rank`; Kalajdzievski
-    2023) to the layers whose names end in one of `target_modules`, or to every linear layer but the
-    output head. There is no dropout: log-probs are those that the engine samples from.
-
-    `send` says how the engine gets them: ``merged`` into the start model's weights, or as
-    ``adapters`` that the server adds itself, which moves less and costs it two small products a layer.
+    """Trains adapters on the start model and nothing else. There is no dropout: log-probs are those that the
+    engine samples from.
     """
 
     rank: Annotated[int, Gt(0)] = 16
+    """Number of columns of B and rows of A."""
     alpha: Annotated[float, Gt(0)] = 32.0
+    """Adapters are added with weight `alpha` / `rank`."""
     rank_stabilised: bool = False
+    """Adds them with weight `alpha` / √`rank` (Kalajdzievski 2023)."""
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], MinLen(1)] = "all-linear"
+    """Ends of the names of the layers with adapters, or every linear layer but the output head."""
     send: Literal["merged", "adapters"] = "merged"
+    """The engine gets them ``merged`` into the start model's weights, or as ``adapters`` that the server adds
+    itself, which moves less and costs it two small products a layer."""
 
     @property
     def scale(self) -> float:
@@ -83,18 +83,18 @@ class Lora:
         if self.target_modules == WHOLE_MODEL:
             return
         layers = dict(model.named_modules())
-        for wanted in self.target_modules:
-            found = [name for name in layers if name == wanted or name.endswith(f".{wanted}")]
-            if not found:
+        for target in self.target_modules:
+            matching = [layer for name, layer in layers.items() if f".{name}".endswith(f".{target}")]
+            if not matching:
                 linear = {n.rpartition(".")[2] for n, m in layers.items() if isinstance(m, torch.nn.Linear)}
                 raise ValueError(
-                    f"trainer.lora.target_modules names {wanted!r}, and {type(model).__name__} has no such"
+                    f"trainer.lora.target_modules names {target!r}, and {type(model).__name__} has no such"
                     f" layer; its linear ones are {', '.join(sorted(linear - {'lm_head'}))}"
                 )
-            wrong = [name for name in found if not isinstance(layers[name], torch.nn.Linear)]
-            if wrong or model.get_output_embeddings() in [layers[name] for name in found]:
+            wrong = [layer for layer in matching if not isinstance(layer, torch.nn.Linear)]
+            if wrong or model.get_output_embeddings() in matching:
                 raise ValueError(
-                    f"trainer.lora.target_modules names {wanted!r}: adapters go into linear layers other than"
+                    f"trainer.lora.target_modules names {target!r}: adapters go into linear layers other than"
                     " the output head"
                 )
 
@@ -132,7 +132,7 @@ class Lora:
         return result
 
     def merged_names(self, names: Iterable[str]) -> list[str]:
-        """What the names of a model that `apply` has changed are without adapters."""
+        """The names of the weights of a model that `apply` has changed, as they are without adapters."""
         return [name.replace(_BASE, ".") for name in names if not name.endswith((_A, _B))]
 
     def adapters(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -143,36 +143,35 @@ class Lora:
             if name.endswith((_A, _B))
         }
 
-    def describe(self, adapters: Mapping[str, Tensor], base: str) -> dict[str, Any]:
-        """The folder's configuration; `base` is the model that the adapters belong to.
+    def write(self, adapters: Mapping[str, Tensor], base: str, directory: Path) -> None:
+        """Writes a folder that peft's ``PeftModel.from_pretrained`` and vLLM read; `base` is the model that
+        the adapters belong to.
 
         The layers are named one by one, as their last names: vLLM knows no ``all-linear``.
         """
-        described = self._config().to_dict()
-        layers = {name.split(".lora_")[0].rpartition(".")[2] for name in adapters}
-        described |= {
+        from safetensors.torch import save_file
+
+        def plain(value: Any) -> Any:
+            """A form for sets and enumerations of peft's configuration, which JSON has none for."""
+            return sorted(value) if isinstance(value, set | frozenset) else str(value)
+
+        described = self._config().to_dict() | {
             "base_model_name_or_path": base,
-            "target_modules": sorted(layers),
+            "target_modules": sorted({name.split(".lora_")[0].rpartition(".")[2] for name in adapters}),
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "inference_mode": True,
         }
-        return json.loads(json.dumps(described, default=_plain))
-
-
-def write_adapters(adapters: Mapping[str, Tensor], described: Mapping[str, Any], directory: Path) -> None:
-    """Writes a folder that peft's ``PeftModel.from_pretrained`` and vLLM read."""
-    from safetensors.torch import save_file
-
-    directory.mkdir(parents=True, exist_ok=True)
-    kept = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in adapters.items()}
-    save_file(kept, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-    (directory / ADAPTER_CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+        directory.mkdir(parents=True, exist_ok=True)
+        kept = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in adapters.items()}
+        save_file(kept, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        text = json.dumps(described, default=plain, indent=2, sort_keys=True)
+        (directory / ADAPTER_CONFIG).write_text(text + "\n")
 
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Meanwhile the model is what it was before `Lora.apply`: the reference, without a second copy."""
+    """Makes the model what it was before `Lora.apply`, while inside: the reference, without a second copy."""
     from peft.tuners.lora import LoraLayer
 
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
@@ -184,8 +183,3 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no form for, in peft's configuration: sets and enumerations."""
-    return sorted(value) if isinstance(value, set | frozenset) else str(value)

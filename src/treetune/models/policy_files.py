@@ -218,17 +218,18 @@ def making_room_explained(directory: Path) -> Iterator[None]:
 
 
 def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: _alone(tensor.detach().to("cpu").contiguous()) for name, tensor in weights.items()}
-
-
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """In memory of its own: ZeRO keeps weights in one flat buffer, and files refuse a part of one."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+    """The weights in memory of their own: ZeRO keeps them in one flat buffer, and files refuse a part of
+    one."""
+    kept = {name: weight.detach().to("cpu").contiguous() for name, weight in weights.items()}
+    return {
+        name: weight if weight.untyped_storage().nbytes() == weight.nbytes else weight.clone()
+        for name, weight in kept.items()
+    }
 
 
 def _dtype(weights: Mapping[str, torch.Tensor]) -> torch.dtype:
-    """What the weights are stored in, which need not be what the configuration was loaded with."""
-    return next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
+    """The type in which weights are stored, which need not be what the configuration was loaded with."""
+    return next(weight.dtype for weight in weights.values() if weight.is_floating_point())
 
 
 def embeddings_among(names: Iterable[str]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import inspect
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,11 +15,17 @@ from annotated_types import MinLen
 
 from treetune.contracts import Experiment, Finding
 from treetune.models.chat import Chat
-from treetune.models.kernels import require_kernels
 from treetune.models.policy_files import resolve_policy
 from treetune.models.shapes import Shape, published_shape, shape_of
 from treetune.models.sources import Alphabet, ModelSource, character_tokens
-from treetune.models.tokenizer import add_tokens, check_tokens, embed_tokens, missing_tokens, word_ids
+from treetune.models.tokenizer import (
+    add_tokens,
+    check_tokens,
+    codec_of,
+    embed_tokens,
+    missing_tokens,
+    word_ids,
+)
 from treetune.store.checksums import refuse_damaged
 from treetune.vocabulary import TextCodec
 
@@ -26,42 +34,53 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 QUICKLY_READ = 1_000_000
-"""Bytes of a model's file that is read while a configuration is checked."""
+"""Largest file of a model, in bytes, that is read while a configuration is checked."""
+
+_DEVICES = Path("/dev")
+_GPUS = ("nvidia[0-9]*", "dxg")
+"""Names of a GPU below /dev, on Linux and in its Windows subsystem."""
+
+_PACKAGES = {
+    "flash_attn": "flash-attn (TREETUNE_FLASH_ATTN=1 scripts/setup.sh builds it)",
+    "liger_kernel": "liger-kernel (in requirements.txt)",
+}
+_ANOTHER_CHECKPOINT = "choose another checkpoint, or train again from the one before it"
 
 
 @ModelSource.register("pretrained")
 @dataclass(frozen=True, kw_only=True)
 class PretrainedModel(ModelSource):
-    """A model in Hugging Face format: a directory, ``…/checkpoints/last/policy`` of another
-    experiment, or a name on the hub, with `revision` a branch, tag or commit there.
+    """A model in Hugging Face format.
 
-    `dtype` is that of the weights in training.
-
-    `begin_of_text` says whether prompts begin with the tokenizer's token for that; None leaves it to
-    the tokenizer, as it encodes a text by itself. `chat` puts the tokenizer's chat template around
-    every problem; the template then decides about the beginning, unless `begin_of_text` says it.
-    `liger` replaces norms, rotary embeddings and MLPs by Liger's fused Triton kernels, on a GPU only; the
-    loss stays ours. An answer ends with the tokenizer's end token, the template's end of turn, or what
-    the model's generation_config.json has for it.
-
-    Each of `added_tokens` becomes one token, which text shows. What the tokenizer has already keeps its
-    weights, so a checkpoint of a run with added tokens loads as it is; what is new begins as the mean of
-    the tokens of the word in its angle brackets.
+    An answer ends with the tokenizer's end token, the template's end of turn, or what the model's
+    generation_config.json has for it.
     """
 
     name_or_path: Annotated[str, MinLen(1)]
-    """A directory in Hugging Face format, or a name on the hub."""
+    """A directory in Hugging Face format, ``…/checkpoints/last/policy`` of another experiment, or a name on
+    the hub."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights in training."""
     attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
     """The implementation in training. ``sdpa`` is PyTorch's own, on a GPU with its kernels for packed rows;
     ``flash_attention_2`` needs flash-attn, a GPU and bfloat16."""
     revision: str | None = None
+    """A branch, tag or commit on the hub; None: main."""
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""
     begin_of_text: bool | None = None
+    """Whether prompts begin with the tokenizer's token for that; None leaves it to the tokenizer, as it
+    encodes a text by itself."""
     chat: Chat | None = None
+    """Puts the tokenizer's chat template around every problem; the template then decides about the beginning,
+    unless `begin_of_text` says it."""
     liger: bool = False
+    """Replaces norms, rotary embeddings and MLPs by Liger's fused Triton kernels, on a GPU only; the loss
+    stays ours."""
     added_tokens: tuple[str, ...] = ()
+    """Texts that become one token each, which text shows. Tokens that the tokenizer has already keep their
+    weights, so a checkpoint of a run with added tokens loads as it is; new ones begin as the mean of the
+    tokens of the word in their angle brackets."""
 
     def __post_init__(self) -> None:
         check_tokens(self.added_tokens)
@@ -70,8 +89,7 @@ class PretrainedModel(ModelSource):
 
     @property
     def longest(self) -> int | None:
-        described = self._local("config.json")
-        longest = described.get("max_position_embeddings") if described else None
+        longest = self._local("config.json").get("max_position_embeddings")
         return longest if isinstance(longest, int) else None
 
     def prompt_tokens(self, prompts: Sequence[str]) -> list[int] | None:
@@ -102,37 +120,47 @@ class PretrainedModel(ModelSource):
                 "take a model that was trained on this task, or one with a larger vocabulary",
             )
 
-    def _local(self, name: str) -> dict[str, Any] | None:
-        """A file of the model as JSON, where the model is a folder that is there."""
+    def _local(self, name: str) -> dict[str, Any]:
+        """A file of the model as JSON; empty where the model is no folder that is there."""
         try:
             path = Path(resolve_policy(self.name_or_path)) / name
             if not path.is_file() or path.stat().st_size > QUICKLY_READ:
-                return None
+                return {}
             read = json.loads(path.read_text())
         except (ValueError, OSError):
-            return None  # told when the model is asked for
-        return read if isinstance(read, dict) else None
+            return {}  # reported when the model is loaded
+        return read if isinstance(read, dict) else {}
 
     def _characters(self) -> list[str] | None:
         """The vocabulary of a tokenizer that makes one token of each character, as the tiny models' does;
         None for any other, and where the model isn't there."""
         described = self._local("tokenizer.json")
-        model = (described or {}).get("model", {})
+        model = described.get("model", {})
         if model.get("type") != "WordLevel":
             return None
-        added = [token["content"] for token in (described or {}).get("added_tokens", ())]
+        added = [token["content"] for token in described.get("added_tokens", ())]
         return [*model.get("vocab", ()), *added]
 
     def require(self) -> None:
         resolve_policy(self.name_or_path)
-        if self.attention == "flash_attention_2":
-            require_kernels(
-                "flash_attn", "model.attention 'flash_attention_2'", "set model.attention to 'sdpa'"
-            )
-        if self.attention == "flex_attention":  # on CPUs it has no gradient
-            require_kernels("torch", "model.attention 'flex_attention'", "set model.attention to 'sdpa'")
-        if self.liger:
-            require_kernels("liger_kernel", "model.liger", "set model.liger to false")
+        to_sdpa = "set model.attention to 'sdpa'"
+        for used, module, setting, remedy in (
+            (
+                self.attention == "flash_attention_2",
+                "flash_attn",
+                "model.attention 'flash_attention_2'",
+                to_sdpa,
+            ),
+            # It has no gradient on CPUs.
+            (self.attention == "flex_attention", "torch", "model.attention 'flex_attention'", to_sdpa),
+            (self.liger, "liger_kernel", "model.liger", "set model.liger to false"),
+        ):
+            if used and not has_gpu():
+                raise ValueError(f"{setting} needs an NVIDIA GPU, and this machine has none: {remedy}")
+            if used and importlib.util.find_spec(module) is None:
+                raise ValueError(
+                    f"{setting} needs the package {_PACKAGES[module]}, which is not installed: {remedy}"
+                )
 
     def shape(self, alphabet: Alphabet) -> Shape | None:
         path = resolve_policy(self.name_or_path)
@@ -153,9 +181,7 @@ class PretrainedModel(ModelSource):
 
         path = resolve_policy(self.name_or_path)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                path, revision=self._revision(), trust_remote_code=self.trust_remote_code
-            )
+            tokenizer = AutoTokenizer.from_pretrained(path, **self._options)
         except (OSError, ValueError) as error:
             raise ValueError(self._not_loaded("tokenizer", path, error)) from error
         if tokenizer.pad_token_id is None:
@@ -163,32 +189,40 @@ class PretrainedModel(ModelSource):
         return tokenizer
 
     def codec(self, tokenizer: PreTrainedTokenizerBase) -> TextCodec:
-        from treetune.models.tokenizer import codec_of
+        from transformers import AutoConfig, GenerationConfig
 
-        return codec_of(tokenizer, begin_of_text=self.begin_of_text, chat=self.chat, end_ids=self._end_ids())
+        path = resolve_policy(self.name_or_path)
+        try:  # end tokens that the model's files name beside its tokenizer: an engine ends with them
+            end_ids = GenerationConfig.from_pretrained(path, revision=self._options["revision"]).eos_token_id
+        except OSError:  # it has no such file
+            end_ids = getattr(AutoConfig.from_pretrained(path, **self._options), "eos_token_id", None)
+        end_ids = () if end_ids is None else [end_ids] if isinstance(end_ids, int) else end_ids
+        return codec_of(tokenizer, begin_of_text=self.begin_of_text, chat=self.chat, end_ids=end_ids)
 
     def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
         import torch
         from transformers import AutoModelForCausalLM
 
         path = resolve_policy(self.name_or_path)
-        refuse_damaged(Path(path), "choose another checkpoint, or train again from the one before it")
+        refuse_damaged(Path(path), _ANOTHER_CHECKPOINT)
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 path,
-                revision=self._revision(),
                 dtype=getattr(torch, self.dtype),
                 attn_implementation=self.attention,
-                trust_remote_code=self.trust_remote_code,
+                **self._options,
             )
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(self._not_loaded("model", path, error)) from error
         if self.added_tokens:
-            embed_tokens(model, self._words())
+            tokenizer = self._own_tokenizer()
+            new = missing_tokens(tokenizer, self.added_tokens)
+            words = [word_ids(tokenizer, token) for token in new]  # before the tags are tokens of their own
+            add_tokens(tokenizer, self.added_tokens)
+            vocabulary = tokenizer.get_vocab()
+            embed_tokens(model, {vocabulary[token]: word for token, word in zip(new, words, strict=True)})
         if self.liger:
-            from treetune.models.kernels import apply_liger
-
-            apply_liger(model)
+            _apply_liger(model)
         return model.train()
 
     def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel:
@@ -205,10 +239,10 @@ class PretrainedModel(ModelSource):
         ):
             if changes:
                 raise NotInParts(f"model.{key} changes a model that is there")
-        refuse_damaged(Path(path), "choose another checkpoint, or train again from the one before it")
+        refuse_damaged(Path(path), _ANOTHER_CHECKPOINT)
         try:
-            files = weight_files(path, self._revision())
-            config = AutoConfig.from_pretrained(path, revision=self._revision())
+            files = weight_files(path, self._options["revision"])
+            config = AutoConfig.from_pretrained(path, revision=self._options["revision"])
             if files is None:
                 raise NotInParts("it has no safetensors files")
             dtypes = (getattr(torch, self.dtype), dtype)
@@ -216,33 +250,14 @@ class PretrainedModel(ModelSource):
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(self._not_loaded("model", path, error)) from error
         with contextlib.suppress(OSError):  # it has no such file
-            model.generation_config = GenerationConfig.from_pretrained(path, revision=self._revision())
+            model.generation_config = GenerationConfig.from_pretrained(
+                path, revision=self._options["revision"]
+            )
         return model.train()
 
-    def _words(self) -> dict[int, tuple[int, ...]]:
-        """The added tokens that the model has no weights for, by id, with the tokens of their words."""
-        tokenizer = self._own_tokenizer()
-        words = {token: word_ids(tokenizer, token) for token in missing_tokens(tokenizer, self.added_tokens)}
-        add_tokens(tokenizer, self.added_tokens)
-        vocabulary = tokenizer.get_vocab()
-        return {vocabulary[token]: word for token, word in words.items()}
-
-    def _end_ids(self) -> tuple[int, ...]:
-        """The end tokens that the model's files name beside its tokenizer; an engine ends with them."""
-        from transformers import AutoConfig, GenerationConfig
-
-        path = resolve_policy(self.name_or_path)
-        try:
-            named = GenerationConfig.from_pretrained(path, revision=self._revision()).eos_token_id
-        except OSError:  # it has no such file
-            config = AutoConfig.from_pretrained(
-                path, revision=self._revision(), trust_remote_code=self.trust_remote_code
-            )
-            named = getattr(config, "eos_token_id", None)
-        return () if named is None else (named,) if isinstance(named, int) else tuple(named)
-
-    def _revision(self) -> str:
-        return self.revision or "main"
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
     def _not_loaded(self, what: str, path: str, error: Exception) -> str:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -251,3 +266,33 @@ class PretrainedModel(ModelSource):
             "If this is meant to be a directory, it is not there from here; if a name on the "
             "Hugging Face hub, the hub has to be reachable, or the model downloaded before."
         )
+
+
+def has_gpu() -> bool:
+    """Returns whether the system has an NVIDIA GPU, be its driver what it may."""
+    return any(found for pattern in _GPUS for found in _DEVICES.glob(pattern))
+
+
+def _apply_liger(model: PreTrainedModel) -> None:
+    """Puts Liger's rotary embeddings, RMS norms and MLPs (Hsu et al. 2024) into the model, in place.
+
+    Its losses stay out: log-probs are computed in chunks here, for every objective alike. Raises
+    ValueError for an architecture that it has no kernels for, where it would do nothing, silently.
+    """
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    patch = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model.config.model_type)
+    if patch is None:
+        raise ValueError(
+            f"model.liger is true, and Liger has no kernels for {model.config.model_type!r}: set it to false"
+        )
+    chosen = {
+        "rope": True,
+        "rms_norm": True,
+        "swiglu": True,
+        "geglu": True,
+        "cross_entropy": False,
+        "fused_linear_cross_entropy": False,
+    }
+    known = inspect.signature(patch).parameters
+    patch(model=model, **{name: on for name, on in chosen.items() if name in known})

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,10 +47,8 @@ class SequenceParallel:
 
         config: Any = model.config
         text = config.get_text_config()
-        heads, kv_heads = (
-            text.num_attention_heads,
-            getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-        )
+        heads = text.num_attention_heads
+        kv_heads = getattr(text, "num_key_value_heads", None) or heads
         if heads % self.size or (kv_heads % self.size and self.size % kv_heads):
             raise ValueError(
                 f"trainer.sequence_parallel_size {self.size} doesn't divide the {heads} attention heads (of"
@@ -90,21 +89,29 @@ class SequenceParallel:
         positions_BT = torch.cat([positions_BT, tail_T.expand(len(ids_BT), -1)], dim=1)
         ids_BT = nn.functional.pad(ids_BT, (0, missing))
         inner: str = backbone.treetune_inner_attention
-        shared = _Shared(
-            self,
+        mask_B1TT = None
+        if packed and inner == "sdpa":
+            # True where a token may look: back, in its own sequence.
+            sequence_BT = (positions_BT == 0).cumsum(-1)
+            mask_B1TT = (sequence_BT[:, :, None] == sequence_BT[:, None, :]).tril()[:, None]
+        attend = partial(
             ALL_ATTENTION_FUNCTIONS[inner],
-            _mask(positions_BT) if packed and inner == "sdpa" else None,
-            positions_BT,
-            {} if inner != PACKED else {"packed": PackedRow.of(positions_BT if packed else None)},
+            attention_mask=mask_B1TT,
+            position_ids=positions_BT,
+            **({"packed": PackedRow.of(positions_BT if packed else None)} if inner == PACKED else {}),
         )
-        own = slice(self.rank * ids_BT.shape[1] // self.size, (self.rank + 1) * ids_BT.shape[1] // self.size)
+        stretch = ids_BT.shape[1] // self.size
+        mine = slice(self.rank * stretch, (self.rank + 1) * stretch)
         return backbone(
-            input_ids=ids_BT[:, own], position_ids=positions_BT[:, own], use_cache=False, shared=shared
+            input_ids=ids_BT[:, mine],
+            position_ids=positions_BT[:, mine],
+            use_cache=False,
+            shared=(self, attend),  # handed on to `_attention` in every layer
         ).last_hidden_state
 
     def own_positions(self, positions_N: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Which of the positions (in flattened rows of `width` tokens) lie in this rank's stretch, as
-        indices of `positions_N`, and where they are in its flattened hidden states.
+        """Finds the positions (in flattened rows of `width` tokens) that lie in this rank's stretch: their
+        indices in `positions_N`, and their places in its flattened hidden states.
         """
         part = -(-width // self.size)
         row_N, column_N = positions_N // width, positions_N % width
@@ -120,18 +127,6 @@ class SequenceParallel:
         return _Sum.apply(values_KN, self.group)
 
 
-@dataclass(frozen=True)
-class _Shared:
-    """What the layers of one forward pass have in common."""
-
-    parallel: SequenceParallel
-    inner: Callable[..., tuple[Tensor, Any]]
-    mask_B1TT: Tensor | None
-    positions_BT: Tensor
-    arguments: dict[str, Any]
-    """Of `inner`, beside these."""
-
-
 def _attention(
     module: nn.Module,
     query_BHtD: Tensor,
@@ -139,7 +134,7 @@ def _attention(
     value_BHtD: Tensor,
     attention_mask: Tensor | None,
     *,
-    shared: _Shared | None = None,
+    shared: tuple[SequenceParallel, Callable[..., tuple[Tensor, Any]]] | None = None,
     position_ids: Tensor | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
@@ -151,57 +146,37 @@ def _attention(
             f"{type(module).__name__} doesn't hand on to its attention what its model was called with, which"
             " sequence parallelism needs: set trainer.sequence_parallel_size to 1"
         )
-    size, group = shared.parallel.size, shared.parallel.group
+    parallel, attend = shared
+    size, group = parallel.size, parallel.group
     parts = []
     for heads_BHtD in (query_BHtD, key_BHtD, value_BHtD):
         # Fewer heads of keys than ranks: each is given to several.
-        wanted = max(size // heads_BHtD.shape[1], 1)
-        parts.append(heads_BHtD.repeat_interleave(wanted, dim=1).unflatten(1, (size, -1)).transpose(0, 1))
+        copies = max(size // heads_BHtD.shape[1], 1)
+        parts.append(heads_BHtD.repeat_interleave(copies, dim=1).unflatten(1, (size, -1)).transpose(0, 1))
     counts = [part.shape[2] for part in parts]
     traded_PBhtD = _AllToAll.apply(torch.cat(parts, dim=2), group)
     whole_BhTD = traded_PBhtD.permute(1, 2, 0, 3, 4).flatten(2, 3)
     query, key, value = whole_BhTD.split(counts, dim=1)
-    result_BThD, _ = shared.inner(
-        module,
-        query,
-        key,
-        value,
-        shared.mask_B1TT,
-        position_ids=shared.positions_BT,
-        **shared.arguments,
-        **settings,
-    )
+    result_BThD, _ = attend(module, query, key, value, **settings)
     pieces_PBthD = result_BThD.unflatten(1, (size, -1)).transpose(0, 1)
     back_PBthD = _AllToAll.apply(pieces_PBthD, group)
     return back_PBthD.permute(1, 2, 0, 3, 4).flatten(2, 3), None
 
 
-def _mask(positions_BT: Tensor) -> Tensor:
-    """True where a token may look: back, in its own sequence. [B, 1, T, T]."""
-    starts_BT = positions_BT == 0
-    sequence_BT = starts_BT.cumsum(-1)
-    same_BTT = sequence_BT[:, :, None] == sequence_BT[:, None, :]
-    return same_BTT.tril()[:, None]
-
-
 class _AllToAll(torch.autograd.Function):
-    """Part i of the first dimension goes to rank i, and rank i's part comes into its place."""
+    """Sends part i of the first dimension to rank i, and puts rank i's part into its place."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: Any) -> Tensor:
         ctx.group = group
-        return _traded(parts, group)
+        parts = parts.contiguous()
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=group)
+        return received
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _traded(gradients[0], ctx.group), None
-
-
-def _traded(parts: Tensor, group: Any) -> Tensor:
-    parts = parts.contiguous()
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=group)
-    return received
+        return _AllToAll.forward(ctx, gradients[0], ctx.group), None  # gradients go back as they came
 
 
 class _Sum(torch.autograd.Function):
@@ -210,14 +185,10 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, group: Any) -> Tensor:
         ctx.group = group
-        return _summed(values, group)
+        total = values.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _summed(gradients[0], ctx.group), None
-
-
-def _summed(values: Tensor, group: Any) -> Tensor:
-    total = values.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
+        return _Sum.forward(ctx, gradients[0], ctx.group), None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
 
 
 _READ = "read_weight"
-"""Of a parameter that is still in its file: gives its values."""
+"""Attribute of a parameter that is still in its file: a function that reads its values."""
 
 
 class NotInParts(Exception):
-    """A model's weights can't be read one after the other; the words say why."""
+    """Raised where a model's weights can't be read one after the other; the message says why."""
 
 
 def in_parts(
@@ -31,9 +32,9 @@ def in_parts(
     dtypes: tuple[torch.dtype, torch.dtype],
     **options: Any,
 ) -> PreTrainedModel:
-    """A model whose parameters have their shapes and no memory. Values are read as `dtypes` say: the first,
-    and then the second. Raises NotInParts where `files`, by the name of each weight, lack one of its names
-    or have it in another shape."""
+    """A model whose parameters have their shapes and no memory. Values are read in the first of `dtypes`, and
+    then cast to the second. Raises NotInParts where `files`, by the name of each weight, lack one of its
+    names or have it in another shape."""
     from accelerate import init_empty_weights
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM
@@ -51,39 +52,38 @@ def in_parts(
     for name, weight in names.items():
         if list(weight.shape) != shapes[name]:
             raise NotInParts(f"{name} is {shapes[name]} in its files, and {list(weight.shape)} in the model")
-    placed = {id(weight): _placeholder(name, weight, files[name], dtypes) for name, weight in names.items()}
+    placeholders = {}
+    for name, weight in names.items():
+        # One element that stands for all.
+        parameter = nn.Parameter(torch.empty(1, dtype=dtypes[-1]).expand(weight.shape))
+        setattr(parameter, _READ, partial(_read_file, name, files[name], dtypes))
+        placeholders[id(weight)] = parameter
     for module in model.modules():
         for name, weight in module._parameters.items():
             if weight is not None:
-                module._parameters[name] = placed[id(weight)]
+                module._parameters[name] = placeholders[id(weight)]
     return model
 
 
-def _placeholder(name: str, weight: Tensor, file: Path, dtypes: tuple[torch.dtype, ...]) -> nn.Parameter:
-    def read() -> Tensor:
-        from safetensors import safe_open
+def _read_file(name: str, file: Path, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+    from safetensors import safe_open
 
-        # Opened anew, so that the mapped file doesn't stay beside what was read of it.
-        with safe_open(file, framework="pt") as content:
-            found = content.get_tensor(name)
-        for dtype in dtypes:
-            found = found.to(dtype)
-        return found
-
-    # One element that stands for all.
-    parameter = nn.Parameter(torch.empty(1, dtype=dtypes[-1]).expand(weight.shape))
-    setattr(parameter, _READ, read)
-    return parameter
+    # Opened anew, so that the mapped file doesn't stay beside what was read of it.
+    with safe_open(file, framework="pt") as content:
+        weight = content.get_tensor(name)
+    for dtype in dtypes:
+        weight = weight.to(dtype)
+    return weight
 
 
 def is_in_file(parameter: nn.Parameter) -> bool:
-    """Whether its values are still to be read."""
+    """Returns whether its values are still to be read."""
     return hasattr(parameter, _READ)
 
 
 def read_whole(module: nn.Module, *, recurse: bool = True) -> nn.Module:
-    """Reads what is still in files, on this rank, into memory of its own; the module. Without `recurse`, only
-    what is the module's own, and not its parts'."""
+    """Reads all weights that are still in files, on this rank, into memory of its own; returns the module.
+    Without `recurse`, those of the module itself, and not of its parts."""
     for parameter in module.parameters(recurse):
         if is_in_file(parameter):
             parameter.data = _read(parameter).clone()
@@ -101,10 +101,9 @@ class InTurn(nn.Module):
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         for parameter in self.module.parameters(recurse):
             if is_in_file(parameter):
-                values = (
+                parameter.data = (
                     _read(parameter) if self.reads else torch.empty(parameter.shape, dtype=parameter.dtype)
                 )
-                parameter.data = values
             yield parameter
 
 
@@ -121,15 +120,15 @@ def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
     from transformers.utils import cached_file
 
     def find(name: str) -> Path | None:
-        found = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
-        return None if found is None else Path(found)
+        file = cached_file(path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        return None if file is None else Path(file)
 
     if (index := find("model.safetensors.index.json")) is not None:
         named: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        places = {name: find(name) for name in set(named.values())}
-        if None in places.values():
+        files = {name: find(name) for name in set(named.values())}
+        if None in files.values():
             return None
-        return {weight: place for weight, name in named.items() if (place := places[name]) is not None}
+        return {weight: file for weight, name in named.items() if (file := files[name]) is not None}
     if (single := find("model.safetensors")) is None:
         return None
     with safe_open(single, framework="pt") as content:
@@ -137,7 +136,7 @@ def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
 
 
 INDEX = "model.safetensors.index.json"
-"""What Hugging Face's format calls the list of all names and their files: with it, a folder is whole."""
+"""The list of all names and their files in Hugging Face's format: with it, a folder is whole."""
 
 Weight = tuple[str, "Tensor"]
 
@@ -178,7 +177,7 @@ def shard_path(directory: Path, number: int) -> Path:
 
 
 def write_shard(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Raises OSError that says what to do where there is no room."""
+    """Writes a file of weights. Raises OSError that says what to do where there is no room."""
     from safetensors.torch import save_file
 
     with making_room_explained(path.parent):
@@ -187,14 +186,5 @@ def write_shard(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def write_index(files: Mapping[str, str], directory: Path) -> None:
-    """`files` are those of all names."""
+    """Writes the file of each weight's name: the folder is whole."""
     write_json(directory / INDEX, {"metadata": {}, "weight_map": dict(files)})
-
-
-def shards_of(directory: Path) -> list[Path] | None:
-    """The files of weights in a folder; None where it isn't whole."""
-    try:
-        named = json.loads((directory / INDEX).read_text())["weight_map"].values()
-    except FileNotFoundError:
-        return None
-    return [directory / name for name in sorted(set(named))]

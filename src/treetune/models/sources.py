@@ -1,4 +1,4 @@
-"""Where the policy comes from, and the source that makes it on the spot: a tiny model."""
+"""The source of a policy, and the one that makes it on the spot: a tiny model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from annotated_types import Gt, MinLen
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
 from treetune.models.shapes import Shape
-from treetune.models.tokenizer import EOS, PAD, add_tokens, check_tokens
+from treetune.models.tokenizer import EOS, PAD, add_tokens, character_tokenizer, check_tokens, codec_of
 from treetune.seeds import derive_seed
 from treetune.vocabulary import TextCodec
 
@@ -28,7 +28,7 @@ MIN_HEAD_DIM = 32
 
 
 def character_tokens(texts: Sequence[str], single: Sequence[str]) -> list[int]:
-    """How many tokens texts have where each character is one, and so is each text of `single`."""
+    """Counts the tokens of texts where each character is one, and so is each text of `single`."""
     pattern = re.compile("|".join([*map(re.escape, sorted(single, key=len, reverse=True)), r"[\s\S]"]))
     return [len(pattern.findall(text)) for text in texts]
 
@@ -38,11 +38,12 @@ class ModelSource(Registrable):
 
     @property
     def longest(self) -> int | None:
-        """The tokens of prompt and response that the model was made for, where that is known at once."""
+        """The longest prompt and response together, in tokens, that the model was made for, where that is
+        known at once."""
         return None
 
     def prompt_tokens(self, prompts: Sequence[str]) -> list[int] | None:
-        """How many tokens each of them has, where that is known without loading a tokenizer."""
+        """The number of tokens of each, where that is known without loading a tokenizer."""
         return None
 
     def single_tokens(self) -> frozenset[str] | None:
@@ -67,33 +68,31 @@ class ModelSource(Registrable):
         return None
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
-        """With an end token and a padding token. Raises ValueError if it can't be had."""
+        """A tokenizer with an end token and a padding token. Raises ValueError if it can't be had."""
         raise NotImplementedError
 
     def unlearned_tokens(self) -> tuple[str, ...]:
-        """Those of the added tokens that begin as the mean of other tokens. Raises ValueError as
-        `load_tokenizer` does."""
+        """The added tokens that begin as the mean of other tokens. Raises ValueError as `load_tokenizer`
+        does."""
         return ()
 
     def codec(self, tokenizer: PreTrainedTokenizerBase) -> TextCodec:
-        """How prompts become token ids, and which ids end an answer.
+        """The way from prompts to token ids, and the ids that end an answer.
 
-        Raises ValueError for a tokenizer that has no tokens for what is asked.
+        Raises ValueError for a tokenizer that has no tokens for them.
         """
-        from treetune.models.tokenizer import codec_of
-
         return codec_of(tokenizer)
 
     def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
-        """On the CPU, in training mode. `seed` (the run's) decides on weights that are drawn.
+        """The model on the CPU, in training mode. `seed` (the run's) decides on weights that are drawn.
 
         Raises ValueError if the model can't be had.
         """
         raise NotImplementedError
 
     def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel:
-        """The same with weights of `dtype` that stay in their files until they are dealt out (see
-        `models.in_parts`).
+        """The model with weights of `dtype` that stay in their files until they are dealt out (see
+        `models.shards`).
 
         Raises ValueError if the model can't be had, and NotInParts where its weights don't lie in files as
         the model has them.
@@ -106,11 +105,8 @@ class ModelSource(Registrable):
 @ModelSource.register("tiny")
 @dataclass(frozen=True, kw_only=True)
 class TinyModel(ModelSource):
-    """A Llama with random weights over the task's characters, small enough to train on a laptop.
-
-    `context_length` bounds prompt and response together, in tokens. The default has 0.86 million
-    parameters. In float32. `alphabet` holds the characters of its tokenizer; None: the task's own.
-    Each of `added_tokens` is one token beside them, whose characters need not be in the alphabet.
+    """A Llama with random weights over the task's characters, small enough to train on a laptop: in float32,
+    with 0.86 million parameters by default.
     """
 
     layers: Annotated[int, Gt(0)] = 4
@@ -122,12 +118,15 @@ class TinyModel(ModelSource):
     intermediate_size: Annotated[int, Gt(0)] = 384
     """Width of the MLPs."""
     context_length: Annotated[int, Gt(0)] = 256
+    """Bound of prompt and response together, in tokens."""
     alphabet: Annotated[str, MinLen(1)] | None = None
+    """The characters of its tokenizer; None: the task's own."""
     tie_word_embeddings: bool = False
     """Whether the head is the embeddings' transpose."""
     rope_theta: Annotated[float, Gt(0)] = 10_000.0
     """Base of the rotary embeddings."""
     added_tokens: tuple[str, ...] = ()
+    """Texts that are one token each beside them, whose characters need not be in the alphabet."""
 
     def __post_init__(self) -> None:
         check_tokens(self.added_tokens)
@@ -188,8 +187,6 @@ class TinyModel(ModelSource):
         )
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
-        from treetune.models.tokenizer import character_tokenizer
-
         tokenizer = character_tokenizer(self.alphabet or alphabet(), self.context_length)
         add_tokens(tokenizer, self.added_tokens)
         return tokenizer

@@ -1,26 +1,37 @@
-"""Tokenizers: between token ids and text, of characters, with added tokens."""
+"""Tokenizers: of characters for tiny models, with added tokens, and as the codec between token ids and text.
+
+Token ids are the truth: nothing here encodes a response again. Where a step ends in the text is
+carried over to the tokens that the text was decoded from.
+"""
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from treetune.models.chat import Chat, chat_conversation, chat_frame, end_of_turn, turn_frame
 from treetune.vocabulary import TextCodec, TokenIds
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+T = TypeVar("T")
 
 PAD = "<pad>"
 EOS = "<eos>"
 
 _BRACKETS = (("<", ">"), ("⟨", "⟩"))
-"""Around the names of special tokens; the second pair for alphabets that can spell the first."""
+"""Brackets around the names of special tokens; the second pair for alphabets that can spell the first."""
+
+MULTIPLE = 64
+"""A table of embeddings that has to grow, grows to a multiple of this: matrix products like it."""
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""The character that decoders write for bytes that are no (or not yet a whole) character."""
 
 
 def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokenizerFast:
@@ -61,8 +72,9 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
     )
 
 
-MULTIPLE = 64
-"""A table of embeddings that has to grow, grows to a multiple of this: matrix products like it."""
+# Tokens that a model is given beyond its own, such as the tags around threads. A tag that a tokenizer cuts
+# into pieces can't end a sample, be counted or be told from the word in it, so each becomes a token of its
+# own. None of them is special: text shows them.
 
 
 def check_tokens(tokens: Sequence[str]) -> None:
@@ -76,14 +88,14 @@ def check_tokens(tokens: Sequence[str]) -> None:
 
 
 def missing_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> tuple[str, ...]:
-    """Those of `tokens` that the tokenizer doesn't have yet, in their order."""
+    """The tokens that the tokenizer doesn't have yet, in their order."""
     known = tokenizer.get_vocab()
     return tuple(token for token in tokens if token not in known)
 
 
 def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> None:
-    """From here on `tokenizer` makes one token of each, wherever it stands in a text, and decodes it to
-    its text. Those that it doesn't have yet get the next ids; the others keep theirs.
+    """Has `tokenizer` make one token of each, wherever it stands in a text, and decode it to its text. Those
+    that it doesn't have yet get the next ids; the others keep theirs.
 
     Raises ValueError where one is a special token already: text wouldn't show it.
     """
@@ -106,12 +118,16 @@ def word_ids(tokenizer: PreTrainedTokenizerBase, token: str) -> tuple[int, ...]:
     """The tokens of the word in a tag: of ``Parallel`` for ``<Parallel>``, ``/Parallel`` for
     ``</Parallel>``. `tokenizer` doesn't have the tag yet. Raises ValueError where it can't write it."""
     word = token.removeprefix("<").removesuffix(">")
+    reason: Exception | str = "it has no tokens for it"
     try:
         ids = tuple(tokenizer.encode(word, add_special_tokens=False))
     except Exception as error:  # the tokenizers library raises no narrower one
-        raise ValueError(_without_word(token, word, str(error))) from error
+        ids, reason = (), error
     if not ids or tokenizer.unk_token_id in ids:
-        raise ValueError(_without_word(token, word, "it has no tokens for it"))
+        raise ValueError(
+            f"model.added_tokens has {token!r}, which would begin as the mean of the tokens of {word!r}, and"
+            f" the tokenizer cannot encode that: {reason}"
+        )
     return ids
 
 
@@ -137,38 +153,17 @@ def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -
     if grows:
         with torch.random.fork_rng(devices=[]):  # what is drawn for the new rows is replaced below
             model.resize_token_embeddings(max(words) + 1, pad_to_multiple_of=MULTIPLE, mean_resizing=False)
+    head = model.get_output_embeddings()
+    tables = [model.get_input_embeddings().weight]
+    for table in (getattr(head, "weight", None), getattr(head, "bias", None)):
+        if table is not None and table is not tables[0]:  # the head may be tied to the embeddings
+            tables.append(table)
     with torch.no_grad():
-        for table in _tables(model):
+        for table in tables:
             if grows:
                 table[rows:] = table[:rows].mean(0, dtype=torch.float32).to(table.dtype)
             for token, word in words.items():
                 table[token] = table[list(word)].mean(0, dtype=torch.float32).to(table.dtype)
-
-
-def _tables(model: PreTrainedModel) -> list[Tensor]:
-    """What has a row per token, each once: embeddings and, unless tied to them, the head with its bias."""
-    tables = [model.get_input_embeddings().weight]
-    head = model.get_output_embeddings()
-    if head is not None:
-        tables += [
-            table
-            for table in (head.weight, getattr(head, "bias", None))
-            if table is not None and table is not tables[0]
-        ]
-    return tables
-
-
-def _without_word(token: str, word: str, why: str) -> str:
-    return (
-        f"model.added_tokens has {token!r}, which would begin as the mean of the tokens of {word!r}, and the"
-        f" tokenizer cannot encode that: {why}"
-    )
-
-
-T = TypeVar("T")
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""What decoders write for bytes that are no (or not yet a whole) character."""
 
 
 def codec_of(
@@ -207,81 +202,46 @@ def codec_of(
             return str(backend.decode(ids, skip_special_tokens=True))
         return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    turn_id = None if chat is None else end_of_turn(tokenizer, chat)
-    eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
-    return TextCodec(
-        encode=encode,
-        decode=decode,
-        eos_id=int(eos_id),
-        end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
-        frame=str if chat is None else _after_begin(chat_frame(tokenizer, chat), tokenizer, begin_of_text),
-        begin=_begin(tokenizer, begin_of_text, chat),
-        conversation=None
-        if chat is None
-        else _after_begin(chat_conversation(tokenizer, chat), tokenizer, begin_of_text),
-        turn_frame=None if chat is None else _when_asked(lambda: turn_frame(tokenizer, chat)),
-    )
-
-
-def _when_asked(make: Callable[[], Callable[[str], str]]) -> Callable[[str], str]:
-    """The frame between turns, which some templates have none of: told where somebody needs it."""
-    frames: list[Callable[[str], str]] = []
-
-    def frame(text: str) -> str:
-        if not frames:
-            frames.append(make())
-        return frames[0](text)
-
-    return frame
-
-
-def _after_begin(
-    text_of: Callable[[T], str], tokenizer: PreTrainedTokenizerBase, begin_of_text: bool | None
-) -> Callable[[T], str]:
-    """The same without a beginning-of-text token, where `_begin` has it in hand."""
-    if begin_of_text is None or tokenizer.bos_token is None:
-        return text_of
-    beginning = str(tokenizer.bos_token)
-    return lambda asked: text_of(asked).removeprefix(beginning)
-
-
-def _begin(
-    tokenizer: PreTrainedTokenizerBase, begin_of_text: bool | None, chat: Chat | None
-) -> tuple[int, ...]:
     bos_id = tokenizer.bos_token_id
     if begin_of_text and bos_id is None:
         raise ValueError(
             f"model.begin_of_text is true, and the tokenizer of {tokenizer.name_or_path!r} has no token for"
             " the beginning of text: leave it out"
         )
+    begins = begin_of_text
     if begin_of_text is None and chat is None:
-        begin_of_text = bos_id is not None and tokenizer("")["input_ids"][:1] == [bos_id]
-    return (int(bos_id),) if begin_of_text else ()
+        begins = bos_id is not None and tokenizer("")["input_ids"][:1] == [bos_id]
+    # A template may write the token as text: it would be there twice.
+    written = "" if begin_of_text is None or tokenizer.bos_token is None else str(tokenizer.bos_token)
+
+    def without_begin(text_of: Callable[[T], str]) -> Callable[[T], str]:
+        return lambda prompt: text_of(prompt).removeprefix(written)
+
+    turn_id = None if chat is None else end_of_turn(tokenizer, chat)
+    eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
+    codec = TextCodec(
+        encode=encode,
+        decode=decode,
+        eos_id=int(eos_id),
+        end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
+        frame=str,
+        begin=(int(bos_id),) if begins else (),
+    )
+    if chat is None:
+        return codec
+    # Some templates have no frame between turns, which is refused where it is first needed.
+    between = cache(lambda: turn_frame(tokenizer, chat))
+    return replace(
+        codec,
+        frame=without_begin(chat_frame(tokenizer, chat)),
+        conversation=without_begin(chat_conversation(tokenizer, chat)),
+        turn_frame=lambda text: between()(text),
+    )
 
 
 def listed(token_ids: Sequence[int] | TokenIds) -> list[int]:
-    """As Python's numbers, which tokenizers take."""
+    """The ids as Python's numbers, which tokenizers take."""
     return token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
-
-
-def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: str) -> Sequence[int]:
-    """For each token, the offset in `text` (``codec.decode(token_ids)``) of the character that it begins
-    or continues: how much of that text the tokens before it show already. Never falling.
-
-    All tokens of a character that takes several (the bytes of an emoji) have that character's
-    offset; special tokens, which have no text, have the offset of what follows. Exact for any
-    tokenizer.
-    """
-    ids = listed(token_ids)
-    words = _texts_of(codec.decode)
-    parts = [words[token_id] for token_id in ids]
-    # Broken bytes add up by chance: two are one character, and three are three that stand for nothing.
-    if _REPLACEMENT not in text and "".join(parts) == text:
-        return [0, *itertools.accumulate(map(len, parts))][:-1] if parts else []
-    # Single tokens don't add up: a character takes several tokens, or the decoder joins words or strips
-    # the space of the first one. Decode every prefix from a token shortly before its end.
-    offsets = _offsets_by_window(ids, codec, text)
-    return _offsets_by_prefix(ids, codec, text) if offsets is None else offsets
 
 
 def step_ends(
@@ -304,24 +264,41 @@ def step_ends(
     return tuple(sorted((ends | {len(token_ids)}) - {0}))
 
 
-class _Texts(dict[int, str]):
-    """The text of each token alone, made when it is first asked for."""
+def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: str) -> Sequence[int]:
+    """Returns for each token the offset in `text` (``codec.decode(token_ids)``) of the character that it
+    begins or continues: how much of that text the tokens before it show already. Never falling.
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-
-    def __missing__(self, token_id: int) -> str:
-        text = self[token_id] = self._decode([token_id])
-        return text
+    All tokens of a character that takes several (the bytes of an emoji) have that character's
+    offset; special tokens, which have no text, have the offset of what follows. Exact for any
+    tokenizer.
+    """
+    ids = listed(token_ids)
+    texts = _texts_of_tokens(codec.decode)
+    for token_id in ids:
+        if token_id not in texts:
+            texts[token_id] = codec.decode([token_id])
+    parts = [texts[token_id] for token_id in ids]
+    # Broken bytes add up by chance: two are one character, and three are three that stand for nothing.
+    if _REPLACEMENT not in text and "".join(parts) == text:
+        return [0, *itertools.accumulate(map(len, parts))][:-1] if parts else []
+    # Single tokens don't add up: a character takes several tokens, or the decoder joins words or strips
+    # the space of the first one. Decode every prefix from a token shortly before its end.
+    offsets = _offsets_by_window(ids, codec, text)
+    if offsets is not None:
+        return offsets
+    # Quadratic, and by definition: what every prefix has in common with the whole text.
+    common = (_common(codec.decode(ids[:end]), text) for end in range(len(ids)))
+    return list(itertools.accumulate(common, max))
 
 
 @lru_cache(maxsize=4)
-def _texts_of(decode: Callable[[Sequence[int]], str]) -> _Texts:
-    return _Texts(decode)
+def _texts_of_tokens(decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
+    """The text of each token alone, as far as it was needed before."""
+    return {}
 
 
 def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) -> list[int] | None:
-    """Linear: decodes each token together with the last few before it only.
+    """Decodes each token together with the last few before it only, so that the work is linear.
 
     A window reaches back over one stretch of tokens that ended on a whole character, so that a
     decoder that treats the first token differently does not matter. None if what the windows say
@@ -345,12 +322,6 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
             known = codec.decode(token_ids[start:read])
     whole = text[base:] == (window[len(known) :] if read < len(token_ids) else "")
     return offsets if whole else None
-
-
-def _offsets_by_prefix(token_ids: Sequence[int], codec: TextCodec, text: str) -> list[int]:
-    """Quadratic, and by definition: what every prefix has in common with the whole text."""
-    common = (_common(codec.decode(token_ids[:end]), text) for end in range(len(token_ids)))
-    return list(itertools.accumulate(common, max))
 
 
 def _common(one: str, other: str) -> int:

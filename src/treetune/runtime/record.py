@@ -21,7 +21,6 @@ from treetune.runtime.session import Session
 from treetune.runtime.sinks import Mirrors
 from treetune.runtime.summary import summary_line
 from treetune.runtime.watch import Watch
-from treetune.runtime.weights_folder import write_adapters
 from treetune.store.checksums import Damaged, damage_of, read_record, seal_folder, sealed, write_record
 from treetune.store.files import replace_folder, why_not_written, write_text
 from treetune.vocabulary import Metrics
@@ -142,7 +141,7 @@ class Record:
                 write_policy(weights, architecture, session.model.tokenizer, beside / "policy", described)
                 if trainer.settings.lora is not None:
                     base = str(getattr(architecture, "_name_or_path", ""))
-                    write_adapters(trainer.settings.lora, adapters, beside / "adapter", base)
+                    trainer.settings.lora.write(adapters, base, beside / "adapter")
                 if critic:
                     write_critic(critic, architecture, beside / "critic")
                 for part in beside.iterdir():

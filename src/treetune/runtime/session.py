@@ -113,7 +113,7 @@ class Session:
         """The same one for a second thread of each rank, whose meetings are their own. Collective."""
         self.train_problems  # noqa: B018  made once for both
         session = copy.copy(self)
-        session.ranks, session.console = self.ranks.aside(), self.console.aside()
+        session.ranks, session.console = self.ranks.for_thread(), self.console.aside()
         return session
 
     @cached_property

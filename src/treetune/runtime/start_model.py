@@ -1,4 +1,4 @@
-"""The model that an experiment starts from, ready to be copied by whoever needs one."""
+"""The model that an experiment starts from, of which copies are made."""
 
 from __future__ import annotations
 
@@ -29,8 +29,13 @@ class StartModel:
         self.tokenizer = self.source.load_tokenizer(config.task.alphabet)
         self.codec = self.source.codec(self.tokenizer)
         self._config, self._device = config, device
-        self._told = False
-        self._refuse_unlearned_tokens()
+        self._logged = False
+        if config.trainer.lora is not None and (unlearned := self.source.unlearned_tokens()):
+            raise ValueError(
+                f"model.added_tokens has {', '.join(map(repr, unlearned))}, which the model doesn't know yet,"
+                " and trainer.lora trains no embeddings, so they would stay the mean of other tokens: train"
+                " all weights (trainer.lora: null), or start from a checkpoint of a run that did"
+            )
 
     def load(self, device: torch.device | None = None) -> PreTrainedModel:
         """A fresh copy in the trainer's precision, on `device` (None: this rank's)."""
@@ -43,23 +48,23 @@ class StartModel:
         return model.to(device=device or self._device)
 
     def on_cpu(self) -> PreTrainedModel:
-        """A fresh copy for who writes it down or deals it out: it takes nothing of the device's memory."""
+        """A fresh copy to be written down or dealt out: it takes nothing of the device's memory."""
         import torch
 
         return self.load(torch.device("cpu"))
 
     def in_parts(self) -> PreTrainedModel:
-        """A fresh copy for who deals it out over ranks weight by weight: where that can be, its weights are
-        in their files until then; otherwise whole, on the CPU, and why is said once."""
+        """A fresh copy to be dealt out over ranks weight by weight: where that can be, its weights are in
+        their files until then; otherwise whole, on the CPU, and the reason is logged once."""
         from treetune.models.shards import NotInParts
         from treetune.trainers.deepspeed_model import torch_dtype
 
         try:
             model = self.source.load_in_parts(torch_dtype(self._config.trainer.precision))
         except NotInParts as reason:
-            if not self._told:
+            if not self._logged:
                 log.info("each rank reads the whole model into the machine's memory at first: %s", reason)
-                self._told = True
+                self._logged = True
             return self.on_cpu()
         self._refuse_too_few_rows(model)
         return model
@@ -75,14 +80,4 @@ class StartModel:
             raise ValueError(
                 f"the tokenizer has {len(self.tokenizer)} tokens, and the model embeds only {rows}: they do"
                 " not belong together, or tokens were added and the model's embeddings not resized"
-            )
-
-    def _refuse_unlearned_tokens(self) -> None:
-        if self._config.trainer.lora is None:
-            return
-        if unlearned := self.source.unlearned_tokens():
-            raise ValueError(
-                f"model.added_tokens has {', '.join(map(repr, unlearned))}, which the model doesn't know yet,"
-                " and trainer.lora trains no embeddings, so they would stay the mean of other tokens: train"
-                " all weights (trainer.lora: null), or start from a checkpoint of a run that did"
             )

@@ -53,7 +53,14 @@ def train(
     session, server = sampler.session, sampler.server
     config = session.config
     if not episodes:
-        _nothing_selected(session, iteration)
+        selection = type(config.selection).__name__
+        message = f"iteration {iteration + 1}: the selection ({selection}) kept no episode to train on"
+        if config.on_empty_selection == "stop":
+            raise RuntimeError(
+                f"{message}; the weights are unchanged. Choose another selection or a larger"
+                " problems_per_iteration, or set on_empty_selection to 'skip'"
+            )
+        session.console.say(message + "; skipped")
         return {}
     # Every rank knows the signals of all tokens, and the first one writes them.
     path = session.directory.iteration(iteration) / SIGNALS
@@ -72,7 +79,7 @@ def train(
             training.enter_context(server.asleep())
             show = training.enter_context(sampler.phase(f"iteration {iteration + 1}: training", "steps"))
 
-        choice, after, every = None, None, None
+        after, every = None, None
         if config.choose_checkpoint is not None:
             choice = _Choice(sampler, trainer, iteration, config.choose_checkpoint)
             every = config.choose_checkpoint.every
@@ -101,22 +108,11 @@ def train(
     return metrics
 
 
-def _nothing_selected(session: Session, iteration: int) -> None:
-    name = type(session.config.selection).__name__
-    message = f"iteration {iteration + 1}: the selection ({name}) kept no episode to train on"
-    if session.config.on_empty_selection == "stop":
-        raise RuntimeError(
-            f"{message}; the weights are unchanged. Choose another selection or a larger"
-            " problems_per_iteration, or set on_empty_selection to 'skip'"
-        )
-    session.console.say(message + "; skipped")
-
-
 class _Choice:
-    """Measures an iteration's candidates one by one and keeps the state of the one to go on with. `points`
-    are theirs: after how many epochs, or steps.
+    """Measures an iteration's candidates one by one and keeps the state of the one to go on with. Their
+    `points` are numbers of epochs, or of steps.
 
-    What was measured lies in the iteration's folder and is read from there when the iteration is
+    Measurements lie in the iteration's folder and are read from there when the iteration is
     trained again: then the same candidates are trained, the same one is chosen, and nothing is sampled
     twice. The state of the trainer lies beside it until the choice is settled.
     """
@@ -128,7 +124,7 @@ class _Choice:
         self.iteration, self.rule = iteration, settings.rule
         self.unit = "epoch" if settings.every is None else "step"
         sets = self.session.config.evaluation.sets
-        self.set = next(one for one in sets if one.label == settings.set)
+        self.set = next(candidate for candidate in sets if candidate.label == settings.set)
         self.points: list[int] = []
         self.accuracies: list[float] = []
         self._measured: list[Path] = []
@@ -166,8 +162,8 @@ class _Choice:
                 seal_folder(self._state)
 
     def _known(self, point: int) -> Path | None:
-        """Where these weights were measured already, by a run that was interrupted or, with restarts,
-        in an earlier iteration that began with the same ones."""
+        """The folder in which these weights were measured already, by a run that was interrupted or, with
+        restarts, in an earlier iteration that began with the same ones."""
         again = point == 0 and self.session.config.restart == "every_iteration"
         for iteration in (self.iteration, *(range(self.iteration) if again else ())):
             folder = self.session.directory.candidate(iteration, point)
@@ -179,7 +175,11 @@ class _Choice:
         """Leaves the trainer with the chosen weights. Collective."""
         session, chosen = self.session, self.chosen
         if chosen < len(self.accuracies) - 1:
-            _refuse_damaged(session, self._state)
+            damage = damage_of(self._state) if session.ranks.is_first else None
+            if (damage := session.ranks.from_first("the candidate", damage)) is not None:
+                raise Damaged(
+                    f"{damage}: give the same command again, which trains the iteration's epochs again"
+                )
             with self.sampler.server.asleep():
                 self.trainer.load(self._state)
         session.ranks.barrier("the chosen weights are back")
@@ -192,10 +192,10 @@ class _Choice:
             f"iteration {self.iteration + 1}: went on with {self.unit} {point}, {self.set.label} "
             + " ".join(f"{accuracy:.3f}" for accuracy in self.accuracies)
         )
-        found = zip(self.points, self.accuracies, strict=True)
-        measured = {f"choice/{self.unit}_{at}": accuracy for at, accuracy in found}
-        own = {f"choice/{self.unit}": float(point), "choice/accuracy": self.accuracies[chosen]}
-        return measured | own
+        pairs = zip(self.points, self.accuracies, strict=True)
+        measured = {f"choice/{self.unit}_{at}": accuracy for at, accuracy in pairs}
+        made = {f"choice/{self.unit}": float(point), "choice/accuracy": self.accuracies[chosen]}
+        return measured | made
 
     def _keep_as_evaluation(self, measured: Path) -> None:
         """These weights are those after the iteration: they need not be measured again as such."""
@@ -209,14 +209,8 @@ class _Choice:
         write_record(folder / "summary.json", summary | {"iteration": done})
 
 
-def _refuse_damaged(session: Session, state: Path) -> None:
-    damage = session.ranks.from_first("the candidate", damage_of(state) if session.ranks.is_first else None)
-    if damage is not None:
-        raise Damaged(f"{damage}: give the same command again, which trains the iteration's epochs again")
-
-
 def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:
-    """Which of the candidates 0, 1, … to go on with; see `ChooseCheckpoint`."""
+    """The number of the candidate to go on with, from 0; see `ChooseCheckpoint`."""
     if rule == "best":
         return max(range(len(accuracies)), key=lambda number: (accuracies[number], -number))
     number = 0

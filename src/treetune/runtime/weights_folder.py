@@ -1,4 +1,4 @@
-"""Where weights wait for the engines: whole ones, or adapters on the start model."""
+"""The folder from which engines take weights: whole ones, or adapters on the start model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from treetune.trainers.ranks import Ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import torch
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 CHUNK_BYTES = 2**28
-"""Of a chunk of weights on their way into an engine. A larger weight is a chunk by itself."""
+"""Size of a chunk of weights on their way into an engine. A larger weight is a chunk by itself."""
 
 MORE_SHARED_MEMORY = "give it more (docker run --ipc=host; otherwise mount -o remount,size=… /dev/shm)"
 
@@ -58,8 +57,9 @@ class WeightsFolder:
         return self.path / f"{version:04d}"
 
     def write_start(self) -> Path:
-        """What the engine starts on: the start model, or adapters beside it that don't change it yet. Raises
-        ValueError where it wouldn't fit, with the version that comes after it. Collective."""
+        """Writes the folder that the engine starts on: the start model, or adapters beside it that don't
+        change it yet. Raises ValueError where it wouldn't fit, with the version that comes after it.
+        Collective."""
         from treetune.models.policy_files import write_for_engine
 
         session, lora, place = self._session, self.adapters, self.of(0)
@@ -75,18 +75,17 @@ class WeightsFolder:
             write_for_engine(dict(model.named_parameters()), model.config, tokenizer, whole)
             if lora is not None:
                 lora.apply(model, session.config.seed)
-                adapters = lora.adapters(dict(model.named_parameters()))
-                write_adapters(lora, adapters, place, base=str(whole))
+                lora.write(lora.adapters(dict(model.named_parameters())), str(whole), place)
         session.ranks.barrier("start weights written for the engine")
         return place
 
     def write_adapters(self, trainer: PolicyTrainer, version: int) -> Path:
-        """The trainer's present adapters. Collective."""
+        """Writes the trainer's present adapters. Collective."""
         assert self.adapters is not None
         session, place = self._session, self.of(version)
         adapters = trainer.adapters()
         if session.ranks.is_first:
-            write_adapters(self.adapters, adapters, place, base=str(self._start_model))
+            self.adapters.write(adapters, str(self._start_model), place)
         session.ranks.barrier("weights written for the engine")
         return place
 
@@ -94,18 +93,29 @@ class WeightsFolder:
         """The trainer's present weights in chunks, on every rank, each when it is written; after the last one
         the version's folder is whole. No rank has all of them at a time. Collective, to the end.
         """
+        from treetune.models.policy_files import describe_for_engine
         from treetune.models.shards import in_chunks, shard_path, with_head, write_index, write_shard
 
         session, place = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
         weights = with_head(trainer.weights_in_turn(), trainer.weight_names, config.tie_word_embeddings)
         files: dict[str, str] = {}
-        for number, (chunk, last) in enumerate(in_chunks(weights, CHUNK_BYTES, self._keep)):
+
+        def keep(weight: Tensor) -> Tensor:
+            """A weight for as long as its chunk is on its way, where somebody needs it there."""
+            if self.transfer in ON_THE_DEVICE:
+                return weight.contiguous().clone()
+            return weight.to("cpu", copy=True).contiguous() if ranks.is_first else weight
+
+        for number, (chunk, last) in enumerate(in_chunks(weights, CHUNK_BYTES, keep)):
             path = shard_path(place, number)
             digest = ""
             if ranks.is_first:
                 if number == 0:
-                    self._begin(place, trainer, next(iter(chunk.values())).dtype)
+                    shutil.rmtree(place, ignore_errors=True)  # a sync of this version that was not finished
+                    place.mkdir(parents=True)
+                    dtype = next(iter(chunk.values())).dtype
+                    describe_for_engine(config, session.model.tokenizer, place, dtype)
                 write_shard({name: weight.to("cpu") for name, weight in chunk.items()}, path)
                 if self.transfer == "shared_memory":  # which alone has somebody check it
                     digest = digest_of_weights(path)
@@ -115,22 +125,9 @@ class WeightsFolder:
             digest = ranks.from_first("a chunk of weights", digest)
             yield Chunk(path, number, last, digest, chunk if self.transfer in ON_THE_DEVICE else {})
 
-    def _keep(self, weight: Tensor) -> Tensor:
-        """A weight as long as its chunk is on the way, where somebody needs it there."""
-        if self.transfer in ON_THE_DEVICE:
-            return weight.contiguous().clone()
-        return weight.to("cpu", copy=True).contiguous() if self._session.ranks.is_first else weight
-
-    def _begin(self, place: Path, trainer: PolicyTrainer, dtype: torch.dtype) -> None:
-        from treetune.models.policy_files import describe_for_engine
-
-        shutil.rmtree(place, ignore_errors=True)  # a sync of this version that was not finished
-        place.mkdir(parents=True)
-        describe_for_engine(trainer.model.config, self._session.model.tokenizer, place, dtype)
-
     def write_stored(self, version: int) -> Path:
-        """A checkpoint's weights (0: the start model's). Raises CheckpointGone where a run that goes on
-        has deleted it meanwhile. Collective.
+        """Writes a checkpoint's weights (0: the start model's). Raises CheckpointGone where a run that goes
+        on has deleted it meanwhile. Collective.
         """
         session, place = self._session, self.of(version)
         there = True
@@ -156,7 +153,7 @@ class WeightsFolder:
         return read_policy(self._session.directory.checkpoint(version) / "policy")
 
     def keep_only(self, version: int) -> None:
-        """The engine may restart from the newest weights; older ones are only in the way."""
+        """Removes older weights: the engine may restart from the newest alone."""
         if not self._session.ranks.is_first:
             return
         for older in self.path.iterdir():
@@ -172,14 +169,7 @@ class WeightsFolder:
 
 
 class CheckpointGone(ValueError):
-    """A run that goes on keeps not every checkpoint."""
-
-
-def write_adapters(lora: Lora, adapters: Mapping[str, Tensor], place: Path, base: str) -> None:
-    """The trainer's adapters as a folder that peft and vLLM read; `base` is the model that they belong to."""
-    from treetune.models.lora import write_adapters as write
-
-    write(adapters, lora.describe(adapters, base), place)
+    """Raised where a run that goes on has deleted the checkpoint."""
 
 
 def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:
@@ -195,7 +185,7 @@ def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:
 
 
 def no_room(folder: Path, needed: int) -> str | None:
-    """What is wrong where a folder has less than that."""
+    """An error message where a folder has less free space than that, or None."""
     free = shutil.disk_usage(folder).free
     if free >= needed:
         return None

@@ -118,7 +118,7 @@ class EntropyTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class Trainer(Part):
-    """One trainer for every method: AdamW on a DeepSpeed engine.
+    """The trainer of every method: AdamW on a DeepSpeed engine.
 
     Two settings let several neighbouring ranks run one model together, each on micro-batches of its own
     otherwise: `sequence_parallel_size` and `tensor_parallel_size`. Neither changes the update, and nor do the
@@ -235,17 +235,18 @@ class Trainer(Part):
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the start model's log-probs are computed beside the policy's."""
+        """Returns whether the start model's log-probs are computed beside the policy's."""
         return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
 
     @property
     def deals_weights_out(self) -> bool:
-        """Whether each rank is given a part of the weights (ZeRO-3, AutoTP): no device need hold them all."""
+        """Returns whether each rank is given a part of the weights (ZeRO-3, AutoTP): no device need hold them
+        all."""
         return self.zero_stage == 3 or self.tensor_parallel_size > 1
 
     @property
     def reads_in_parts(self) -> bool:
-        """Whether weights are dealt out while they are read: no rank need ever hold them all."""
+        """Returns whether weights are dealt out while they are read: no rank need ever hold them all."""
         return self.deals_weights_out and not self.offload_parameters
 
     @property

@@ -173,7 +173,7 @@ class PolicyTrainer:
             yield order[start : start + size]
 
     def _lacks_advantage(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:
-        """Whether a step would move the weights by old momentum, KL and weight decay alone."""
+        """Returns whether a step would move the weights by old momentum, KL and weight decay alone."""
         if not self.settings.skip_without_advantage or tensors.credit_advantages_N is None:
             return False
         return not bool(tensors.credit_advantages_N[minibatch.weights_N != 0].any())
@@ -195,7 +195,7 @@ class PolicyTrainer:
         rate: float,
         is_only: bool,
     ) -> Metrics:
-        """One optimiser step of the policy, and of the critic."""
+        """Takes one optimiser step of the policy, and of the critic."""
         settings, objective = self.settings, self.settings.objective
         recorder, nucleus = None, None
         # Without the engine's log-probs there is nothing to compare the policy's with.

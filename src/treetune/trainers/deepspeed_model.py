@@ -126,7 +126,7 @@ class DeepSpeedModel:
 
     @property
     def deals_weights_out(self) -> bool:
-        """Whether a rank has its part of the weights alone."""
+        """Returns whether a rank has its part of the weights alone."""
         return self.tensor_parallel or self.zero_stage == 3
 
     def parts(self) -> Iterator[dict[str, Tensor]]:
@@ -345,8 +345,8 @@ def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
 
 
 def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
-    """In place. Buffers stay as they are: in bfloat16, the frequencies of rotary embeddings would turn the
-    1000th position by half a radian."""
+    """Casts parameters in place. Buffers stay as they are: in bfloat16, the frequencies of rotary embeddings
+    would turn the 1000th position by half a radian."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)
 

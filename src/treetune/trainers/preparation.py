@@ -136,8 +136,8 @@ class Models(Protocol):
 
 
 def scores_old_logprobs(settings: Trainer, *, several_steps: bool) -> bool:
-    """Whether the policy is scored before the first step. Where an iteration takes one step alone, that
-    step's own log-probs are the old ones, and they are scored beforehand only for penalties."""
+    """Returns whether the policy is scored before the first step. Where an iteration takes one step alone,
+    that step's own log-probs are the old ones, and they are scored beforehand only for penalties."""
     objective = settings.objective
     compared = objective.needs_advantages or (settings.keeps_reference and settings.measure_kl)
     penalised = objective.reward_kl_coef > 0 or objective.advantage_kl_coef > 0

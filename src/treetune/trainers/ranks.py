@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from treetune.models.kernels import refuse_unusable_gpu
+from treetune.models.pretrained import has_gpu
 from treetune.store import held_folders
 
 LOOPBACK_INTERFACE = "lo"
@@ -28,7 +28,7 @@ LOOPBACK_INTERFACE = "lo"
 
 @dataclass(frozen=True)
 class Meeting:
-    """This process among the run's, and what it knows of where they are.
+    """This process among the run's, before they can talk: the first one's store, where they find each other.
 
     Where all are on one machine, the store is a file that no other user can read or write, and gloo listens
     on the loopback; a single process has a store in its memory. Over several machines the first rank listens
@@ -47,62 +47,55 @@ class Meeting:
     def join(environment: Mapping[str, str], deadline_s: float) -> Meeting:
         """Opens the store, or connects to it. Raises RuntimeError where the first rank can't be reached, or
         can't listen."""
+
+        def number(*names: str, default: int) -> int:
+            return next((int(environment[name]) for name in names if name in environment), default)
+
         rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        machines = _first(environment, "CROSS_SIZE", "GROUP_WORLD_SIZE", default=1)
-        machine = _first(environment, "CROSS_RANK", "GROUP_RANK", default=0)
+        machines = number("CROSS_SIZE", "GROUP_WORLD_SIZE", default=1)
+        machine = number("CROSS_RANK", "GROUP_RANK", default=0)
+        timeout = datetime.timedelta(seconds=deadline_s)
         if world_size == 1:
             store: Any = dist.HashStore()
         elif machines > 1 and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            store, _, _ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=deadline_s)))
+            store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
         elif machines == 1:
             store = dist.FileStore(
                 str(_private_folder(environment["MASTER_PORT"], rank) / "store"), world_size
             )
         else:
-            store = _store(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), rank, deadline_s)
+            address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+            try:
+                store = dist.TCPStore(
+                    address, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
+                )
+            except (OSError, RuntimeError) as error:
+                reason = str(error).strip().splitlines()[0]
+                if rank == 0:
+                    raise RuntimeError(
+                        f"{platform.node()} can't listen on port {port}, where the ranks meet: {reason};"
+                        " name another one (--master_port, MASTER_PORT)"
+                    ) from error
+                raise RuntimeError(
+                    f"rank {rank} on {platform.node()} can't reach the first rank at {address}:{port} within"
+                    f" {deadline_s:.0f} s: {reason}; the name must lead to the first machine from here, and"
+                    " its port must be open"
+                ) from error
         return Meeting(rank, world_size, machine, machines, deadline_s, store)
 
     def exchange(self, name: str, own: Any) -> list[Any]:
         """Everyone's JSON value, in rank order. Raises RuntimeError that says who didn't come in time."""
         self.store.set(f"{name}/{self.rank}", json.dumps([self.machine, own]))
         deadline = time.monotonic() + self.deadline_s
-        found = []
+        values = []
         for rank in range(self.world_size):
-            key = f"{name}/{rank}"
             left = max(deadline - time.monotonic(), 0.001)
             try:
-                self.store.wait([key], datetime.timedelta(seconds=left))
+                self.store.wait([f"{name}/{rank}"], datetime.timedelta(seconds=left))
             except RuntimeError as error:
                 raise RuntimeError(self._who_is_missing(name)) from error
-            found.append(json.loads(self.store.get(key))[1])
-        return found
-
-    def interface(self) -> tuple[str, str]:
-        """(name, address) of the network interface by which this machine talks to the others: the one that
-        GLOO_SOCKET_IFNAME names, or else the one by which it reaches them. Raises ValueError where there is
-        none of that name.
-        """
-        named = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-        if named:
-            return named, _address_of(named)
-        # The first machine's own name may be a loopback address there: it asks for the way to another one.
-        other = os.environ["MASTER_ADDR"] if self.machine else self._address_elsewhere()
-        with socket.socket(_family(other), socket.SOCK_DGRAM) as way:
-            way.connect((other, 9))  # nothing is sent
-            address = way.getsockname()[0]
-        if self.machine:
-            self.store.set("address elsewhere", address)
-        return _interface_of(address), address
-
-    def _address_elsewhere(self) -> str:
-        key = "address elsewhere"
-        try:
-            self.store.wait([key], datetime.timedelta(seconds=self.deadline_s))
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"no rank of another machine has come to {platform.node()} within {self.deadline_s:.0f} s"
-            ) from error
-        return self.store.get(key).decode()
+            values.append(json.loads(self.store.get(f"{name}/{rank}"))[1])
+        return values
 
     def _who_is_missing(self, name: str) -> str:
         came = [rank for rank in range(self.world_size) if self.store.check([f"{name}/{rank}"])]
@@ -114,6 +107,44 @@ class Meeting:
             f"rank {self.rank} on {platform.node()} waited {self.deadline_s:.0f} s for rank"
             f" {', '.join(missing)}{where}: see what it printed, or whether it was started"
         )
+
+    def interface(self) -> tuple[str, str]:
+        """(name, address) of the network interface by which this machine talks to the others: the one that
+        GLOO_SOCKET_IFNAME names, or else the one by which it reaches them. Raises ValueError where there is
+        none of that name.
+        """
+        interfaces = psutil.net_if_addrs()
+        if named := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
+            for family in (socket.AF_INET, socket.AF_INET6):
+                for found in interfaces.get(named, ()):
+                    if found.family == family:
+                        return named, str(found.address)
+            raise ValueError(
+                f"{platform.node()} has no network interface {named} with an address, which"
+                f" GLOO_SOCKET_IFNAME names; it has {', '.join(sorted(interfaces))}"
+            )
+        key = "address elsewhere"
+        if self.machine:
+            other = os.environ["MASTER_ADDR"]
+        else:
+            # The first machine's own name may be a loopback address there: it takes the way to another one.
+            try:
+                self.store.wait([key], datetime.timedelta(seconds=self.deadline_s))
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"no rank of another machine has come to {platform.node()} within {self.deadline_s:.0f} s"
+                ) from error
+            other = self.store.get(key).decode()
+        family = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0][0]
+        with socket.socket(family, socket.SOCK_DGRAM) as towards:
+            towards.connect((other, 9))  # nothing is sent
+            address = towards.getsockname()[0]
+        if self.machine:
+            self.store.set(key, address)
+        for name, addresses in interfaces.items():
+            if any(found.address.partition("%")[0] == address for found in addresses):
+                return name, address
+        raise ValueError(f"no network interface of {platform.node()} has the address {address}")
 
 
 def _private_folder(port: str, rank: int) -> Path:
@@ -134,52 +165,17 @@ def _private_folder(port: str, rank: int) -> Path:
     return folder
 
 
-def _store(address: str, port: int, rank: int, deadline_s: float) -> Any:
-    timeout = datetime.timedelta(seconds=deadline_s)
-    try:
-        return dist.TCPStore(address, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
-    except (OSError, RuntimeError) as error:
-        if rank == 0:
-            raise RuntimeError(
-                f"{platform.node()} can't listen on port {port}, where the ranks meet: {_first_line(error)};"
-                " name another one (--master_port, MASTER_PORT)"
-            ) from error
-        raise RuntimeError(
-            f"rank {rank} on {platform.node()} can't reach the first rank at {address}:{port} within"
-            f" {deadline_s:.0f} s: {_first_line(error)}; the name must lead to the first machine from here,"
-            " and its port must be open"
-        ) from error
-
-
-def _first(environment: Mapping[str, str], *names: str, default: int) -> int:
-    return next((int(environment[name]) for name in names if name in environment), default)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
-
-
-def _family(address: str) -> int:
-    return socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0][0]
-
-
-def _address_of(interface: str) -> str:
-    there = psutil.net_if_addrs()
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for one in there.get(interface, ()):
-            if one.family == family:
-                return str(one.address)
+def refuse_unusable_gpu(environment: Mapping[str, str], cuda: str | None, is_available: bool) -> None:
+    """Raises ValueError where a GPU is here, PyTorch was built for it (for CUDA `cuda`) and can't use it: the
+    run would go on, on the CPU, a hundred times slower."""
+    hidden = environment.get("CUDA_VISIBLE_DEVICES") == "" or environment.get("DS_ACCELERATOR") == "cpu"
+    if is_available or hidden or cuda is None or not has_gpu():
+        return
     raise ValueError(
-        f"{platform.node()} has no network interface {interface} with an address, which GLOO_SOCKET_IFNAME"
-        f" names; it has {', '.join(sorted(there))}"
+        f"this machine has an NVIDIA GPU, and PyTorch, built for CUDA {cuda}, can't use it: nvidia-smi says"
+        " which driver there is, and scripts/setup.sh whether it is too old. To run on the CPU all the same,"
+        " set CUDA_VISIBLE_DEVICES to nothing"
     )
-
-
-def _interface_of(address: str) -> str:
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in addresses):
-            return name
-    raise ValueError(f"no network interface of {platform.node()} has the address {address}")
 
 
 @dataclass(frozen=True)
@@ -200,8 +196,8 @@ class Ranks:
 
     @staticmethod
     def join(deadline_s: float, agree: Callable[[Meeting], None] | None = None) -> Ranks:
-        """Joins the processes that the launcher started; alone if there is no launcher. `agree` is asked when
-        all have met and before they talk. Raises ValueError where a GPU is here that can't be used."""
+        """Joins the processes that the launcher started; alone if there is no launcher. `agree` is called
+        when all have met and before they talk. Raises ValueError where a GPU is here that can't be used."""
         refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
         if not torch.cuda.is_available():
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or it warns that it found no other
@@ -253,9 +249,9 @@ class Ranks:
         ]
         return groups[self.rank // size]
 
-    def aside(self) -> Ranks:
-        """The same processes, for a thread of each that meets the others' while these ones meet: everything
-        but `sum` and `group`. Collective.
+    def for_thread(self) -> Ranks:
+        """The same processes, for a second thread of each, which meets the others' threads while the first
+        ones meet: for everything but `sum` and `group`. Collective.
         """
         if self.world_size == 1:
             return self
@@ -300,17 +296,17 @@ class Ranks:
         return gathered or []
 
     def hand_out(self, name: str, for_each: Sequence[Any]) -> list[Any]:
-        """What every rank has for this one, in rank order; `for_each` has this one's for each."""
+        """Everyone's object for this rank, in rank order; `for_each` holds this rank's for each."""
         if self.world_size == 1:
             return list(for_each)
         self.barrier(name)
-        found = []
+        received = []
         for source in range(self.world_size):
             box: list[Any] = [None]
-            given = list(for_each) if source == self.rank else None
-            dist.scatter_object_list(box, given, src=source, group=self.objects)
-            found += box
-        return found
+            sent = list(for_each) if source == self.rank else None
+            dist.scatter_object_list(box, sent, src=source, group=self.objects)
+            received += box
+        return received
 
     def machines(self) -> list[str]:
         """The name of everyone's machine, in rank order."""

@@ -107,7 +107,7 @@ class Scorer:
         )
 
     def reports(self, batch: MicroBatch) -> bool:
-        """Whether this rank hands its results on: of ranks that ran it together, one does."""
+        """Returns whether this rank hands its results on: of ranks that ran it together, one does."""
         return not batch.is_dummy and self.ranks.rank % self.settings.model_parallel_size == 0
 
     def answer_logprobs(

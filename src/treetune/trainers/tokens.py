@@ -30,7 +30,7 @@ Unit = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """One input of a model: `length` tokens of the sequence number `sequence`, of which `trained` are
+    """An input of a model: `length` tokens of the sequence number `sequence`, of which `trained` are
     trained."""
 
     length: int
@@ -110,11 +110,11 @@ class Sequences:
         return tuple(row for i in unit for row in range(self.first_rows[i], self.first_rows[i + 1]))
 
     def flat_index(self, rows: Sequence[int]) -> Tensor:
-        """Where the trained tokens of these rows lie in the iteration's flat tensors."""
+        """The indices of these rows' trained tokens in the iteration's flat tensors."""
         return torch.cat([torch.arange(self.rows[i].start, self.rows[i].end) for i in rows])
 
     def first_alike(self) -> list[int]:
-        """For every row the first one with the same tokens, of which the same are trained."""
+        """The first row, for each, with the same tokens, of which the same are trained."""
         first: dict[bytes, int] = {}
         return [first.setdefault(row.likeness, index) for index, row in enumerate(self.rows)]
 
@@ -171,7 +171,8 @@ def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
 def flat_of_trained(
     episodes: Iterable[Episode], values: Callable[[Episode], np.ndarray | None]
 ) -> Tensor | None:
-    """One float32 per trained token from one value per response token; None if any episode has none."""
+    """Returns one float32 per trained token from one value per response token; None if any episode has
+    none."""
     rows = []
     for episode in episodes:
         row = values(episode)

@@ -88,7 +88,7 @@ class Plan:
         if shape is None:
             raise ValueError(
                 "the model's sizes aren't known: it is neither a folder with a config.json nor a name whose"
-                " config.json is in the Hugging Face cache or among models/published_shapes.py, or its"
+                " config.json is in the Hugging Face cache or in models/shapes.py, or its"
                 " architecture is none that a plan knows (llama, mistral, qwen2, qwen3)"
             )
         return Plan(experiment, shape, machine, work_of(experiment, answer_tokens))

@@ -104,7 +104,7 @@ class Objective(Registrable):
 
     @property
     def needs_pairs(self) -> bool:
-        """Whether answers are compared: `selection` makes pairs then, which no cut separates."""
+        """Returns whether answers are compared: `selection` makes pairs then, which no cut separates."""
         return UseOfPairs() in self.gives
 
     @property
