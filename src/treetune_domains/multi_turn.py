@@ -32,9 +32,7 @@ from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Grade, Metrics, Problem, Segment, TextCodec, TokenIds, Trajectory, joined
 from treetune_domains.conversation import EVENTS, Conversation, Limits, packed, unpacked
 from treetune_domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
-from treetune_domains.environments.journal import TurnJournal
-from treetune_domains.environments.pool import EnvironmentPool, Play
-from treetune_domains.environments.worlds import Played
+from treetune_domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
 
 declare(
     NumberGroup(

@@ -11,8 +11,7 @@ from treetune.contracts import PHASE_SERVICES, RUN_SERVICES
 
 if TYPE_CHECKING:
     from treetune.runtime.session import Session
-    from treetune_domains.environments.journal import TurnJournal
-    from treetune_domains.environments.pool import EnvironmentPool
+    from treetune_domains.environments.pool import EnvironmentPool, TurnJournal
     from treetune_domains.graders.judging import ServedModel
 
 
@@ -32,6 +31,6 @@ def environments(session: Session) -> AbstractContextManager[EnvironmentPool]:
 
 @PHASE_SERVICES.register("turns")
 def turns(journal: Path, others: Sequence[Path]) -> TurnJournal:
-    from treetune_domains.environments.journal import SUFFIX, TurnJournal
+    from treetune_domains.environments.pool import SUFFIX, TurnJournal
 
     return TurnJournal(journal.with_suffix(SUFFIX), [other.with_suffix(SUFFIX) for other in others])

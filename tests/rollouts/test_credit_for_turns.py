@@ -34,8 +34,7 @@ from treetune.tasks.graders.base import Unavailable
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Problem, Trajectory, logprob_array, token_array
 from treetune_domains.environments.base import Environment, Turn
-from treetune_domains.environments.journal import TurnJournal
-from treetune_domains.environments.pool import EnvironmentPool
+from treetune_domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune_domains.multi_turn import TurnStates
 
 CONTINUATIONS = 64

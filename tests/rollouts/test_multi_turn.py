@@ -36,8 +36,7 @@ from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader, Isolation, Unavailable
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.vocabulary import Grade, Problem, Trajectory, joined
-from treetune_domains.environments.journal import TurnJournal
-from treetune_domains.environments.pool import EnvironmentPool
+from treetune_domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune_domains.mixture import Domain, Mixture
 
 

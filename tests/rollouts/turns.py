@@ -16,9 +16,8 @@ from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader, Isolation, Unavailable
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem, TextCodec
-from treetune_domains.environments.base import Again, Environment, Turn
+from treetune_domains.environments.base import Again, EarnedInTurns, Environment, Turn
 from treetune_domains.environments.pool import EnvironmentPool
-from treetune_domains.environments.task import EarnedInTurns
 from treetune_domains.multi_turn import MultiTurn
 
 ALPHABET = "ab?+-\nxyz"

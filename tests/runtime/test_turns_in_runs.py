@@ -20,7 +20,7 @@ from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
-from treetune_domains.environments.task import EnvironmentTask
+from treetune_domains.environments.base import EnvironmentTask
 from treetune_domains.multi_turn import MultiTurn, TurnStates
 
 MOODS = ("calm", "calm", "hangs", "calm", "dies", "says a megabyte", "is closed", "calm")

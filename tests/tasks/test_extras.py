@@ -10,7 +10,7 @@ import pytest
 
 from treetune.main import main
 from treetune_domains import extras
-from treetune_domains.environments.tools.search import Search
+from treetune_domains.environments.tools import Search
 from treetune_domains.graders.instruction_following import InstructionFollowing
 
 

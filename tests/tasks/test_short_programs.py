@@ -93,5 +93,5 @@ def test_programs_are_graded_by_running_them_in_the_sandbox(wording: Any) -> Non
 
 
 def test_the_smaller_number_of_steps_comes_first() -> None:
-    with pytest.raises(ValueError, match="smaller number first"):
+    with pytest.raises(ValueError, match="smaller one first"):
         ShortPrograms(steps=(4, 2))

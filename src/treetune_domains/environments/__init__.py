@@ -1,1 +1,0 @@
-"""What a policy acts in, turn by turn: text in, text out."""

@@ -1,71 +1,71 @@
-"""What an environment is: it is told what the policy wrote, and says what follows, turn by turn."""
+"""Environments: each answers what the policy wrote, turn by turn; and the task whose problems a game
+makes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Gt
 
 from treetune.config.registrable import Registrable
-from treetune.tasks.base import Task
-from treetune.tasks.graders.base import Isolation
-from treetune.vocabulary import GradeOutcome, Problem
+from treetune.contracts import Finding
+from treetune.tasks.base import GeneratedTask, Task
+from treetune.tasks.graders.base import Grader, Isolation
+from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 Reward = Literal["environment", "grader", "sum"]
-"""What an answer earns: its turns' rewards together, what the task's grader gives its last turn, or both."""
+"""The reward of an answer: its turns' rewards together, the grader's for its last turn, or both."""
 
 Again = Literal["replay", "copy", "never"]
-"""How an answer can be gone on with from its middle; see `Environment`."""
+"""The way to continue an answer from its middle; see `Environment`."""
 
 LONGEST_OBSERVATION = 1 << 16
-"""Characters of an observation that reach the run's own process, however long it is."""
+"""The most characters of an observation that reach the run's own process."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What an environment says to what the policy wrote.
-
-    `observation` is what the policy reads next; nobody reads it where the turn is the last one (`done`).
-    `reward` is for this turn alone. `outcome` and `message` are for whoever calls the environment: it hung
-    (``timeout``), raised or died (``error``), or what it needs wasn't there (``unavailable``).
-    """
+    """The answer of an environment to what the policy wrote."""
 
     observation: str = ""
+    """The text that the policy reads next; unread where the turn is the last one."""
     done: bool = False
+    """This is the last turn."""
     reward: float = 0.0
+    """The reward of this turn alone."""
     outcome: GradeOutcome = "ok"
+    """Set by whoever calls the environment: it hung (``timeout``), raised or died (``error``), or a
+    requirement was missing (``unavailable``)."""
     message: str | None = None
+    """The reason of an outcome other than ``ok``."""
 
 
 class Environment(Registrable):
     """A game, a set of tools, a simulated user: whatever answers a policy.
 
-    Sub-classes are frozen dataclasses, whose fields are configuration. What happens in an answer is in a
-    state, any object, that `reset` makes and `step` changes. What a policy is shown first is its problem's
-    prompt. All answers to a problem get the same seed, so that they meet the same chances and compare with
-    each other; draw from it alone.
+    Sub-classes are frozen dataclasses, whose fields are configuration. An answer's state is any object, which
+    `reset` makes and `step` changes. The beginning of an answer is its problem's prompt. All answers to a
+    problem get the same seed, so that they meet the same chances and compare with each other; draw from it
+    alone.
 
-    `again` says how an answer can be gone on with from its middle, by a run that was killed and by credit
-    that continues answers:
-
-    * ``replay``: the same problem, seed and actions make the same observations.
-    * ``copy``: they don't, but states can be pickled. What goes on with an answer has a copy.
-    * ``never``: neither. An answer that loses its worker process is left out, and credit that continues
-      answers refuses such an environment.
-
-    `isolation` says where it runs, as for graders: ``process`` in worker processes, which are killed where a
-    step takes more than `deadline` seconds; ``inline`` in the run's own process, for what can't hang, crash
-    or allocate without bound whatever the policy writes; ``service`` in threads of the run's process,
-    `concurrency` at a time, for what waits for something outside.
-
-    `reset` and `step` raise `Unavailable` where what they need isn't there: such an answer is left out of
+    `reset` and `step` raise `Unavailable` where a requirement is missing: such an answer is left out of
     training and measurements, and counted. Anything else that `step` raises ends the answer as ``error``.
     """
 
     again: ClassVar[Again] = "replay"
+    """The way to continue an answer from its middle, for a run that was killed and for credit that continues
+    answers. ``replay``: the same problem, seed and actions make the same observations. ``copy``: they don't,
+    but states can be pickled, and a continuation has a copy. ``never``: neither. An answer that loses its
+    worker process is left out, and credit that continues answers refuses such an environment."""
     isolation: ClassVar[Isolation] = "process"
+    """Where it runs, as for graders. ``process``: in worker processes, which are killed where a step takes
+    more than `deadline` seconds. ``inline``: in the run's own process, for what can't hang, crash or allocate
+    without bound whatever the policy writes. ``service``: in threads of the run's process, `concurrency` at a
+    time, for what waits for something outside."""
     earns: ClassVar[Reward] = "environment"
-    """What answers earn unless the rollout says otherwise."""
+    """The reward of answers unless the rollout sets another."""
     deadline: float = 10.0
     """Seconds for one turn."""
     concurrency: int = 16
@@ -75,15 +75,16 @@ class Environment(Registrable):
         """Called once in each worker process, before the deadlines begin: slow imports belong here."""
 
     def missing(self) -> Sequence[str]:
-        """What it needs and isn't there (a package, a sandbox), in words, with what to do about it."""
+        """Returns messages about missing requirements (a package, a sandbox), each with its remedy."""
         return ()
 
     def reset(self, problem: Problem, seed: int) -> Any:
-        """The state in which an answer to the problem begins."""
+        """Returns the state in which an answer to the problem begins."""
         raise NotImplementedError
 
     def step(self, state: Any, action: str) -> Turn:
-        """What follows from what the policy wrote in its turn, without stop strings and special tokens."""
+        """Returns the turn that follows from the policy's text, which comes without stop strings and special
+        tokens."""
         raise NotImplementedError
 
 
@@ -96,7 +97,7 @@ def environment_of(task: Task) -> Environment | None:
 
 @dataclass(frozen=True)
 class Nothing(Environment):
-    """Where there is no environment: the first turn is the answer, which the task's grader judges."""
+    """The absence of an environment: the first turn is the answer, which the task's grader judges."""
 
     isolation: ClassVar[Isolation] = "inline"
     earns: ClassVar[Reward] = "grader"
@@ -119,16 +120,68 @@ class Game(Environment):
 
     @property
     def levels(self) -> int | None:
-        """How many different problems there are; None: no end of them."""
+        """The number of different problems; None: no end of them."""
         return None
 
     def problem(self, id: str, level: int) -> Problem:
-        """The problem of a level, always the same one; what the policy is shown first is its prompt."""
+        """Returns the problem of a level, always the same one; its prompt is the beginning of an answer."""
         raise NotImplementedError
 
     def alphabet(self) -> str:
-        """Every character that prompts, actions and observations may hold.
+        """Returns every character that prompts, actions and observations may hold.
 
         Raises ValueError for a game in natural language.
         """
         raise ValueError(f"environment {type(self).__name__} has no small alphabet: use a real tokenizer")
+
+
+@dataclass(frozen=True)
+class EarnedInTurns(Grader):
+    """Stands for the grader where an environment's rewards are all that there is."""
+
+    isolation: ClassVar[Isolation] = "inline"
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        return Grade(reward=0.0, outcome="no_answer", message="an environment says what its answers earn")
+
+
+@Task.register("environment")
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentTask(GeneratedTask):
+    """The levels of a game: numbers, from which the game makes its problems. The rollout `multi_turn` plays
+    them, and an answer earns the game's rewards; a grader is needed where the rollout's `reward` says so.
+    """
+
+    environment: Game = field()
+    """The game that makes the problems, and answers in them."""
+    train_size: Annotated[int, Gt(0)] = 1000
+    validation_size: Annotated[int, Gt(0)] = 100
+    test_size: Annotated[int, Gt(0)] = 200
+    grader: Grader = field(default_factory=EarnedInTurns)
+
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        there = self.environment.levels
+        needed = sum(self.sizes().values())
+        if there is not None and needed > there:
+            yield Finding(
+                f"train_size + validation_size + test_size is {needed}, and the environment has {there}"
+                " levels",
+                "train_size",
+                "lower the sizes, or make the environment larger",
+            )
+
+    def generate(self, count: int) -> Sequence[int]:
+        return range(count)
+
+    def problem(self, id: str, generated: int) -> Problem:
+        return self.environment.problem(id, generated)
+
+    def examples(self, count: int) -> Sequence[Problem]:
+        return super().examples(count) if self.environment.quick else ()
+
+    def step_boundaries(self, response: str) -> list[int]:
+        """Returns one step for a response; the rollout knows its turns."""
+        return [0, len(response)] if response else [0]
+
+    def alphabet(self) -> str:
+        return self.environment.alphabet()

@@ -1,124 +1,273 @@
-"""Environments at work for many answers at once, each where it wants to run and within its deadline."""
+"""Environments at work for many answers at once, each where it wants to run and within its deadline.
+
+An answer's state lives in one process (`Worlds`), is driven from the run's own (`Play`), and its turns are
+written down as they come (`TurnJournal`): they outlive a crash and are not asked for again.
+"""
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import hashlib
 import itertools
+import json
+import math
 import os
-from collections.abc import Callable, Sequence
+import pickle
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from treetune.processes.pool import Pool
 from treetune.processes.worker import Servant
-from treetune.vocabulary import Problem
-from treetune_domains.environments.base import Environment
-from treetune_domains.environments.journal import TurnJournal
-from treetune_domains.environments.worlds import Moment, Played, Worlds, failure
+from treetune.store.journal import Journal
+from treetune.tasks.graders.base import Unavailable
+from treetune.vocabulary import GradeOutcome, Problem
+from treetune_domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
+
+MOST_WORLDS = 10_000
+"""Answers whose state is kept at a time: where there are more, the oldest is made again when it is asked."""
+
+SUFFIX = ".turns"
+"""The ending of the file beside a journal of requests."""
+
+Snapshot = tuple[int, bytes]
+"""A pickled state, behind the number of actions that had led to it."""
 
 
-@dataclass
-class Playing(Servant):
-    """The servant of an environment: plays it, in a worker process or in this one."""
+@dataclass(frozen=True)
+class Moment:
+    """A call of an environment: go on in the answer `session` up to the last of its `actions`."""
 
-    environment: Environment
-    worlds: Worlds = field(default_factory=Worlds)
+    session: int
+    problem: Problem
+    seed: int
+    actions: tuple[str, ...] = ()
+    snapshot: Snapshot | None = None
+    """A state from which it may begin."""
+    from_start: bool = False
+    """Make the state anew, by all actions that led to it; otherwise it has to be there."""
+    is_over: bool = False
+    """Forget the answer."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """The turns that followed on a call, from the state that there was."""
+
+    turns: tuple[Turn, ...] = ()
+    snapshot: Snapshot | None = None
+    """The state now, for an environment that is copied."""
+    seconds: float = 0.0
+    was_lost: bool = False
+    """Nothing was played, since the state isn't there."""
+
+
+def failure(outcome: GradeOutcome, message: str, seconds: float = 0.0) -> Played:
+    """Returns the result of a call whose environment is lost."""
+    return Played((Turn(done=True, outcome=outcome, message=message),), seconds=seconds)
+
+
+class Worlds(Servant):
+    """The states of an environment's answers in one process. Not safe to use from several threads for the
+    same answer."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self._states: OrderedDict[int, tuple[int, Any]] = OrderedDict()
 
     def prepare(self) -> None:
         self.environment.prepare()
 
     def answer(self, moment: Moment) -> Played:
-        return self.worlds.play(self.environment, moment)
+        """Plays. Never raises: an exception of the environment is an outcome of the last turn."""
+        start = time.perf_counter()
+        try:
+            played = self._played(moment)
+        except Unavailable as error:
+            played = failure("unavailable", str(error))
+        return replace(played, seconds=time.perf_counter() - start)
+
+    def _played(self, moment: Moment) -> Played:
+        if moment.is_over:
+            self._states.pop(moment.session, None)
+            return Played()
+        if moment.from_start:
+            done, state = self._begun(moment)
+        elif moment.session in self._states:
+            done, state = self._states.pop(moment.session)
+        else:
+            return Played(was_lost=True)
+        turns: list[Turn] = []
+        for action in moment.actions[done:]:
+            turns.append(self._step(state, action))
+            if turns[-1].done:
+                return Played(tuple(turns))
+        self._states[moment.session] = (len(moment.actions), state)
+        if len(self._states) > MOST_WORLDS:
+            self._states.popitem(last=False)
+        copied = self.environment.again == "copy"
+        return Played(tuple(turns), (len(moment.actions), pickle.dumps(state)) if copied else None)
+
+    def _begun(self, moment: Moment) -> tuple[int, Any]:
+        """Returns a state, and how many of the actions have led to it."""
+        if moment.snapshot is not None:
+            done, pickled = moment.snapshot
+            return done, pickle.loads(pickled)
+        if len(moment.actions) > 1 and self.environment.again != "replay":
+            raise Unavailable("the process that held the environment's state has ended")
+        try:
+            return 0, self.environment.reset(moment.problem, moment.seed)
+        except Unavailable:
+            raise
+        except Exception as error:  # nobody has written anything yet: it can't be the answer's doing
+            raise Unavailable(f"the environment did not begin: {_described(error)}") from error
+
+    def _step(self, state: Any, action: str) -> Turn:
+        try:
+            turn = self.environment.step(state, action)
+            if not math.isfinite(turn.reward):
+                raise ValueError(f"a reward of {turn.reward}")
+        except Unavailable as error:
+            return Turn(done=True, outcome="unavailable", message=str(error))
+        except (Exception, SystemExit) as error:
+            return Turn(done=True, outcome="error", message=_described(error))
+        return replace(turn, observation=turn.observation[:LONGEST_OBSERVATION])
 
 
-Ask = Callable[[Moment, int], "Future[Played]"]
-"""Has a moment played, with time for so many turns."""
+def _described(error: BaseException) -> str:
+    name = type(error).__name__
+    return f"{name}: {error}"[:1000] if str(error) else name
+
+
+class TurnJournal:
+    """A journal of turns, by the answer that they belong to and the actions before them.
+
+    An answer that is sampled again comes to the same turns without its environment, also where that isn't
+    asked the same twice: a turn that hung stays a ``timeout``. One that was ``unavailable`` is asked for
+    again. `others` are journals to read turns from, and not to write to. Safe to use from several threads.
+    """
+
+    def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
+        self._journal = Journal(path, others)
+
+    def known(self, answer: int, actions: Sequence[str]) -> Played | None:
+        row = self._journal.get(_key(answer, actions))
+        if row is None:
+            return None
+        _, turn, copied = row
+        return Played((Turn(*turn),), copied and (copied[0], base64.b64decode(copied[1])))
+
+    def add(self, answer: int, actions: Sequence[str], played: Played) -> None:
+        """Keeps one turn, the last of these actions'."""
+        (turn,) = played.turns
+        if turn.outcome == "unavailable":
+            return
+        done, state = played.snapshot or (0, None)
+        copied = None if state is None else [done, base64.b64encode(state).decode("ascii")]
+        self._journal.add([_key(answer, actions), dataclasses.astuple(turn), copied])
+
+    def close(self) -> None:
+        self._journal.close()
+
+
+def _key(answer: int, actions: Sequence[str]) -> str:
+    text = json.dumps([answer, *actions])
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+Waiting = Generator["Future[Played]", Played, Played]
+"""Yields the futures that it waits for, is sent their results, and returns a result."""
+
+
+def _driven(steps: Waiting) -> Future[Played]:
+    """Runs a generator from one future that it waits for to the next, and returns the future of its
+    result."""
+    result: Future[Played] = Future()
+
+    def go_on(done: Future[Played] | None = None) -> None:
+        try:
+            if done is None:
+                waited = next(steps)
+            elif (error := done.exception()) is not None:
+                waited = steps.throw(error)
+            else:
+                waited = steps.send(done.result())
+        except StopIteration as end:
+            result.set_result(end.value)
+        except BaseException as error:  # handed on to whoever waits
+            result.set_exception(error)
+        else:
+            waited.add_done_callback(go_on)
+
+    go_on()
+    return result
 
 
 class Play:
-    """One answer's environment: it is told one action after the other, and ended.
+    """One answer's environment, one action after the other."""
 
-    `begun` is there once it has begun, with the turns that had been taken already and were played again.
-    `recorded` is a journal that may know turns, and the answer's name there.
-    """
-
-    def __init__(self, ask: Ask, moment: Moment, recorded: tuple[TurnJournal, int] | None = None) -> None:
+    def __init__(
+        self,
+        ask: Callable[[Moment, int], Future[Played]],
+        moment: Moment,
+        recorded: tuple[TurnJournal, int] | None = None,
+    ) -> None:
+        """`ask` has a moment played, with time for so many turns. `recorded` is a journal that may know
+        turns, and the answer's name there."""
         self._ask, self._moment, self._recorded = ask, moment, recorded
+        self._lost: Turn | None = None
         self._is_behind = False
-        self._lost: Played | None = None
-        self.begun: Future[Played] = Future()
-        asked = self._ask(replace(moment, from_start=True), max(1, len(moment.actions)))
-        _then(asked, self.begun, lambda played: self._began(played))
+        """The environment has not played the last turns, which the journal knew."""
+        begun = ask(replace(moment, from_start=True), max(1, len(moment.actions)))
+        self.begun = _driven(self._begin(begun))
+        """Done once it has begun, with the turns that had been taken already and were played again."""
 
     def act(self, action: str) -> Future[Played]:
-        """What follows from an action: one turn."""
-        told: Future[Played] = Future()
-        _then(self.begun, told, lambda _: self._acted(action))
-        return told
+        """Returns the one turn that follows from an action."""
+        return _driven(self._act(action))
 
     def end(self) -> None:
-        """Nothing more is asked."""
+        """Ends the answer: no more actions follow."""
         self._ask(replace(self._moment, is_over=True), 1)
 
-    def _began(self, played: Played) -> Played:
-        if played.failed:  # nobody has written anything: it isn't the answer's doing
-            self._lost = Played((replace(played.turns[-1], outcome="unavailable"),))
-        return self._lost or self._kept(played)
+    def _begin(self, begun: Future[Played]) -> Waiting:
+        played = yield begun
+        if played.turns and played.turns[-1].outcome != "ok":
+            # Nobody has written anything yet: it isn't the answer's doing.
+            self._lost = replace(played.turns[-1], outcome="unavailable")
+            return Played((self._lost,))
+        return self._with_snapshot(played)
 
-    def _acted(self, action: str) -> Played | Future[Played]:
-        moment = self._moment = replace(self._moment, actions=(*self._moment.actions, action))
-        known = self._recorded and self._recorded[0].known(self._recorded[1], moment.actions)
-        if known:
-            self._is_behind = True  # where the environment stands
-            return self._kept(known)
-        if self._lost is not None:
-            return self._lost
-        if self._is_behind:
-            return self._again()
-        told: Future[Played] = Future()
-        _then(self._ask(moment, 1), told, self._stepped)
-        return told
-
-    def _stepped(self, played: Played) -> Played | Future[Played]:
-        return self._again() if played.was_lost else self._written(played)
-
-    def _again(self) -> Future[Played]:
-        """The last turn, by a state that is made anew."""
-        self._is_behind = False
-        told: Future[Played] = Future()
-        asked = self._ask(replace(self._moment, from_start=True), len(self._moment.actions))
-        _then(asked, told, lambda played: self._written(replace(played, turns=played.turns[-1:])))
-        return told
-
-    def _written(self, played: Played) -> Played:
+    def _act(self, action: str) -> Waiting:
+        yield self.begun
+        actions = (*self._moment.actions, action)
+        self._moment = replace(self._moment, actions=actions)
         if self._recorded is not None:
-            self._recorded[0].add(self._recorded[1], self._moment.actions, played)
-        return self._kept(played)
+            journal, answer = self._recorded
+            if (known := journal.known(answer, actions)) is not None:
+                self._is_behind = True
+                return self._with_snapshot(known)
+        if self._lost is not None:
+            return Played((self._lost,))
+        played = Played(was_lost=True) if self._is_behind else (yield self._ask(self._moment, 1))
+        if played.was_lost:  # the state is made anew, by all actions that led to it
+            self._is_behind = False
+            played = yield self._ask(replace(self._moment, from_start=True), len(actions))
+            played = replace(played, turns=played.turns[-1:])
+        if self._recorded is not None:
+            journal.add(answer, actions, played)
+        return self._with_snapshot(played)
 
-    def _kept(self, played: Played) -> Played:
+    def _with_snapshot(self, played: Played) -> Played:
         if played.snapshot is not None:
             self._moment = replace(self._moment, snapshot=played.snapshot)
         return played
-
-
-def _then(
-    first: Future[Played], told: Future[Played], following: Callable[[Played], Played | Future[Played]]
-) -> None:
-    """Tells what follows from the first, or what went wrong."""
-
-    def tell(done: Future[Played]) -> None:
-        try:
-            result = following(done.result())
-        except BaseException as error:  # handed on to whoever waits
-            told.set_exception(error)
-            return
-        if isinstance(result, Future):
-            _then(result, told, lambda played: played)
-        else:
-            told.set_result(result)
-
-    first.add_done_callback(tell)
 
 
 class EnvironmentPool:
@@ -136,7 +285,7 @@ class EnvironmentPool:
     def __init__(self, *, workers: int | None = None, memory_gib: float | None = 4.0) -> None:
         self._workers = workers or min(2, os.cpu_count() or 1)
         self._pool = Pool("the environment pool", self._workers, memory_gib, failure)
-        self._known: dict[int, tuple[int, Playing]] = {}
+        self._known: dict[int, tuple[int, Worlds]] = {}
         self._sessions = itertools.count()
         self._held = [0] * self._workers
 
@@ -146,32 +295,30 @@ class EnvironmentPool:
         problem: Problem,
         seed: int,
         actions: Sequence[str] = (),
-        snapshot: tuple[int, bytes] | None = None,
+        snapshot: Snapshot | None = None,
         recorded: tuple[TurnJournal, int] | None = None,
     ) -> Play:
-        """An answer begins, or goes on behind the `actions` that had been taken in it; see `Play`.
+        """Begins an answer, or goes on behind the `actions` that had been taken in it; see `Play`.
 
         Raises what kept workers from starting, once that is known.
         """
-        number, playing = self._number(environment)
+        number, worlds = self._number(environment)
         moment = Moment(next(self._sessions), problem, seed, tuple(actions), snapshot)
-        if environment.isolation == "inline":
-            return Play(lambda moment, turns: _done(playing.answer(moment)), moment, recorded)
         worker: int | None = None
         if environment.isolation == "process":
-            worker = min(range(self._workers), key=lambda place: self._held[place])
+            worker = min(range(self._workers), key=lambda index: self._held[index])
             self._held[worker] += 1
 
         def ask(moment: Moment, turns: int) -> Future[Played]:
+            if environment.isolation == "inline":
+                played: Future[Played] = Future()
+                played.set_result(worlds.answer(moment))
+                return played
             if moment.is_over and worker is not None:
                 self._held[worker] -= 1
+            deadline = environment.deadline * turns
             return self._pool.submit(
-                number,
-                moment,
-                deadline=environment.deadline * turns,
-                about=problem.id,
-                worker=worker,
-                pieces=turns,
+                number, moment, deadline=deadline, about=problem.id, worker=worker, pieces=turns
             )
 
         return Play(ask, moment, recorded)
@@ -188,21 +335,15 @@ class EnvironmentPool:
     ) -> None:
         self.close()
 
-    def _number(self, environment: Environment) -> tuple[int, Playing]:
-        """What an environment is known by, from when it is first met. It is kept, so that no other one can
-        have its place in memory."""
+    def _number(self, environment: Environment) -> tuple[int, Worlds]:
+        """Returns the environment's number in the pool. Its states are kept in this process, so that no other
+        environment can have its place in memory."""
         if id(environment) not in self._known:
-            number, playing = -1, Playing(environment)
+            number, worlds = -1, Worlds(environment)
             threads = environment.concurrency if environment.isolation == "service" else None
             if environment.isolation != "process":
-                playing.prepare()
+                worlds.prepare()
             if environment.isolation != "inline":
-                number = self._pool.register(playing, type(environment).__name__, threads=threads)
-            self._known[id(environment)] = number, playing
+                number = self._pool.register(worlds, type(environment).__name__, threads=threads)
+            self._known[id(environment)] = number, worlds
         return self._known[id(environment)]
-
-
-def _done(played: Played) -> Future[Played]:
-    future: Future[Played] = Future()
-    future.set_result(played)
-    return future

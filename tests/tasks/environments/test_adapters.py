@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from treetune_domains.environments.adapters import Gem, Gymnasium
-from treetune_domains.environments.base import Turn
-from treetune_domains.environments.task import EnvironmentTask
-from treetune_domains.environments.worlds import Moment, Worlds
+from treetune_domains.environments.base import EnvironmentTask, Turn
+from treetune_domains.environments.games import Gem, Gymnasium
+from treetune_domains.environments.pool import Moment, Worlds
 
 
 class Corridor:
@@ -72,13 +71,13 @@ def test_texts_go_as_they_are_and_a_suffix_is_shown() -> None:
 def test_one_that_is_copied_goes_on_from_its_copy_and_is_not_played_again() -> None:
     game = Gem(id="corridor")
     problem = game.problem("train/0", 0)
-    worlds = Worlds()
-    assert worlds.play(game, Moment(0, problem, 0, from_start=True)).turns == ()
-    snapshot = worlds.play(game, Moment(0, problem, 0, ("right",))).snapshot
+    worlds = Worlds(game)
+    assert worlds.answer(Moment(0, problem, 0, from_start=True)).turns == ()
+    snapshot = worlds.answer(Moment(0, problem, 0, ("right",))).snapshot
     assert snapshot is not None and snapshot[0] == 1
     moment = Moment(1, problem, 0, ("right", "right"), snapshot, from_start=True)
-    assert Worlds().play(game, moment).turns == (Turn("2"),)
-    lost = Worlds().play(game, Moment(1, problem, 0, ("right", "right"), from_start=True))
+    assert Worlds(game).answer(moment).turns == (Turn("2"),)
+    lost = Worlds(game).answer(Moment(1, problem, 0, ("right", "right"), from_start=True))
     assert lost.turns[-1].outcome == "unavailable"
 
 

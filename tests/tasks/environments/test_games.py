@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune.vocabulary import Problem
-from treetune_domains.environments.base import Game, Turn
-from treetune_domains.environments.guess_number import GuessNumber
-from treetune_domains.environments.maze import WAYS, Maze
-from treetune_domains.environments.task import EnvironmentTask
+from treetune_domains.environments.base import EnvironmentTask, Game, Turn
+from treetune_domains.environments.games import DIRECTIONS, GuessNumber, Maze
 
 LEVELS = st.integers(0, 10_000)
 
@@ -55,7 +53,7 @@ def shortest(maze: Maze, level: int) -> list[str]:
         seen, edge = {at}, [(at, "")]
         while edge[0][0] != gem:
             here, steps = edge.pop(0)
-            for name, (dx, dy) in WAYS.items():
+            for name, (dx, dy) in DIRECTIONS.items():
                 there = here[0] + dx, here[1] + dy
                 if (here, there) in walk.passages and there not in seen:
                     seen.add(there)
@@ -69,7 +67,7 @@ def test_every_gem_can_be_reached_and_all_of_them_earn_one(level: int, walls: fl
     maze = Maze(size=4, gems=2, steps=100, walls=walls)
     problem = maze.problem("x/0", level)
     state = maze.reset(problem, 0)
-    assert problem.prompt.startswith(f"{maze._place(state)} ")
+    assert problem.prompt.startswith(f"{maze._position(state)} ")
     turns: list[Turn] = []
     for way in shortest(maze, level):  # which may have come by the last gem earlier
         turns.append(maze.step(state, way))
@@ -82,8 +80,8 @@ def test_every_gem_can_be_reached_and_all_of_them_earn_one(level: int, walls: fl
 def test_a_wall_and_what_is_no_way_leave_one_where_one_is(level: int) -> None:
     maze = Maze(size=3, gems=1, steps=4, walls=1.0)
     state = maze.reset(maze.problem("x/0", level), 0)
-    place = maze._place(state)
-    closed = [way for way in WAYS if way not in place.partition(":")[2]]
+    place = maze._position(state)
+    closed = [way for way in DIRECTIONS if way not in place.partition(":")[2]]
     for way in [*closed, "up"][:3]:
         assert maze.step(state, way).observation == place
     assert state.steps == len([*closed, "up"][:3])

@@ -11,11 +11,8 @@ import pytest
 
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Problem
-from treetune_domains.environments.tools.base import Tool
-from treetune_domains.environments.tools.environment import Tools
-from treetune_domains.environments.tools.python import Python
-from treetune_domains.environments.tools.search import Search
-from treetune_domains.environments.worlds import Moment, Worlds
+from treetune_domains.environments.pool import Moment, Worlds
+from treetune_domains.environments.tools import Python, Search, Tool, Tools
 from treetune_domains.sandbox.base import Outcome, Sandbox, SandboxUnavailable
 from treetune_domains.sandbox.python_tool import PythonTool
 
@@ -97,7 +94,7 @@ def test_tools_that_can_not_be_told_apart_are_refused(given: dict, told: str) ->
 
 def test_a_tool_that_is_not_there_leaves_the_answer_without_a_verdict() -> None:
     tools = Tools(tools=(Upper(),))
-    (turn,) = Worlds().play(tools, Moment(0, PROBLEM, 0, ("<upper>closed</upper>",), from_start=True)).turns
+    (turn,) = Worlds(tools).answer(Moment(0, PROBLEM, 0, ("<upper>closed</upper>",), from_start=True)).turns
     assert (turn.outcome, turn.message, turn.done) == ("unavailable", "it has closed", True)
 
 

@@ -1,1 +1,0 @@
-"""Tools that a policy may call between the parts of its answer."""
