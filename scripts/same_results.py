@@ -260,6 +260,7 @@ def folder(run: Run) -> str:
 
 def texts() -> dict[str, dict[str, str]]:
     """Digests of what commands print: every configuration that is whole, its plan, and the parts."""
+    from treetune.config.jsonnet import configurations
     from treetune.main import main as treetune
 
     def printed(*arguments: str) -> str | None:
@@ -274,7 +275,7 @@ def texts() -> dict[str, dict[str, str]]:
     os.chdir(ROOT)
     found: dict[str, dict[str, str]] = {"parts": {}, "configurations": {}, "plans": {}}
     found["parts"]["all"] = printed("list_parts") or "failed"
-    for path in sorted(Path("configs").rglob("*.jsonnet")):
+    for path in configurations(Path("configs")):
         if (digest := printed("--configs", str(path), "print_config")) is not None:
             found["configurations"][str(path)] = digest
             if plan := printed("--configs", str(path), "plan", "--gpus", "8", "--memory", "80"):

@@ -16,6 +16,7 @@ import yaml
 
 from tests.documents import PAGES, ROOT, Document
 from treetune.cli.arguments import COMMANDS
+from treetune.config.jsonnet import configurations
 
 DOCUMENTS = {str(path.relative_to(ROOT)): Document(path) for path in PAGES}
 WRITTEN = {name: text for document in DOCUMENTS.values() for name, text in document.files.items()}
@@ -105,7 +106,7 @@ def test_every_file_that_is_named_is_there(name: str) -> None:
     missing = []
     for one in DOCUMENTS[name].names:
         if " " not in one and one.startswith(PLACES):
-            missing += [path for path in spelled_out(one) if not list(ROOT.glob(path.rstrip("/")))]
+            missing += [path for path in spelled_out(one) if not files(path.rstrip("/"))]
         elif not {" ", "<"} & set(one) and one.startswith(folders):
             missing += [path for path in spelled_out(one) if not fragments_or_code(path)]
     assert not missing
@@ -113,7 +114,13 @@ def test_every_file_that_is_named_is_there(name: str) -> None:
 
 def fragments_or_code(name: str) -> list[Path]:
     """What a name without the folder's means: ``credit/group`` or ``runtime/loop.py``."""
-    return [*CONFIGS.glob(name.rstrip("/") + "*"), *(ROOT / "src" / "treetune").glob(name)]
+    return [*files(f"configs/{name.rstrip('/')}*"), *(ROOT / "src" / "treetune").glob(name)]
+
+
+def files(pattern: str) -> list[Path]:
+    """Returns files that match, those that tables of configurations have included."""
+    in_tables = [path for path in configurations(CONFIGS) if path.relative_to(ROOT).match(pattern)]
+    return [*ROOT.glob(pattern), *in_tables]
 
 
 def spelled_out(name: str) -> list[str]:
@@ -138,7 +145,7 @@ def test_every_command_of_the_program_is_explained() -> None:
 def test_the_readme_is_one_page_and_says_every_method_of_the_presets() -> None:
     readme = DOCUMENTS["README.md"]
     assert len(readme.path.read_text().splitlines()) <= 150
-    for preset in CONFIGS.glob("presets/*.jsonnet"):
+    for preset in configurations(CONFIGS / "presets"):
         own = str(preset.relative_to(ROOT))
         if preset.stem not in ("policy_gradient", "spo"):  # what the others are made of
             assert own in readme.names

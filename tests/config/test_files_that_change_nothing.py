@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.config.jsonnet import CONFIGS, load
+from treetune.config.jsonnet import CONFIGS, configurations, load
 from treetune.config.overridden import overridden
 
 MAIN = Path(__file__).parents[2] / "src" / "treetune" / "main.py"
@@ -60,7 +60,7 @@ def test_a_file_that_does_something_is_not_told(texts: tuple[str, ...]) -> None:
 
 
 def test_no_documented_stack_of_presets_and_hardware_is_told() -> None:
-    for preset in sorted((CONFIGS / "presets").glob("*.jsonnet")):
+    for preset in configurations(CONFIGS / "presets"):
         for right in ("hardware/lora.jsonnet", "shaping/overlong_penalty.jsonnet"):
             stack = ["quickstart/vineppo.jsonnet", str(preset), right]
             assert list(overridden(load(stack, environ={}))) == [], stack

@@ -12,7 +12,7 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.support.shipped import CONFIGS
 from treetune.config.build import build
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import load
+from treetune.config.jsonnet import configurations, load
 from treetune.models.pretrained import PretrainedModel
 from treetune.rollouts.credit import CriticSettings, Gae, Group
 from treetune.rollouts.shaping import OverlongPenalty
@@ -174,5 +174,5 @@ def test_science_can_be_judged_by_a_model_where_the_rule_rejects(name: str) -> N
 
 
 def test_there_are_nine_of_them() -> None:
-    there = {f"guru/{path.stem}" for path in (CONFIGS / "guru").glob("*.jsonnet")} - {"guru/stem_judged"}
+    there = {f"guru/{path.stem}" for path in configurations(CONFIGS / "guru")} - {"guru/stem_judged"}
     assert there == {*DAPO, "guru/7b_grpo", "guru/32b_grpo", "guru/32b_ppo"}

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from treetune import main as command_line
+from treetune.config.jsonnet import configurations
 
 ROOT = Path(__file__).resolve().parents[2]
-HARDWARE = sorted((ROOT / "configs/hardware").glob("*.jsonnet"))
+HARDWARE = configurations(ROOT / "configs/hardware")
 EXPERIMENT = "configs/polIter_rho1bSft2_grpo_MATH.jsonnet"
 
 

@@ -114,7 +114,7 @@ def test_describe_knows_objects_without_type_and_offers_the_nearest(
 def test_the_last_of_several_configurations_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     found = completion.configs("configs/quickstart/sft.jsonnet,configs/presets/grp")
-    assert found == ["configs/quickstart/sft.jsonnet,configs/presets/grpo.jsonnet"]
+    assert found == ["configs/quickstart/sft.jsonnet,configs/presets/grpo_as_published.jsonnet"]
     assert "quickstart/vineppo.jsonnet" in completion.configs("quickstart/v")  # below configs/
 
 

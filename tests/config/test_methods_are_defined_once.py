@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.shipped import CONFIGS
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import load, shown
+from treetune.config.jsonnet import configurations, load, shown
 
 SETTINGS = ("quickstart/{}", "polIter_rho1bSft2_{}_MATH")
 DEFINITIONS = {"methods", "presets", "credit", "objectives", "selections", "rollouts"}
@@ -17,7 +17,9 @@ def explained(name: str) -> Explanation:
 
 
 def test_no_name_is_two_methods() -> None:
-    methods, presets = ({path.stem for path in (CONFIGS / room).glob("*")} for room in ("methods", "presets"))
+    methods, presets = (
+        {path.stem for path in configurations(CONFIGS / room)} for room in ("methods", "presets")
+    )
     assert methods & presets == set()
 
 
@@ -33,7 +35,7 @@ def test_the_quickstart_and_the_paper_call_the_same_definition(method: str) -> N
     assert small.source(objective) == large.source(objective)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONFIGS / "quickstart").glob("*.jsonnet")))
+@pytest.mark.parametrize("name", [path.stem for path in configurations(CONFIGS / "quickstart")])
 def test_what_a_quickstart_experiment_is_comes_from_a_definition(name: str) -> None:
     explanation = explained(f"quickstart/{name}")
     for key in (("credit", "type"), ("trainer", "objective", "type")):

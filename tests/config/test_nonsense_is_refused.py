@@ -254,14 +254,19 @@ NONSENSE = {
         "trains the start weights anew",
     ),
     "a preset on a corpus": (
-        "quickstart/sft.jsonnet,presets/grpo.jsonnet",
+        "quickstart/sft.jsonnet,presets/grpo_as_published.jsonnet",
         "{}",
         "presets.0.name",
         "has demonstrations",
     ),
-    "two presets": ("quickstart/dapo.jsonnet,presets/grpo.jsonnet", "{}", "presets.1.name", "dapo and grpo"),
+    "two presets": (
+        "quickstart/dapo.jsonnet,presets/grpo_as_published.jsonnet",
+        "{}",
+        "presets.1.name",
+        "dapo and grpo",
+    ),
     "a preset on the left": (
-        "presets/grpo.jsonnet,quickstart/ppo.jsonnet",
+        "presets/grpo_as_published.jsonnet,quickstart/ppo.jsonnet",
         "{}",
         "presets.0.name",
         "on the left",

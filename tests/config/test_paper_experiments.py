@@ -17,7 +17,7 @@ from tests.support.shipped import whole_configurations
 from treetune.config import lexer
 from treetune.config.build import build
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import CONFIGS, load
+from treetune.config.jsonnet import CONFIGS, configurations, load, text_of
 from treetune.inference.settings import VllmSettings
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.sources import TinyModel
@@ -47,10 +47,10 @@ SFT = [f"sft_{model}_{data}" for model in ("rho1b", "deepseek7b") for data in DA
 FRAGMENTS_FOR_THE_RIGHT = ["rollouts/until_mixed"] + sorted(
     f"{folder}/{path.stem}"
     for folder in ("models", "compat", "overlays", "shaping", "selections")
-    for path in (CONFIGS / folder).glob("*.jsonnet")
+    for path in configurations(CONFIGS / folder)
     # The ones for the embedded tasks read no other characters; those of SPO and Guru are for their own
     # experiments, and those that read a variable of the environment for somebody who has set it.
-    if not path.stem.startswith(("tiny", "spo_", "guru_")) and "extVar" not in path.read_text()
+    if not path.stem.startswith(("tiny", "spo_", "guru_")) and "extVar" not in text_of(path)
 )
 SEED = 2746318213
 
@@ -288,8 +288,8 @@ def test_every_fragment_that_no_experiment_imports_evaluates() -> None:
         path = waiting.pop().resolve()
         if path not in used:
             used.add(path)
-            waiting += [path.parent / name for name in lexer.imports(path.read_text())]
-    for path in sorted({path.resolve() for path in CONFIGS.rglob("*.jsonnet")} - used):
+            waiting += [path.parent / name for name in lexer.imports(text_of(path))]
+    for path in sorted({path.resolve() for path in configurations(CONFIGS)} - used):
         name = str(path.relative_to(CONFIGS.resolve()))
         # Guru's read what stands on their left: test_guru_experiments.py puts something there.
         if name.removesuffix(".jsonnet") not in FRAGMENTS_FOR_THE_RIGHT and "guru" not in name:

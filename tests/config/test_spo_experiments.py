@@ -7,7 +7,7 @@ import pytest
 import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import CONFIGS, load
+from treetune.config.jsonnet import CONFIGS, configurations, load
 from treetune.rollouts.credit import Group
 from treetune.rollouts.selection import MixedGroups
 from treetune.rollouts.single_turn import SingleTurn
@@ -16,7 +16,7 @@ from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainers.objectives.spo import CorrectPaths
 
 SHARED = "qwen3-4b-thinking_GSM8K"
-NAMES = sorted(path.stem for path in (CONFIGS / "spo").glob("*.jsonnet") if path.stem != SHARED)
+NAMES = sorted(path.stem for path in configurations(CONFIGS / "spo") if path.stem != SHARED)
 BASELINE = "qwen3-4b-thinking_GSM8K_dr_grpo"
 
 

@@ -10,13 +10,13 @@ import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
-from treetune.config.jsonnet import load
+from treetune.config.jsonnet import configurations, load
 from treetune.main import main
 from treetune_data.expansions import code_tests
 from treetune_data.pipelines import DataPipeline, PrepareData
 
 ROOT = Path(__file__).parents[2]
-DATA = sorted((ROOT / "configs" / "data").glob("*.jsonnet"))
+DATA = configurations(ROOT / "configs" / "data")
 
 
 @pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)

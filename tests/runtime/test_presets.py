@@ -10,13 +10,13 @@ import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
 from tests.runtime.shared_server import SharedServer, largest_move, shared_server
-from treetune.config.jsonnet import CONFIGS, load
+from treetune.config.jsonnet import CONFIGS, configurations, load
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 BASE = Path(__file__).with_name("presets.jsonnet")
 SHARED_BY_THE_OTHERS = {"policy_gradient", "spo"}
-PRESETS = sorted({path.stem for path in (CONFIGS / "presets").glob("*.jsonnet")} - SHARED_BY_THE_OTHERS)
+PRESETS = sorted({path.stem for path in configurations(CONFIGS / "presets")} - SHARED_BY_THE_OTHERS)
 ON_A_CORPUS = {"greedy_jsd"}
 DEMONSTRATED = "{rollout: {type: 'demonstrations'}}"
 ADDITIONS = [
@@ -26,7 +26,7 @@ ADDITIONS = [
         "dr_grpo",
         ["objectives/kl_in_advantage", "objectives/entropy_target", "objectives/skip_without_advantage"],
     ),
-    ("grpo", ["hardware/lora"]),
+    ("grpo_as_published", ["hardware/lora"]),
     ("spo_3_3", ["objectives/spo_mask_below", "objectives/importance_cap_2"]),
     ("spo_3_2", ["compat/spo_moving_target", "objectives/entropy_bonus"]),
 ]

@@ -33,7 +33,7 @@ COMMANDS = _commands()
 EPILOG = """\
 examples:
   treetune --configs configs/quickstart/vineppo.jsonnet check_config
-  treetune --configs configs/quickstart/vineppo.jsonnet,configs/presets/grpo.jsonnet print_config
+  treetune --configs configs/quickstart/vineppo.jsonnet,configs/presets/grpo_as_published.jsonnet print_config
   treetune COMMAND --help
 
 APP_* environment variables are std.extVar('APP_…') in a configuration; APP_SEED, APP_DIRECTORY and

@@ -27,14 +27,16 @@ def _actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
 
 
 def configs(prefix: str, **_: object) -> list[str]:
-    """Files for the last name of ``a.jsonnet,b.jsonn``: here, then below configs/."""
-    from treetune.config.jsonnet import CONFIGS
+    """Returns files for the last name of ``a.jsonnet,b.jsonn``: here, then below configs/."""
+    from treetune.config.jsonnet import CONFIGS, in_folder
 
     before, comma, last = prefix.rpartition(",")
     folder, name = Path(last).parent, Path(last).name if not last.endswith("/") else ""
     found: dict[str, None] = {}
     for base in (Path.cwd(), CONFIGS):
-        for path in sorted((base / folder).glob(f"{name}*")) if (base / folder).is_dir() else ():
+        for path in in_folder(base / folder) if (base / folder).is_dir() else ():
+            if not path.name.startswith(name):
+                continue
             shown = str(folder / path.name) if str(folder) != "." else path.name
             if path.is_dir() and not path.name.startswith("."):
                 found[f"{before}{comma}{shown}/"] = None

@@ -18,7 +18,7 @@ from typing import Any
 
 from treetune.config import lexer
 from treetune.config.errors import ConfigError, KeyPath
-from treetune.config.jsonnet import Config, Layer, evaluate, find_file, read_layer
+from treetune.config.jsonnet import Config, Layer, evaluate, find_file, read_layer, text_of
 from treetune.config.jsonnet_errors import frames
 from treetune.config.registrable import Registrable
 
@@ -272,7 +272,7 @@ class Explanation:
             path = find_file(name, Path(directory or "."))
             if path.suffix == ".libsonnet":
                 return str(path), self._marked(read_layer(path), instead, library=True).encode()
-            return str(path), path.read_bytes()
+            return str(path), text_of(path).encode()
 
         return evaluate(_ALONE, text, self._config.variables, importer)
 

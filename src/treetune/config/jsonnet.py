@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from treetune.config.jsonnet_errors import TOTAL, frames, issue, shown_place
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 """The repository's fragments, found from any working directory."""
+
+TABLE = "names.libsonnet"
+"""An object in a folder, each of whose fields is a configuration of the folder: a file without a file."""
 
 ENVIRONMENT_KEYS = {
     "seed": "APP_SEED",
@@ -135,20 +139,63 @@ def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Impor
 
 
 def find_file(name: str, base: Path) -> Path:
-    """The file that `name` means for something in `base`: there, else in the repository's configs/, which
-    the name may begin with."""
+    """Returns the file that `name` means for something in `base`: there, else in the repository's configs/,
+    which the name may begin with. It may be one that its folder's table has."""
     ours = CONFIGS.parent if Path(name).parts[:1] == (CONFIGS.name,) else CONFIGS
     places = list(dict.fromkeys([base, ours]))
     for place in places:
         candidate = Path(os.path.abspath(place / name))
-        if candidate.is_file():
+        if is_configuration(candidate):
             return candidate
     raise ConfigError([_no_such_file(name, places)])
 
 
+def is_configuration(path: Path) -> bool:
+    """Returns whether there is such a file, or an entry in its folder's table."""
+    return path.is_file() or path in _table(path.parent)
+
+
+def configurations(folder: Path) -> list[Path]:
+    """Returns all configurations below a folder, with those that tables have."""
+    in_tables = [path for table in folder.rglob(TABLE) for path in _table(table.parent)]
+    return sorted([*folder.rglob("*.jsonnet"), *in_tables])
+
+
+def in_folder(folder: Path) -> list[Path]:
+    """Returns what is in a folder, with the configurations of its table."""
+    return sorted([*folder.iterdir(), *_table(folder)])
+
+
+def _table(folder: Path) -> Sequence[Path]:
+    """Returns the configurations in a folder's table; none where there is no table, or a broken one."""
+    table = folder / TABLE
+    return _names_in(table, table.stat().st_mtime_ns) if table.is_file() else ()
+
+
+@lru_cache(maxsize=256)
+def _names_in(table: Path, changed: int) -> Sequence[Path]:
+    def importer(directory: str, name: str) -> tuple[str, bytes]:
+        path = find_file(name, Path(directory or "."))
+        return str(path), text_of(path).encode()
+
+    try:
+        fields = f"std.objectFieldsAll(import {json.dumps(str(table))})"
+        names = _jsonnet.evaluate_snippet(TABLE, fields, import_callback=importer)
+    except RuntimeError:
+        return ()
+    return tuple(table.parent / f"{name}.jsonnet" for name in json.loads(names))
+
+
+def text_of(path: Path) -> str:
+    """Returns the text of a file, or of the entry in its folder's table. Raises as reading does."""
+    if not path.is_file() and is_configuration(path):
+        return f"(import {json.dumps(TABLE)})[{json.dumps(path.stem)}]"
+    return path.read_text(encoding="utf-8")
+
+
 def read_layer(path: Path) -> Layer:
     try:
-        return Layer(shown(path), path.read_text(encoding="utf-8"), path)
+        return Layer(shown(path), text_of(path), path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(
@@ -179,7 +226,7 @@ def sum_of(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
 def _evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
     """All files as one text. Raises RuntimeError, or what reading raises, where that doesn't work out."""
     operands = [(layer.text, layer.directory) for layer in layers]
-    text = flattened(operands, find_file, lambda path: path.read_text(encoding="utf-8"))
+    text = flattened(operands, find_file, text_of)
 
     def importer(directory: str, name: str) -> tuple[str, bytes]:
         return name, Path(name).read_bytes()  # only `importstr` and `importbin` are left
@@ -199,7 +246,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
         except ConfigError as error:
             missing_file[:] = error.issues
             raise
-        return str(path), path.read_bytes()
+        return str(path), text_of(path).encode()
 
     total = " + ".join(f"(import {json.dumps(layer.import_name)})" for layer in layers)
     known, unset = dict(variables), []
@@ -273,7 +320,7 @@ def _no_such_file(name: str, places: Sequence[Path]) -> ConfigIssue:
     known: dict[str, str] = {}
     for place in places:
         ours = place in (CONFIGS, CONFIGS.parent)
-        for path in sorted(CONFIGS.rglob("*sonnet") if ours else place.glob("*sonnet")):
+        for path in [*sorted(place.glob("*sonnet")), *(configurations(CONFIGS) if ours else _table(place))]:
             known[str(path.relative_to(place))] = shown(path)
     wanted = Path(name)
     found = [known[match] for match in nearest(name, known, count=3)]

@@ -22,7 +22,7 @@ from tests.endurance.wrong_configurations.mutation import (
     VINEPPO,
     Mutation,
 )
-from treetune.config.jsonnet import CONFIGS
+from treetune.config.jsonnet import CONFIGS, configurations
 
 
 def combinations() -> Iterator[Mutation]:
@@ -154,7 +154,7 @@ def combinations() -> Iterator[Mutation]:
 
 def presets() -> Iterator[Mutation]:
     """Two presets, one on another kind of experiment, one on the left of the experiment."""
-    known = sorted(path.stem for path in (CONFIGS / "presets").glob("*.jsonnet"))
+    known = [path.stem for path in configurations(CONFIGS / "presets")]
     on_a_corpus = "greedy_jsd"
     sampling = [name for name in known if name != on_a_corpus]
     for name in sampling:

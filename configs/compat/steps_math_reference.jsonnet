@@ -1,2 +1,0 @@
-// MATH with the step boundaries of the paper's code.
-{ task+: { steps: { type: 'math_reference' } } }

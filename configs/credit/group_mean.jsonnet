@@ -1,2 +1,0 @@
-// Dr.GRPO: reward less the group's mean.
-{ credit: { type: 'group', std: false } }

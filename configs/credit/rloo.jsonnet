@@ -1,2 +1,0 @@
-// RLOO: reward less the mean of the other answers.
-{ credit: { type: 'rloo' } }

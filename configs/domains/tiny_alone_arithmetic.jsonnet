@@ -1,1 +1,0 @@
-(import 'tiny_alone.libsonnet')('arithmetic')

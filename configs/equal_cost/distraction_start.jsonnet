@@ -1,2 +1,0 @@
-// Signposts with wandering before those that decide: what all methods start from.
-(import '../lib/equal_cost.libsonnet')('distraction').start

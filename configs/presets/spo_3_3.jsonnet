@@ -1,3 +1,0 @@
-// SPO, section 3.3: towards one half, as its formula stands. (compat/spo_mask_above.jsonnet is its code.)
-(import 'preset.libsonnet')('spo_3_3')
-+ (import 'spo.libsonnet') + { trainer+: { objective+: { target: 'fixed' } } }

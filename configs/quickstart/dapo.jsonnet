@@ -1,2 +1,0 @@
-local quickstart = import '../lib/quickstart.libsonnet';
-quickstart.policy_gradient('dapo', import '../presets/dapo.jsonnet')

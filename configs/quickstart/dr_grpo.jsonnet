@@ -1,2 +1,0 @@
-local quickstart = import '../lib/quickstart.libsonnet';
-quickstart.policy_gradient('dr_grpo', import '../presets/dr_grpo.jsonnet')

@@ -1,2 +1,0 @@
-// VinePPO's experiment with GRPO's credit, and nothing else changed.
-(import '../lib/signposts.libsonnet')('fork').policy_gradient('grpo', import '../methods/ppo_group_credit.jsonnet')

@@ -1,3 +1,0 @@
-// VinePPO with 3 continuations a state.
-(import '../lib/signposts.libsonnet')('fork').policy_gradient('vineppo', import '../methods/vineppo.jsonnet')
-+ { credit+: { samples: 3 } }

@@ -1,9 +1,0 @@
-// One of the SPO presets in the setting of its code: 512 problems, one answer to each; 150 passes of some 14 steps over
-// the training problems.
-function(name, preset)
-  (import 'qwen3-4b-thinking_GSM8K.jsonnet') + preset + {
-    experiment_name: 'spo/qwen3-4b-thinking_GSM8K_' + name,
-    rollout+: { samples: 1 },
-    problems_per_iteration: 512,
-    iterations: 2100,
-  }

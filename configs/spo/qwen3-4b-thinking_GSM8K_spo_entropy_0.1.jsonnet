@@ -1,1 +1,0 @@
-(import 'correct_paths.libsonnet')('spo_entropy_0.1', import '../presets/spo_entropy_0.1.jsonnet')
