@@ -37,17 +37,6 @@
     floor: 0,
   }] },
 
-  // Up to 0.1 for what a correct answer's critical path saves of a sequential experiment's correct answers to the same
-  // problem: APP_SEQUENTIAL_ANSWERS is the answers.jsonl of its evaluation on the problems that are trained on here.
-  acceleration_sequential_measured: { shaping+: [{
-    type: 'acceleration',
-    form: 'saved',
-    reference: { type: 'sequential_measured', answers: std.extVar('APP_SEQUENTIAL_ANSWERS') },
-    weight: 0.5,
-    clip: 0.2,
-    floor: 0,
-  }] },
-
   // Up to 0.1 for what a correct answer's critical path saves of the policy's own sequential answers: the running mean
   // per problem over correct answers that opened no block. Problems that were never answered so give nothing
   // (acceleration/without_reference).

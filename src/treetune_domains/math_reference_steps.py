@@ -55,7 +55,7 @@ _MATH_BREAKS = [
 @StepSplitter.register("math_reference")
 @dataclass(frozen=True, kw_only=True)
 class MathReference(StepSplitter):
-    """For runs that are compared with the paper's: see the module."""
+    """The paper's step boundaries, for runs that are compared with it: see the module."""
 
     end_token: Literal["own_step", "last_step"] = "last_step"
 
@@ -244,7 +244,8 @@ def _goes_with_the_next(part: str) -> bool:
 def _break(
     text: str, widths: Sequence[float], start: int, end: int, kinds: list[re.Pattern[str]], half: int
 ) -> int | None:
-    """Behind the sign of the first kind whose nearest to the middle leaves both halves long enough.
+    """Returns the offset behind the sign of the first kind whose nearest to the middle leaves both halves
+    long enough.
 
     The middle is that of the widths, at which the characters begin. Only the nearest place of a kind
     is looked at: if one of its halves is too short, the next kind follows, not the next place.

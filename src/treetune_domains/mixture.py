@@ -242,7 +242,7 @@ FIXED = Fixed()
 @Task.register("mixture")
 @dataclass(frozen=True, kw_only=True)
 class Mixture(Task):
-    """One task of several domains, each with its own grader, step boundaries, prompts, stop strings, budget
+    """A task of several domains, each with its own grader, step boundaries, prompts, stop strings, budget
     of tokens and selection by difficulty. Measurements are also given by domain (``domains/<name>/…``).
 
     A problem is called ``<domain>/<its id>``. A domain's draws derive from its name, the run's seed and the

@@ -13,6 +13,7 @@ import pytest
 
 from treetune.cli import completion
 from treetune.cli.arguments import COMMANDS, parse
+from treetune.config.jsonnet import is_configuration
 from treetune.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ def test_every_example_of_the_help_is_a_command_of_files_that_are_there(example:
     options = parse(words)
     assert f" {options.command}" in example
     files = [name for text in options.configs or () for name in text.split(",")]
-    assert [name for name in files if not (ROOT / name).is_file()] == []
+    assert [name for name in files if not is_configuration(ROOT / name)] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

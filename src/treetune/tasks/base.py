@@ -50,7 +50,7 @@ class Task(Registrable):
 
     @property
     def remembers_pass_rates(self) -> bool:
-        """Whether `draw` reads how earlier iterations did on single problems."""
+        """True where `draw` reads how earlier iterations did on single problems."""
         return False
 
     def domain_names(self) -> Sequence[str] | None:

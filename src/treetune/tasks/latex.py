@@ -8,7 +8,8 @@ _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?:(?P<brace>\{)|(?P<bare>\d+(?:
 
 
 def braces(text: str) -> dict[int, int]:
-    r"""Where each brace that is closed is closed. ``\{`` and ``\}`` are signs, not braces.
+    r"""Returns the offset of the closing brace for each one that is closed. ``\{`` and ``\}`` are signs, not
+    braces.
 
     One pass: looking for each brace's end anew would be quadratic in what a model wrote.
     """
@@ -23,7 +24,7 @@ def braces(text: str) -> dict[int, int]:
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
-    r"""(start, end, content) of each ``\boxed{…}`` that is closed, from left to right; of a box in a
+    r"""Returns (start, end, content) of each ``\boxed{…}`` that is closed, from left to right; of a box in a
     box the outer one. ``\boxed 5`` holds the number, letters or command that follow."""
     found: list[tuple[int, int, str]] = []
     pairs = braces(text)

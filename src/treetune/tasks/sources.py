@@ -1,4 +1,4 @@
-"""Where the rows of a task in natural language come from."""
+"""Sources of rows: files, and Hugging Face data sets on disk or from the hub."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ JSON_FIELDS = b"treetune.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Registrable):
-    """Rows of a data set. `train`, `validation` and `test` are its own names of the splits; null
-    says that it has none."""
+    """Rows of a data set."""
 
     train: str | None = "train"
+    """The data set's own name of its train split; null: it has none."""
     validation: str | None = "validation"
+    """The name of its validation split; null: it has none."""
     test: str | None = "test"
+    """The name of its test split; null: it has none."""
 
     def rows(self, split: Split) -> Iterator[Row]:
-        """Raises ValueError for a data set or a split that is not there."""
+        """Yields the rows of a split. Raises ValueError for a data set or a split that is not there."""
         raise NotImplementedError
 
     def name_of(self, split: Split) -> str:
-        """What the data set calls a split. Raises ValueError where it has none."""
+        """Returns the data set's name of a split. Raises NoSplit where it has none."""
         name = {"train": self.train, "validation": self.validation, "test": self.test}[split]
         if name is None:
             raise NoSplit(f"the task has no {split} split: name it under {split!r} of its source")
@@ -78,22 +80,26 @@ class OnDisk(Source):
 @Source.register("hub")
 @dataclass(frozen=True, kw_only=True)
 class OnHub(Source):
-    """A data set of the Hugging Face hub, by `name` and `revision` (a commit or a tag: what is
-    measured today is measured tomorrow); `subset` where it has several, or `files` (for each
-    split a pattern in its repository) where its files are no splits to it. Fetched once and cached."""
+    """A data set of the Hugging Face hub. It is fetched once and cached."""
 
     name: Annotated[str, MinLen(1)]
+    """The repository on the hub."""
     revision: Annotated[str, MinLen(1)]
+    """A commit or a tag, so that tomorrow's measurement has today's rows."""
     subset: str | None = None
+    """One of several configurations of the data set."""
     files: Mapping[str, str] | None = field(default=None, hash=False)
+    """A pattern in its repository for each split, where the data set has no splits of its own."""
 
     def rows(self, split: Split) -> Iterator[Row]:
         name = self.name_of(split)
         from datasets import load_dataset
 
+        if self.files is not None and name not in self.files:
+            raise ValueError(f"files of {self.name} has no pattern for its split {name!r}: add one")
         try:
             # One split at a time: files of another may have other columns.
-            chosen = {} if self.files is None else {"data_files": {name: self._file(name)}}
+            chosen = {} if self.files is None else {"data_files": {name: self.files[name]}}
             splits = load_dataset(self.name, self.subset, revision=self.revision, **chosen)
         except Exception as error:  # of many kinds: no network, no such name, no such revision
             raise ValueError(
@@ -102,12 +108,6 @@ class OnHub(Source):
                 "source: {type: 'disk', path: …}"
             ) from error
         yield from _rows(splits, name, self.name)
-
-    def _file(self, name: str) -> str:
-        if name not in (self.files or {}):
-            raise ValueError(f"files of {self.name} has no pattern for its split {name!r}: add one")
-        assert self.files is not None
-        return self.files[name]
 
 
 @Source.register("files")
@@ -125,38 +125,41 @@ class InFiles(Source):
             yield from read_rows(path)
 
     def files(self, split: Split) -> list[Path]:
-        """Raises ValueError where there is none."""
+        """Returns the files of a split. Raises ValueError where there is none."""
         return files_matching(self.name_of(split))
 
 
 def files_matching(pattern: str | Path) -> list[Path]:
-    """A file, or those that a pattern (``data/*/train.parquet``) finds, in the order of their names. Raises
-    ValueError where there is none."""
-    if Path(pattern).is_file():
-        return [Path(pattern)]
-    found = sorted(map(Path, glob.glob(str(pattern))))
-    if not found:
+    """Returns a file, or all that match a pattern (``data/*/train.parquet``), in the order of their names.
+    Raises ValueError where there is none."""
+    files = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(str(pattern))))
+    if not files:
         raise ValueError(f"there is no file {pattern} (looked for in {Path.cwd()})")
-    return found
+    return files
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """Rows of a ``.parquet`` or ``.jsonl`` file as they stand there, each with its place.
+    """Yields the rows of a ``.parquet`` or ``.jsonl`` file, each with its place.
 
-    Of a Parquet file no other columns than `columns` are read (None: all), and few rows at a time. What it
-    holds for a key that a row doesn't have (null) is left out. Raises ValueError for a file that isn't there
-    or can't be read.
+    Of a Parquet file only `columns` are read (None: all), a few rows at a time; its nulls are keys that a row
+    doesn't have, and are left out. Raises ValueError for a file that isn't there or can't be read.
     """
-    if path.suffix == ".parquet":
-        yield from _parquet_rows(path, columns)
-    elif path.suffix in (".jsonl", ".json"):
+    if path.suffix in (".jsonl", ".json"):
         yield from json_lines(path)
-    else:
+    elif path.suffix != ".parquet":
         raise ValueError(f"{path} should end in .parquet or .jsonl")
+    else:
+        with _parquet(path) as file:
+            names = [name for name in file.schema_arrow.names if columns is None or name in columns]
+            in_json, number = _json_fields(file), 0
+            for batch in file.iter_batches(ROW_GROUP, columns=names):
+                for row in batch.to_pylist():
+                    yield f"{path}[{number}]", _as_written(row, in_json)
+                    number += 1
 
 
 def count_rows(path: Path) -> int:
-    """How many rows a Parquet or JSON-lines file has. Raises as `read_rows` does."""
+    """Returns how many rows a Parquet or JSON-lines file has. Raises as `read_rows` does."""
     if path.suffix == ".parquet":
         with _parquet(path) as file:
             return int(file.metadata.num_rows)
@@ -164,20 +167,21 @@ def count_rows(path: Path) -> int:
 
 
 def values_of(path: Path, column: str) -> list[str]:
-    """The different texts in a column, in the order of their appearance. Raises as `read_rows` does."""
+    """Returns the different texts in a column, in the order of their appearance. Raises as `read_rows`
+    does."""
     if path.suffix == ".parquet":
         with _parquet(path) as file:
             if column not in file.schema_arrow.names:
                 return []
-            found = file.read([column])[column].unique().to_pylist()
+            values = file.read([column])[column].unique().to_pylist()
     else:
-        found = list(dict.fromkeys(row[column] for _, row in json_lines(path) if column in row))
-    return [value for value in found if isinstance(value, str)]
+        values = list(dict.fromkeys(row[column] for _, row in json_lines(path) if column in row))
+    return [value for value in values if isinstance(value, str)]
 
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
-    """The file, open. Raises ValueError for one that isn't there or can't be read."""
+    """Opens the file. Raises ValueError for one that isn't there or can't be read."""
     if not path.is_file():
         raise ValueError(f"there is no file {path} (looked for in {Path.cwd()})")
     import pyarrow as pa
@@ -190,20 +194,9 @@ def _parquet(path: Path) -> Iterator[Any]:
         raise ValueError(f"{path} can't be read as Parquet: {error}") from error
 
 
-def _parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
-    with _parquet(path) as file:
-        wanted = [name for name in file.schema_arrow.names if columns is None or name in columns]
-        in_json = _json_fields(file)
-        number = 0
-        for batch in file.iter_batches(ROW_GROUP, columns=wanted):
-            for row in batch.to_pylist():
-                yield f"{path}[{number}]", _as_written(row, in_json)
-                number += 1
-
-
 def parquet_row(path: Path, number: int) -> dict[str, Any]:
-    """One row of a Parquet file, counted from 0, as `read_rows` gives it; those before it aren't read. Raises
-    ValueError for a file that can't be read or has no such row."""
+    """Returns one row of a Parquet file, counted from 0, as `read_rows` does; those before it aren't read.
+    Raises ValueError for a file that can't be read or has no such row."""
     with _parquet(path) as file:
         left = number
         for group in range(file.num_row_groups):
@@ -218,22 +211,23 @@ def parquet_row(path: Path, number: int) -> dict[str, Any]:
 
 
 def _json_fields(file: Any) -> Mapping[str, Sequence[str]]:
+    """Returns which fields hold JSON text, by their column."""
     return json.loads((file.schema_arrow.metadata or {}).get(JSON_FIELDS, b"{}"))
 
 
 def _as_written(row: dict[str, Any], in_json: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Without what the row doesn't have, and with what stands in it as JSON."""
-    row = _without_nulls(row)
-    for place, names in in_json.items():
-        held = row.get(place, {}) if place else row
-        held.update({name: json.loads(held[name]) for name in names if name in held})
+    """Returns a row without nulls, and with its fields of JSON text decoded."""
+
+    def without_nulls(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: without_nulls(one) for name, one in value.items() if one is not None}
+        return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+    row = without_nulls(row)
+    for column, names in in_json.items():
+        values = row.get(column, {}) if column else row
+        values.update({name: json.loads(values[name]) for name in names if name in values})
     return row
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[Row]:
@@ -244,7 +238,7 @@ def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[Row]:
 
 
 def json_lines(path: Path) -> Iterator[Row]:
-    """Every line of a JSON-lines file that is not blank; the place is ``file:line``.
+    """Yields every line of a JSON-lines file that is not blank; the place is ``file:line``.
 
     Raises ValueError for a file that is not there and for a line that is no JSON object.
     """
@@ -252,16 +246,13 @@ def json_lines(path: Path) -> Iterator[Row]:
         raise ValueError(f"there is no file {path} (looked for in {Path.cwd()})")
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if line.strip():
-                place = f"{path}:{number}"
-                yield place, _object(line, place)
-
-
-def _object(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{place}: not a line of JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{place}: a row must be a JSON object, not {type(row).__name__}")
-    return row
+            if not line.strip():
+                continue
+            place = f"{path}:{number}"
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{place}: not a line of JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{place}: a row must be a JSON object, not {type(row).__name__}")
+            yield place, row

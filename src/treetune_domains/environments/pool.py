@@ -210,7 +210,7 @@ def _driven(steps: Waiting) -> Future[Played]:
 
 
 class Play:
-    """One answer's environment, one action after the other."""
+    """The environment of one answer, played one action after the other."""
 
     def __init__(
         self,
