@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.columns import plain
-from treetune.tree import ROOT, Tree, answers_of, trees_of, with_answers
-from treetune.vocabulary import Grade, Problem, Segment, Trajectory, joined, sees
+from treetune.tree import ROOT, State, Tree, answers_of, training_rows, trees_of, with_answers
+from treetune.vocabulary import Fork, Grade, Problem, Segment, Trajectory, joined, sees
 
 PROBLEM = Problem("train/0", "?", "")
 
@@ -23,11 +25,20 @@ segments = st.builds(
 answers = st.lists(st.lists(segments, max_size=4).map(tuple), min_size=1, max_size=6)
 
 
+def answer(sample: int, path: tuple[Segment, ...], fork: Fork | None = None) -> Trajectory:
+    return Trajectory(PROBLEM, sample, (9,), path, "stop", "", Grade(0.0, "ok"), (), fork=fork)  # type: ignore[arg-type]
+
+
+def prefix(tree: Tree, state: State) -> tuple[Segment, ...]:
+    """The segments up to a state."""
+    if state.node == ROOT:
+        return ()
+    *before, last = (tree.nodes[number].segment for number in tree.path(state.node))
+    return (*before, replace(last, token_ids=last.token_ids[: state.offset]))
+
+
 def tree_of(paths: list[tuple[Segment, ...]]) -> Tree:
-    (tree,) = trees_of(
-        Trajectory(PROBLEM, sample, (9,), path, "stop", "", Grade(0.0, "ok"), ())  # type: ignore[arg-type]
-        for sample, path in enumerate(paths)
-    )
+    (tree,) = trees_of(answer(sample, path) for sample, path in enumerate(paths))
     return tree
 
 
@@ -58,8 +69,7 @@ def test_a_state_is_the_way_to_it_and_is_called_after_whoever_came_first(
         assert tree.state(leaf, 0) == (PROBLEM.id, ROOT, 0)
         for length in range(len(marked(path)) + 1):
             state = tree.state(leaf, length)
-            assert plain(tree.prefix_ids(state)) == plain(tree.leaves[leaf].response_ids)[:length]
-            assert marked(tuple(tree.way(state))) == marked(path)[:length]
+            assert marked(prefix(tree, state)) == marked(path)[:length]
             first = next(
                 i for i, other in enumerate(paths) if marked(other)[:length] == marked(path)[:length]
             )
@@ -67,44 +77,34 @@ def test_a_state_is_the_way_to_it_and_is_called_after_whoever_came_first(
 
 
 @given(answers)
-def test_leaves_below_a_state_are_the_answers_that_begin_with_it(paths: list[tuple[Segment, ...]]) -> None:
-    tree = tree_of(paths)
-    for leaf, path in enumerate(paths):
-        for length in range(len(marked(path)) + 1):
-            below = tree.leaves_below(tree.state(leaf, length))
-            same = [i for i, other in enumerate(paths) if marked(other)[:length] == marked(path)[:length]]
-            assert [one.sample for one in below] == same
-
-
-@given(answers)
 def test_rows_train_what_was_sampled_once_behind_what_it_saw(paths: list[tuple[Segment, ...]]) -> None:
     tree = tree_of(paths)
-    for leaf, path in enumerate(paths):
+    for path in paths:
         expected = []
         for place, own in enumerate(path):
             if own.origin == "sampled" and len(own.token_ids):
                 seen = [one.token_ids for one in path[:place] if sees(own.branch, one.branch)]
                 context = joined([tree.prompt_ids, *seen])
                 expected.append((plain(joined([context, own.token_ids])), plain(own.token_ids)))
-        rows = tree.rows(leaf)
+        parts = [(s.branch, s.token_ids, np.full(len(s.token_ids), s.origin == "sampled")) for s in path]
+        rows = list(training_rows(tree.prompt_ids, parts))
         assert [plain(ids) for ids, _ in rows] == [ids for ids, _ in expected]
         assert [plain(ids[predicting + 1]) for ids, predicting in rows] == [own for _, own in expected]
 
 
 def test_answers_may_share_their_beginning_and_grow_one_by_one() -> None:
     tree = Tree(PROBLEM, joined([]))
-    trunk = tree.add(Segment([1, 2]))  # type: ignore[arg-type]
-    for last in ([3], [4, 5], [3, 6]):
-        end = tree.add(Segment(last), trunk)  # type: ignore[arg-type]
-        tree.end(end, finish_reason="stop", text="", grade=Grade(1.0, "ok"), step_ends=(2, 2 + len(last)))
+    trunk = Segment([1, 2])  # type: ignore[arg-type]
+    for sample, last in enumerate(([3], [4, 5], [3, 6])):
+        end = Segment(last)  # type: ignore[arg-type]
+        tree.take(answer(sample, (trunk, end), Fork(0, 2) if sample else None))
     assert len(tree.nodes) == 4
     assert [plain(one.response_ids) for one in tree.leaves] == [(1, 2, 3), (1, 2, 4, 5), (1, 2, 3, 6)]
-    assert [one.id for one in tree.leaves] == ["train/0#0", "train/0#1", "train/0#2"]
-    assert tree.state(0, 2) == tree.state(1, 2) == tree.state(2, 2) == (PROBLEM.id, trunk, 2)
+    assert tree.state(0, 2) == tree.state(1, 2) == tree.state(2, 2) == (PROBLEM.id, 0, 2)
     assert tree.state(0, 3) == tree.state(2, 3) != tree.state(1, 3)
-    more = tree.add(Segment([7]), trunk)  # type: ignore[arg-type]
-    tree.end(more, finish_reason="stop", text="", grade=Grade(0.0, "ok"), step_ends=(3,))
-    assert [one.sample for one in tree.leaves_below(tree.state(3, 2))] == [0, 1, 2, 3]
+    tree.take(answer(3, (trunk, Segment([7])), Fork(0, 2)))  # type: ignore[arg-type]
+    assert tree.state(3, 2) == (PROBLEM.id, 0, 2)
+    assert len(tree.nodes) == 5
 
 
 @given(answers)

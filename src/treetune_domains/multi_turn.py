@@ -10,26 +10,24 @@ from typing import Annotated
 from annotated_types import Gt
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, Need, OneLine, SampledAnswers, Turns
-from treetune.inference.base import Completion, Later, Request, SamplingParams
+from treetune.inference.base import Completion, Later, Request
 from treetune.rollouts.answers import (
+    UNGRADED,
+    GrowingRollout,
     Growth,
-    SampledRollout,
+    Start,
     before_stop,
-    encoded_prompt,
     is_decided,
-    rank_share,
 )
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerObserver, RolloutContext
-from treetune.rollouts.metrics import trajectory_metrics
-from treetune.rollouts.numbers import Number, NumberGroup, declare, measured
+from treetune.rollouts.numbers import Number, NumberGroup, declare
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.rollouts.states import WholeAnswers
-from treetune.rollouts.values import Beginning, StateRule
+from treetune.rollouts.values import AnswerPrefix, StateRule
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
-from treetune.tree import Tree, answers_of, trees_of
-from treetune.vocabulary import Grade, Metrics, Problem, Segment, TextCodec, TokenIds, Trajectory, joined
+from treetune.vocabulary import Grade, TextCodec, Trajectory, joined
 from treetune_domains.conversation import EVENTS, Conversation, Limits, packed, unpacked
 from treetune_domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune_domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
@@ -51,19 +49,9 @@ PLAIN = f"\n{OBSERVATION}\n"
 """What stands between turns of a model without a chat, unless the rollout says otherwise."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """An answer to be sampled: to which problem, with which seed, and what of it is there already."""
-
-    problem: Problem
-    prompt_ids: TokenIds
-    seed: int
-    begun: tuple[Segment, ...] = ()
-
-
 @Rollout.register("multi_turn")
 @dataclass(frozen=True, kw_only=True)
-class MultiTurn(SampledRollout):
+class MultiTurn(GrowingRollout):
     """`samples` answers to each problem, in turns: what the policy writes goes to an environment, and what
     that says is put behind it, until the environment says that it is done. Every answer goes on as soon as
     its environment has spoken, whatever the others do.
@@ -126,9 +114,7 @@ class MultiTurn(SampledRollout):
                 "give one, e.g. {type: 'tools', tools: [{type: 'python'}]}, or choose the task 'environment'",
             )
 
-    @property
-    def sampler(self) -> Rollout:
-        return self
+    seed_name = "turns"
 
     def environment_of(self, task: Task) -> Environment:
         """What answers to the task's problems act in; in a mixture, some may have nothing."""
@@ -149,42 +135,9 @@ class MultiTurn(SampledRollout):
         if self.frame(codec) is None and codec.turn_frame is not None:
             codec.turn_frame("")  # raises where the template has none
 
-    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
-        # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
-        prompts = {
-            problem.id: encoded_prompt(context, problem, budget, self.max_prompt_tokens)
-            for problem in problems
-            for budget in [context.task.of(problem).sampling(self.sampling).max_tokens]
-        }
-        starts = [
-            Start(
-                problem,
-                prompts[problem.id],
-                derive_seed(context.seed, context.iteration, problem.id, "turns", sample),
-            )
-            for problem in rank_share(context, problems)
-            for sample in range(self.samples)
-        ]
-        answers = self.answers(context, starts)
-        trees = trees_of(replace(answer, sample=place % self.samples) for place, answer in enumerate(answers))
-        trees = measured(trees, context.codec)
-        return trees, trajectory_metrics(context, answers_of(trees))
-
-    def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
-        """One graded answer from each start, in their order; `sample` is 0 in all of them.
-
-        The seed of a turn is derived from its start's and its number, and the environment's from the
-        problem, so that an answer does not depend on what else is sampled, nor on the order in which anything
-        comes in.
-        """
-        assert context.engine is not None, "a rollout that samples needs an engine"
-        growth = self.growing(context, starts)
-        if growth.requests:
-            context.engine.generate(growth.requests, growth.on_result)
-        return growth.answers()
-
     def growing(self, context: RolloutContext, starts: Sequence[Start]) -> Growth:
-        """The same, for whoever has the engine."""
+        """Returns the requests for one answer from each start. The environment's seed derives from the
+        problem, so that an answer does not depend on what else is sampled."""
         observer = context.find(AnswerObserver)
         growing = {place: self._begun(context, start) for place, start in enumerate(starts)}
         grown: dict[int, tuple[Conversation, Future[Grade]]] = {}
@@ -202,10 +155,10 @@ class MultiTurn(SampledRollout):
             if conversation.segments:
                 (turn,) = played.turns
                 self._hear(conversation, turn, played.snapshot)
-            elif any(segment.snapshot for segment in start.begun):
-                conversation.copied(start.begun, unpacked(start.begun)[0])
+            elif any(segment.snapshot for segment in start.segments):
+                conversation.copied(start.segments, unpacked(start.segments)[0])
             else:
-                conversation.again(start.begun, played.turns)
+                conversation.again(start.segments, played.turns)
             return sampled(place)
 
         def sampled(place: int) -> list[Request | Later]:
@@ -235,7 +188,7 @@ class MultiTurn(SampledRollout):
 
         requests: list[Request | Later] = []
         for place, start in enumerate(starts):
-            requests += followed(place, growing[place][1].begun) if start.begun else sampled(place)
+            requests += followed(place, growing[place][1].begun) if start.segments else sampled(place)
 
         def graded() -> list[Trajectory]:
             if (journal := context.find(TurnJournal)) is not None:
@@ -262,7 +215,7 @@ class MultiTurn(SampledRollout):
         )
         actions = tuple(
             before_stop(context.codec.decode(segment.token_ids), sampling.stop)
-            for segment in start.begun
+            for segment in start.segments
             if segment.origin == "sampled"
         )
         journal = context.find(TurnJournal)
@@ -271,7 +224,7 @@ class MultiTurn(SampledRollout):
             start.problem,
             derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
             actions,
-            unpacked(start.begun)[1],
+            unpacked(start.segments)[1],
             None if journal is None else (journal, start.seed),
         )
         return conversation, play
@@ -335,7 +288,7 @@ class MultiTurn(SampledRollout):
             segments=tuple(conversation.segments),
             finish_reason=conversation.finish,
             text=context.codec.decode(response_ids),
-            grade=Grade(reward=0.0, outcome="no_answer"),  # until it has been graded
+            grade=UNGRADED,
             step_ends=conversation.step_ends,
             numbers=_numbers(conversation),
         )
@@ -352,7 +305,7 @@ def _numbers(conversation: Conversation) -> dict[str, float]:
 
 @StateRule.register("turns")
 @dataclass(frozen=True, kw_only=True)
-class TurnStates(WholeAnswers[Start]):
+class TurnStates(WholeAnswers):
     """Where each of an answer's turns begins, behind what the environment said to the turn before.
 
     A value is what whole answers through the state earn, rewards of the turns before it included, so that a
@@ -386,14 +339,6 @@ class TurnStates(WholeAnswers[Start]):
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return (0, *trajectory.step_ends[:-1])
 
-    def writer(self, context: RolloutContext, sampling: SamplingParams) -> MultiTurn:
-        rollout = context.get(Rollout)
-        assert isinstance(rollout, MultiTurn), "checked with the configuration"
-        return replace(rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
-
-    def start(self, context: RolloutContext, beginning: Beginning, again: int, purpose: str) -> Start:
-        """Going on from there. The seed derives from the state alone, whoever comes by it."""
-        problem, prompt_ids, segments = beginning
-        known = repr(tuple(beginning.token_ids.tolist()))
-        seed = derive_seed(context.seed, context.iteration, problem.id, known, f"turns {purpose}")
-        return Start(problem, prompt_ids, derive_seed(seed, again), segments)
+    def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
+        known = repr(tuple(prefix.token_ids.tolist()))
+        return derive_seed(context.seed, context.iteration, prefix.problem.id, known, f"turns {purpose}")

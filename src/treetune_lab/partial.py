@@ -12,23 +12,20 @@ from annotated_types import Gt
 from treetune.contracts import Experiment, Finding, Need, StaleAnswers
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.rollouts.answers import (
+    UNGRADED,
     encoded_prompt,
     is_decided,
+    measured_trees,
     rank_share,
     steps_of,
     with_unfinished,
 )
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import CarryOver, RolloutContext
-from treetune.rollouts.metrics import trajectory_metrics
-from treetune.rollouts.numbers import measured
 from treetune.rollouts.single_turn import RolloutAround, SingleTurn
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Segment, TokenIds, Trajectory, joined
-
-BETWEEN = Grade(reward=0.0, outcome="no_answer")
-"""Of an answer that goes on."""
 
 
 @Rollout.register("partial")
@@ -122,10 +119,10 @@ class PartialAnswers(RolloutAround):
         chosen = set(ended[: self.groups])
         left = [group for group in own if group.problem.id not in chosen]
         carry_over.keep([answer for group in left for answer in group.answers])
-        trees = measured([_tree(group) for group in own if group.problem.id in chosen], context.codec)
-        return trees, trajectory_metrics(context, answers_of(trees)) | self._metrics(
-            context, trees, new, everyones
+        trees, metrics = measured_trees(
+            context, [_tree(group) for group in own if group.problem.id in chosen]
         )
+        return trees, metrics | self._metrics(context, trees, new, everyones)
 
     def _sampling(self, context: RolloutContext, problem: Problem) -> SamplingParams:
         """As the task wants it; raises ValueError for a task with stop strings of its own."""
@@ -217,7 +214,7 @@ class PartialAnswers(RolloutAround):
             segments=segments,
             finish_reason=completion.finish_reason,
             text=text,
-            grade=BETWEEN,
+            grade=UNGRADED,
             step_ends=steps_of(context, group.problem, response_ids, text),
         )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from treetune.inference.base import Completion
 from treetune.vocabulary import Branch, FinishReason, Segment, TextCodec, TokenIds, joined, token_array
@@ -35,17 +35,21 @@ EVENTS = {
 """What is counted of an answer while it grows, and in words."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """See the rollout `parallel_threads`."""
+class Limits(Protocol):
+    """The settings of the rollout `parallel_threads` that bound an answer."""
 
-    max_depth: int
-    max_threads: int
-    max_blocks: int
-    thread_tokens: int | None
-    stragglers: Stragglers
-    malformed: Malformed
-    conclusion: bool
+    @property
+    def max_depth(self) -> int: ...
+    @property
+    def max_threads(self) -> int: ...
+    @property
+    def max_blocks(self) -> int: ...
+    @property
+    def thread_tokens(self) -> int | None: ...
+    @property
+    def stragglers(self) -> Stragglers: ...
+    @property
+    def malformed(self) -> Malformed: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -14,25 +14,25 @@ from annotated_types import Gt
 
 import treetune_threads.numbers  # noqa: F401  (declares what is counted here)
 from treetune.contracts import Answers, Experiment, Feature, Finding, Forks, Need, OneLine, SampledAnswers
-from treetune.inference.base import Completion, Request, SamplingParams
+from treetune.inference.base import Completion, Request
 from treetune.rollouts.answers import (
+    UNGRADED,
+    GrowingRollout,
     Growth,
-    SampledRollout,
-    encoded_prompt,
+    Start,
     is_decided,
+    measured_trees,
     rank_share,
     steps_of,
     with_unfinished,
 )
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerObserver, RolloutContext
-from treetune.rollouts.metrics import trajectory_metrics
-from treetune.rollouts.numbers import measured
 from treetune.rollouts.single_turn import sample_answers
 from treetune.rollouts.states import WholeAnswers
-from treetune.rollouts.values import Beginning, StateRule, Steps
+from treetune.rollouts.values import AnswerPrefix, StateRule, StepRows
 from treetune.seeds import derive_seed
-from treetune.tree import Tree, answers_of, trees_of
+from treetune.tree import Tree
 from treetune.vocabulary import (
     Branch,
     FinishReason,
@@ -41,7 +41,6 @@ from treetune.vocabulary import (
     Problem,
     Segment,
     TextCodec,
-    TokenIds,
     Trajectory,
     joined,
     logprob_array,
@@ -51,32 +50,17 @@ from treetune_threads.fork_join import (
     Call,
     ForkJoin,
     Glue,
-    Limits,
     Malformed,
     Stragglers,
 )
-
-Fixed = Mapping[tuple[Branch, int], Segment]
-"""Calls of an answer (branch, turn) that need not be sampled, since it is known what came of them."""
-
 
 SPOKEN_TAGS = ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>")
 """Those that a rollout injects or looks out for."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """An answer to be sampled: to which problem, with which seed, and what of it is there already."""
-
-    problem: Problem
-    prompt_ids: TokenIds
-    seed: int
-    fixed: Fixed
-
-
 @Rollout.register("parallel_threads")
 @dataclass(frozen=True, kw_only=True)
-class ParallelThreads(SampledRollout):
+class ParallelThreads(GrowingRollout):
     """`samples` answers to each problem, which fork into threads where the policy writes outlines, and
     join them again (ThreadWeaver; see `fork_join`). All calls of all answers are in flight together, and
     what follows from a call goes before answers that have not begun, so that few are ever half done.
@@ -130,107 +114,71 @@ class ParallelThreads(SampledRollout):
                 f" {self.max_tokens}: lower it, or leave it out"
             )
 
-    @property
-    def sampler(self) -> Rollout:
-        return self
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(
-            max_depth=self.max_depth,
-            max_threads=self.max_threads,
-            max_blocks=self.max_blocks,
-            thread_tokens=self.thread_tokens,
-            stragglers=self.stragglers,
-            malformed=self.malformed,
-            conclusion=self.conclusion,
-        )
+    seed_name = "threads"
 
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
-        # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
-        for problem in problems:
-            encoded_prompt(context, problem, self._budget(context, problem), self.max_prompt_tokens)
-        share = rank_share(context, problems)
         if self.parallel:
-            starts = [
-                Start(
-                    problem,
-                    encoded_prompt(context, problem, self._budget(context, problem), self.max_prompt_tokens),
-                    derive_seed(context.seed, context.iteration, problem.id, "threads", sample),
-                    {},
-                )
-                for problem in share
-                for sample in range(self.samples)
-            ]
-            trees = trees_of(
-                replace(answer, sample=place % self.samples)
-                for place, answer in enumerate(self.answers(context, starts))
-            )
-        else:
-            trees = sample_answers(
-                context,
-                share,
-                samples=self.samples,
-                sampling=self.sampling,
-                unfinished_reward=self.unfinished_reward,
-                max_prompt_tokens=self.max_prompt_tokens,
-            )
-        trees = measured(trees, context.codec)
-        return trees, trajectory_metrics(context, answers_of(trees))
-
-    def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
-        """One graded answer from each start, in their order; `sample` is 0 in all of them.
-
-        The seed of a call is derived from its start's and from its place in the answer, so that an
-        answer does not depend on what else is sampled, nor on the order in which anything comes in.
-        """
-        assert context.engine is not None, "a rollout that samples needs an engine"
-        growth = self.growing(context, starts)
-        if growth.requests:
-            context.engine.generate(growth.requests, growth.on_result)
-        return growth.answers()
+            return super().run(context, problems)
+        self.encoded_prompts(context, problems)
+        trees = sample_answers(
+            context,
+            rank_share(context, problems),
+            samples=self.samples,
+            sampling=self.sampling,
+            unfinished_reward=self.unfinished_reward,
+            max_prompt_tokens=self.max_prompt_tokens,
+        )
+        return measured_trees(context, trees)
 
     def growing(self, context: RolloutContext, starts: Sequence[Start]) -> Growth:
-        """The same, for whoever has the engine."""
-        observer = context.find(AnswerObserver)
-        glue, limits = Glue.of(context.codec, self.conclusion), self.limits
+        glue, observer = Glue.of(context.codec, self.conclusion), context.find(AnswerObserver)
+        known = [_known_calls(start.segments) for start in starts]
         growing: dict[int, ForkJoin] = {}
         grown: dict[int, tuple[Trajectory, Future[Grade]]] = {}
         # The request number i is `asked[i]`: (which start, which call).
         asked: list[tuple[int, Call] | None] = []
 
-        def sampled(place: int, calls: list[Call]) -> list[Request]:
-            """The requests for these calls, with what is known of them already received."""
-            answer, start, unknown = growing[place], starts[place], list[Call]()
+        def sampled(number: int, calls: list[Call]) -> list[Request]:
+            """Returns the requests for these calls, with those that are known already received."""
+            answer, start, unknown = growing[number], starts[number], list[Call]()
             while calls:
                 call = calls.pop()
-                known = start.fixed.get((call.branch, call.turn))
-                if known is None:
+                segment = known[number].get((call.branch, call.turn))
+                if segment is None:
                     unknown.append(call)
                 else:
-                    calls += answer.receive(call, _completion(known, call, context.codec))
+                    calls += answer.receive(call, _completion(segment, call, context.codec))
             if answer.done:
-                finished(place)
+                finished(number)
             unknown.sort(key=lambda call: call.branch)
-            asked.extend((place, call) for call in unknown)
-            return [self._request(context, start, call) for call in unknown]
+            asked.extend((number, call) for call in unknown)
+            return [
+                Request(
+                    prompt_ids=call.context_ids,
+                    seed=derive_seed(start.seed, repr(call.branch), call.turn),
+                    n=1,
+                    sampling=replace(self.sampling, max_tokens=call.max_tokens, stop_ids=call.stop_ids),
+                    reads_logprobs=context.settings.reads_logprobs,
+                )
+                for call in unknown
+            ]
 
-        def finished(place: int) -> None:
-            answer, start = growing.pop(place), starts[place]
+        def finished(number: int) -> None:
+            answer, start = growing.pop(number), starts[number]
             trajectory = self._trajectory(context, start, answer)
             decided = is_decided(trajectory.finish_reason, self.unfinished_reward)
             grade = context.grader.submit(trajectory.text, start.problem, decided=decided)
-            grown[place] = trajectory, grade
+            grown[number] = trajectory, grade
             if observer is not None:
                 observer.observe(trajectory, grade)
             context.log.progress(len(grown), len(starts))
 
         def on_result(index: int, completions: list[Completion]) -> list[Request]:
-            place_and_call = asked[index]
-            assert place_and_call is not None, "every request is reported once"
+            number_and_call = asked[index]
+            assert number_and_call is not None, "every request is reported once"
             asked[index] = None  # its context is as long as the answer
-            place, call = place_and_call
-            return sampled(place, growing[place].receive(call, completions[0]))
+            number, call = number_and_call
+            return sampled(number, growing[number].receive(call, completions[0]))
 
         def graded() -> list[Trajectory]:
             assert len(grown) == len(starts), "the engine reports every request"
@@ -239,27 +187,16 @@ class ParallelThreads(SampledRollout):
                     trajectory,
                     grade=with_unfinished(grade.result(), trajectory.finish_reason, self.unfinished_reward),
                 )
-                for trajectory, grade in (grown[place] for place in range(len(starts)))
+                for trajectory, grade in (grown[number] for number in range(len(starts)))
             ]
 
         requests = []
-        for place, start in enumerate(starts):
-            budget = context.settings.token_budget(start.prompt_ids, self._budget(context, start.problem))
-            growing[place] = ForkJoin(glue, limits, start.prompt_ids, budget)
-            requests += sampled(place, growing[place].begin())
+        for number, start in enumerate(starts):
+            max_tokens = context.task.of(start.problem).sampling(self.sampling).max_tokens
+            budget = context.settings.token_budget(start.prompt_ids, max_tokens)
+            growing[number] = ForkJoin(glue, self, start.prompt_ids, budget)
+            requests += sampled(number, growing[number].begin())
         return Growth(requests, on_result, graded)
-
-    def _budget(self, context: RolloutContext, problem: Problem) -> int:
-        return context.task.of(problem).sampling(self.sampling).max_tokens
-
-    def _request(self, context: RolloutContext, start: Start, call: Call) -> Request:
-        return Request(
-            prompt_ids=call.context_ids,
-            seed=derive_seed(start.seed, repr(call.branch), call.turn),
-            n=1,
-            sampling=replace(self.sampling, max_tokens=call.max_tokens, stop_ids=call.stop_ids),
-            reads_logprobs=context.settings.reads_logprobs,
-        )
 
     def _trajectory(self, context: RolloutContext, start: Start, answer: ForkJoin) -> Trajectory:
         segments = answer.segments
@@ -276,7 +213,7 @@ class ParallelThreads(SampledRollout):
             segments=segments,
             finish_reason=answer.finish_reason,
             text=text,
-            grade=Grade(reward=0.0, outcome="no_answer"),  # until it has been graded
+            grade=UNGRADED,
             step_ends=ends,
             numbers={f"threads/{event}": float(answer.events[event]) for event in EVENTS},
         )
@@ -293,7 +230,7 @@ def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
 
 @StateRule.register("threads")
 @dataclass(frozen=True, kw_only=True)
-class ThreadStates(WholeAnswers[Start]):
+class ThreadStates(WholeAnswers):
     """An answer's samples are its steps: the main text up to a fork, each thread, the text from the join on.
 
     A state is the first i samples of an answer in its joined order. Gone on from there, an answer has them as
@@ -317,48 +254,41 @@ class ThreadStates(WholeAnswers[Start]):
         of_samples = [end for end, one in zip(ends, trajectory.segments) if one.origin == "sampled"]
         return (0, *of_samples[:-1])
 
-    def laid_out(
+    def step_rows(
         self,
         trajectory: Trajectory,
         advantages: Sequence[float],
         values: Sequence[float],
         errors: Sequence[float],
-    ) -> Steps:
+    ) -> StepRows:
         """Segments are steps where there are threads; an injected one has the value of the sample behind."""
+        ends = trajectory.step_ends
         if len(trajectory.segments) == 1:
-            steps = len(trajectory.step_ends)
-            return Steps(
-                trajectory.step_ends, list(advantages) * steps, list(values) * steps, list(errors) * steps
+            return StepRows(
+                ends, list(advantages) * len(ends), list(values) * len(ends), list(errors) * len(ends)
             )
         of_segments, value_of, error_of = [], [], []
-        place = 0
+        sample = 0
         for segment in trajectory.segments:
             sampled = segment.origin == "sampled"
-            of_segments.append(advantages[place] if sampled else 0.0)
-            value_of.append(values[place] if place < len(values) else trajectory.reward)
-            error_of.append(errors[place] if place < len(errors) else 0.0)
-            place += sampled
-        return Steps(trajectory.step_ends, of_segments, value_of, error_of)
+            of_segments.append(advantages[sample] if sampled else 0.0)
+            value_of.append(values[sample] if sample < len(values) else trajectory.reward)
+            error_of.append(errors[sample] if sample < len(errors) else 0.0)
+            sample += sampled
+        return StepRows(ends, of_segments, value_of, error_of)
 
-    def writer(self, context: RolloutContext, sampling: SamplingParams) -> ParallelThreads:
-        rollout = context.get(Rollout)
-        assert isinstance(rollout, ParallelThreads), "checked with the configuration"
-        return replace(rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
-
-    def start(self, context: RolloutContext, beginning: Beginning, again: int, purpose: str) -> Start:
-        """Writing the answer from there on. The seed derives from the state alone, whoever comes by it."""
-        problem, prompt_ids, segments = beginning
-        samples = [segment for segment in segments if segment.origin == "sampled"]
-        known = tuple((segment.branch, tuple(segment.token_ids.tolist())) for segment in samples)
-        seed = derive_seed(context.seed, context.iteration, problem.id, repr(known), f"thread {purpose}")
-        return Start(problem, prompt_ids, derive_seed(seed, again), _fixed(samples))
+    def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
+        samples = [segment for segment in prefix.segments if segment.origin == "sampled"]
+        known = repr(tuple((segment.branch, tuple(segment.token_ids.tolist())) for segment in samples))
+        return derive_seed(context.seed, context.iteration, prefix.problem.id, known, f"thread {purpose}")
 
 
-def _fixed(samples: Sequence[Segment]) -> Fixed:
-    """By the calls that they came from."""
+def _known_calls(segments: Sequence[Segment]) -> dict[tuple[Branch, int], Segment]:
+    """Returns the sampled segments by the calls (branch, turn) that they came from."""
     turns: Counter[Branch] = Counter()
-    fixed = {}
-    for segment in samples:
-        fixed[segment.branch, turns[segment.branch]] = segment
-        turns[segment.branch] += 1
-    return fixed
+    known = {}
+    for segment in segments:
+        if segment.origin == "sampled":
+            known[segment.branch, turns[segment.branch]] = segment
+            turns[segment.branch] += 1
+    return known

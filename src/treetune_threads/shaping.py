@@ -16,7 +16,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Answers, Experiment, Finding, Need
 from treetune.rollouts.base import Shaping
 from treetune.rollouts.context import RolloutContext, ShapingMemory
-from treetune.rollouts.credit import groups_of
+from treetune.rollouts.shaping import groups_of
 from treetune.seeds import derive_seed
 from treetune.vocabulary import CORRECT_SCORE, Problem, Trajectory
 from treetune_threads.format import TagIds

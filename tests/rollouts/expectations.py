@@ -17,7 +17,7 @@ from tests.rollouts.choices import Choices
 from treetune.inference.base import Completion, Request
 from treetune.rollouts.base import Credit, Critic
 from treetune.rollouts.monte_carlo import MonteCarlo
-from treetune.rollouts.valuation import AlongAnswer, Valuation, ValueEstimator
+from treetune.rollouts.valuation import StepValues, Valuation, ValueEstimator
 from treetune.rollouts.values import Budget
 from treetune.tree import trees_of
 from treetune.vocabulary import Column, Trajectory
@@ -67,7 +67,7 @@ class Recorded(ValueEstimator):
     """Keeps what another estimator has said last."""
 
     over: ValueEstimator
-    said: list[tuple[Valuation, list[list[AlongAnswer]]]] = field(default_factory=list)
+    said: list[tuple[Valuation, list[list[StepValues]]]] = field(default_factory=list)
 
     def budget(self, samples: int) -> Budget:
         return self.over.budget(samples)
@@ -75,7 +75,7 @@ class Recorded(ValueEstimator):
     def first_states(self, states: int) -> Sequence[int]:
         return self.over.first_states(states)
 
-    def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
+    def values(self, valuation: Valuation) -> list[list[StepValues]]:
         found = self.over.values(valuation)
         self.said[:] = [(valuation, found)]
         return found
@@ -164,11 +164,11 @@ def _answer(answer: mdp.Ids, sample: int, logprobs: bool) -> Trajectory:
 def _add_values(
     total: dict[mdp.Ids, list[float]],
     valuation: Valuation,
-    found: Sequence[Sequence[AlongAnswer]],
+    found: Sequence[Sequence[StepValues]],
     weight: float,
 ) -> None:
     """Of the first problem's answers."""
-    for way, along, leaf in zip(valuation.ways[0], found[0], valuation.trees[0].leaves, strict=True):
+    for way, along, leaf in zip(valuation.states[0], found[0], valuation.trees[0].leaves, strict=True):
         for (_, place), value in zip(way, along, strict=True):
             if value is not None:
                 state = plain(leaf.response_ids)[: place.length]

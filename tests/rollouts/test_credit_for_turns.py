@@ -29,7 +29,7 @@ from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import Group, Rloo, gae
 from treetune.rollouts.monte_carlo import MonteCarlo
-from treetune.rollouts.values import Beginning, FixedBudget
+from treetune.rollouts.values import AnswerPrefix, FixedBudget
 from treetune.tasks.graders.base import Unavailable
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Problem, Trajectory, logprob_array, token_array
@@ -99,11 +99,13 @@ def test_continuations_of_a_turns_beginning_earn_its_exact_value(
     environment: Environment, pool: EnvironmentPool
 ) -> None:
     trees, _ = rolled_out(pool, environment)
-    beginnings = {"": Beginning(trees[0].problem, trees[0].prompt_ids, ())}
+    beginnings = {"": AnswerPrefix(trees[0].problem, trees[0].prompt_ids, ())}
     for answer in answers_of(trees):
         for turn in range(1, len(answer.step_ends)):
             segments = tuple(replace(one, logprobs=None) for one in answer.segments[: 2 * turn])
-            beginnings[answer.text[: 2 * turn : 2]] = Beginning(answer.problem, answer.prompt_ids, segments)
+            beginnings[answer.text[: 2 * turn : 2]] = AnswerPrefix(
+                answer.problem, answer.prompt_ids, segments
+            )
     assert set(beginnings) == {"", "a", "b", "aa", "ab", "ba"}
     for letters, beginning in beginnings.items():
         context = lent(Letters(environment=environment), DealtEngine(), pool)
@@ -222,7 +224,7 @@ def test_what_environments_said_to_continuations_among_answers_outlives_a_crash(
 
 def test_continuations_that_nobody_could_judge_are_no_part_of_a_value(pool: EnvironmentPool) -> None:
     trees, context = rolled_out(pool, Ladder())
-    beginning = Beginning(trees[0].problem, trees[0].prompt_ids, ())
+    beginning = AnswerPrefix(trees[0].problem, trees[0].prompt_ids, ())
     context = replace(context, task=Letters(environment=OftenClosed()))
     (estimate,) = TurnStates().estimate(
         context, [beginning], FixedBudget(9), context.settings.sampling, "value"

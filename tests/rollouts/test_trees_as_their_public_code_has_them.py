@@ -16,8 +16,8 @@ from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.trainers.preparation import normalised
-from treetune.tree import ROOT, Tree
-from treetune.vocabulary import Grade, Segment
+from treetune.tree import Tree
+from treetune.vocabulary import Fork, Grade, Segment, Trajectory
 
 REWARDS = {"A/1/x": 1.0, "A/1/y": 0.0, "A/2": 1.0, "B/1": 0.0, "B/2": 0.0, "C": 0.5}
 """By the nodes that an answer goes through. B's branches are as good as each other, A/2 is better than A."""
@@ -46,16 +46,24 @@ def below(node: str) -> list[str]:
 
 
 def tree() -> Tree:
-    grown = Tree(mdp.problems(1)[0], (1,))
-    numbers = {"": ROOT}
-    for name, chances in PROBABILITIES.items():
-        ids = [2 + len(numbers)] * len(chances)
-        segment = Segment(ids, logprobs=[math.log(p) for p in chances], policy_version=0)
-        numbers[name] = grown.add(segment, numbers[name.rpartition("/")[0]])
-    for name, reward in REWARDS.items():
-        length = sum(len(PROBABILITIES[node]) for node in way(name))
+    problem = mdp.problems(1)[0]
+    parts = {
+        name: Segment([3 + number] * len(chances), logprobs=[math.log(p) for p in chances], policy_version=0)
+        for number, (name, chances) in enumerate(PROBABILITIES.items())
+    }
+    grown = Tree(problem, (1,))
+    for sample, (name, reward) in enumerate(REWARDS.items()):
+        nodes = way(name)
+        shared = {other: [one for one in way(other) if one in nodes] for other in list(REWARDS)[:sample]}
+        nearest = max(shared, key=lambda other: len(shared[other]), default="")
+        fork = None
+        if shared.get(nearest):
+            tokens = sum(len(PROBABILITIES[node]) for node in shared[nearest])
+            fork = Fork(list(REWARDS).index(nearest), tokens)
+        segments = tuple(parts[node] for node in nodes)
+        length = sum(len(segment.token_ids) for segment in segments)
         grade = Grade(reward, "ok")
-        grown.end(numbers[name], finish_reason="stop", text=name, grade=grade, step_ends=[length])
+        grown.take(Trajectory(problem, sample, (1,), segments, "stop", name, grade, (length,), fork=fork))
     return grown
 
 

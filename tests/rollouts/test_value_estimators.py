@@ -314,7 +314,7 @@ def test_filtering_sees_values_from_behind_and_baselines_from_before() -> None:
     assert first is not None
     assert last is not None
     assert (last.value, first.value) == pytest.approx((0.9, (0.4 + 0.9) / 2))
-    assert (first.held_against, last.held_against) == pytest.approx((0.4, 0.75 * 0.8 + 0.25 * 0.4))
+    assert (first.baseline_or_value, last.baseline_or_value) == pytest.approx((0.4, 0.75 * 0.8 + 0.25 * 0.4))
 
 
 def test_filtering_takes_noise_from_what_is_held_against_what_and_turns_nothing() -> None:

@@ -11,7 +11,7 @@ from tests.rollouts import tabular_mdp as mdp
 from treetune.inference.base import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.states import StepBoundaries
-from treetune.rollouts.valuation import Wanted, estimates
+from treetune.rollouts.valuation import ProblemStates, estimates
 from treetune.rollouts.values import Budget, Estimate, FixedBudget
 
 
@@ -26,7 +26,7 @@ def valued(context: RolloutContext, estimator: Budget) -> tuple[list[Estimate], 
     answers = mdp.all_trajectories()
     own = answers[context.ranks.rank :: context.ranks.world_size]
     wanted = [
-        Wanted(
+        ProblemStates(
             one.problem, one.prompt_ids, [one.segments], [(0, start) for start in (0, *one.step_ends[:-1])]
         )
         for one in own

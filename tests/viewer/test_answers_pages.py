@@ -17,7 +17,7 @@ from treetune.inference.base import Completion, SamplingParams
 from treetune.inference.journal import journal_row, request_key
 from treetune.rollouts.states import OneLineState
 from treetune.rollouts.storage import write_episodes, write_trajectories
-from treetune.rollouts.values import Beginning, FixedBudget
+from treetune.rollouts.values import AnswerPrefix, FixedBudget
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
@@ -316,7 +316,7 @@ def test_continuations_of_a_state_are_found_in_the_journal(client: TestClient, f
     one = trajectory(0, 0, "a\nb\nc")
     record_iteration(run, 0, [one])
     context: Any = SimpleNamespace(seed=1, iteration=0, context_length=64, task=AdditionChain())
-    beginning = Beginning.of(one.problem, one.prompt_ids, one.segments, 2)
+    beginning = AnswerPrefix.of(one.problem, one.prompt_ids, one.segments, 2)
     state = OneLineState(context, beginning, FixedBudget(3), SamplingParams(max_tokens=48), "value")
     request = state.request(3)
     sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]

@@ -1,11 +1,11 @@
-"""What all rollouts do alike: this rank's problems, prompts that fit, what an answer says, its steps."""
+"""Rollouts that sample answers: their settings, prompts that fit, the text that is graded, their skeleton."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, ClassVar, NamedTuple, TypeVar
 
 from annotated_types import Ge, Gt, Le
 
@@ -14,37 +14,37 @@ from treetune.inference.base import Completion, Later, Request, SamplingParams
 from treetune.models.tokenizer import step_ends
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
-from treetune.tasks.base import Task
-from treetune.vocabulary import FinishReason, Grade, Problem, TokenIds, Trajectory
+from treetune.rollouts.metrics import trajectory_metrics
+from treetune.rollouts.numbers import measured
+from treetune.seeds import derive_seed
+from treetune.tree import Tree, answers_of, trees_of
+from treetune.vocabulary import FinishReason, Grade, Metrics, Problem, Segment, TokenIds, Trajectory
 
 T = TypeVar("T")
 
+UNGRADED = Grade(reward=0.0, outcome="no_answer")
+"""The grade of an answer until it has been graded."""
 
-class Growth(NamedTuple):
-    """Answers on their way: what to sample first, who takes what was sampled and says what follows, and the
-    graded answers once nothing does."""
-
-    requests: Sequence[Request | Later]
-    on_result: Callable[[int, list[Completion]], Sequence[Request | Later]]
-    answers: Callable[[], list[Trajectory]]
+EXAMPLES = 4
+"""Problems whose prompts are looked at before anything starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledRollout(Rollout):
-    """What every rollout has that samples answers: how many to each problem, how long, how they are drawn."""
+    """The settings of every rollout that samples answers."""
 
     samples: Annotated[int, Gt(0)] = 8
     """Answers to each problem."""
     max_tokens: Annotated[int, Gt(0)]
-    """Of an answer, with all that is put into it."""
+    """Tokens of an answer, with all that is put into it."""
     temperature: Annotated[float, Ge(0)] = 1.0
-    """Of sampling, and of the log-probs in training; 0 takes the likeliest token."""
+    """Temperature of sampling, and of the log-probs in training; 0 takes the likeliest token."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Samples among the likeliest tokens that together have this probability."""
     top_k: Annotated[int, Ge(-1)] = -1
     """Samples among so many of the likeliest tokens; -1: among all."""
     unfinished_reward: float | None = 0.0
-    """What an answer earns that the budget cut off; None grades it like any other."""
+    """Reward of an answer that the budget cut off; None grades it like any other."""
     max_prompt_tokens: Annotated[int, Gt(0)] | None = None
     """Training leaves problems with longer prompts out, and what a prompt leaves of the context bounds its
     answers; None: every prompt must leave room for `max_tokens`."""
@@ -55,8 +55,27 @@ class SampledRollout(Rollout):
             raise ValueError("stop has an empty string, which would end at once all that is sampled")
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        yield from check_lengths(self, experiment.context_length)
-        yield from check_prompts(self, experiment)
+        context, longest = experiment.context_length, self.max_prompt_tokens
+        yield from check_lengths(self, context)
+        for task in experiment.task.parts():
+            lengths = experiment.model.prompt_tokens([problem.prompt for problem in task.examples(EXAMPLES)])
+            max_tokens = task.sampling(self.sampling).max_tokens
+            if not lengths or max_tokens >= context:
+                continue
+            if longest is not None and min(lengths) > longest:
+                yield Finding(
+                    f"prompts of this task have {min(lengths)} tokens and more, and max_prompt_tokens is"
+                    f" {longest}: no problem would be left to train on",
+                    "max_prompt_tokens",
+                    f"raise it to {max(lengths)} or more",
+                )
+            elif longest is None and max(lengths) + max_tokens > context:
+                yield Finding(
+                    f"a prompt of {max(lengths)} tokens, as this task has, leaves {context - max(lengths)} of"
+                    f" the context_length of {context} for an answer of up to {max_tokens}",
+                    "max_tokens",
+                    f"raise context_length to {max(lengths) + max_tokens} or more, or lower max_tokens",
+                )
 
     @property
     def sampling(self) -> SamplingParams:
@@ -68,9 +87,90 @@ class SampledRollout(Rollout):
             stop=getattr(self, "stop", ()),
         )
 
+    def encoded_prompts(self, context: RolloutContext, problems: Sequence[Problem]) -> dict[str, TokenIds]:
+        """Returns the prompts of all problems of the iteration by the problem's id. Every rank encodes all of
+        them, so that if one does not fit, no rank is left waiting for another.
+
+        Raises ValueError for one that leaves no room for an answer in the context.
+        """
+        return {
+            problem.id: encoded_prompt(context, problem, max_tokens, self.max_prompt_tokens)
+            for problem in problems
+            for max_tokens in [context.task.of(problem).sampling(self.sampling).max_tokens]
+        }
+
+
+class Growth(NamedTuple):
+    """Answers that are being sampled: the first requests, the callback that takes completions and returns
+    further requests, and a function that returns the graded answers once there are none."""
+
+    requests: Sequence[Request | Later]
+    on_result: Callable[[int, list[Completion]], Sequence[Request | Later]]
+    answers: Callable[[], list[Trajectory]]
+
+
+class Start(NamedTuple):
+    """An answer to be sampled: its problem, its seed, and the segments of it that are there already."""
+
+    problem: Problem
+    prompt_ids: TokenIds
+    seed: int
+    segments: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowingRollout(SampledRollout):
+    """A rollout whose answers take several requests each, and can be continued from their middle."""
+
+    seed_name: ClassVar[str]
+    """Sets the seeds of its answers apart from those of other rollouts."""
+
+    @property
+    def sampler(self) -> Rollout | None:
+        return self
+
+    def growing(self, context: RolloutContext, starts: Sequence[Start]) -> Growth:
+        """Returns the requests for one answer from each start, and what follows from them. `sample` is 0 in
+        all answers.
+
+        The seed of a request derives from its start's and from its place in the answer, so that an answer
+        does not depend on what else is sampled, nor on the order in which anything comes in.
+        """
+        raise NotImplementedError
+
+    def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
+        """Samples and grades one answer from each start, in their order."""
+        assert context.engine is not None, "a rollout that samples needs an engine"
+        growth = self.growing(context, starts)
+        if growth.requests:
+            context.engine.generate(growth.requests, growth.on_result)
+        return growth.answers()
+
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        prompts = self.encoded_prompts(context, problems)
+        starts = [
+            Start(
+                problem,
+                prompts[problem.id],
+                derive_seed(context.seed, context.iteration, problem.id, self.seed_name, sample),
+            )
+            for problem in rank_share(context, problems)
+            for sample in range(self.samples)
+        ]
+        answers = enumerate(self.answers(context, starts))
+        return measured_trees(
+            context, trees_of(replace(answer, sample=number % self.samples) for number, answer in answers)
+        )
+
+
+def measured_trees(context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Tree], Metrics]:
+    """Returns the trees with the named numbers of their answers, and the metrics of all ranks. Collective."""
+    trees = measured(trees, context.codec)
+    return trees, trajectory_metrics(context, answers_of(trees))
+
 
 def rank_share(context: RolloutContext, problems: Sequence[Problem]) -> Sequence[Problem]:
-    """This rank's contiguous part of `problems`; sizes differ by at most one, and may be zero.
+    """Returns this rank's contiguous part of `problems`; sizes differ by at most one, and may be zero.
 
     Raises ValueError for no problems at all, and for a problem that is listed twice: seeds derive
     from its id, so both would get the same answers.
@@ -87,7 +187,7 @@ def rank_share(context: RolloutContext, problems: Sequence[Problem]) -> Sequence
 
 
 def contiguous_share(items: Sequence[T], rank: int, world_size: int) -> Sequence[T]:
-    """The part of `items` that is a rank's: all ranks' parts, one after the other, are the whole."""
+    """Returns a rank's part of `items`: all ranks' parts, one after the other, are the whole."""
     return items[len(items) * rank // world_size : len(items) * (rank + 1) // world_size]
 
 
@@ -97,10 +197,10 @@ def encoded_prompt(
     response_tokens: int,
     max_prompt_tokens: int | None = None,
 ) -> TokenIds:
-    """The prompt's ids; ValueError naming the problem if they don't leave room for the response.
+    """Returns the prompt's ids. Raises ValueError naming the problem if they leave no room for the response.
 
-    That is all of `response_tokens`, or where `max_prompt_tokens` says how long prompts may be, what such
-    a prompt leaves of the context (`AnswerSettings.token_budget`).
+    That is room for all of `response_tokens`, or where `max_prompt_tokens` bounds prompts, what such a prompt
+    leaves of the context (`AnswerSettings.token_budget`).
     """
     prompt_ids = context.codec.encode_prompt(problem)
     if not problem.prompt or not len(prompt_ids):
@@ -131,7 +231,7 @@ def check_sampling(temperature: float, top_k: int, samples: int) -> None:
 
 
 def check_lengths(rollout: Rollout, context_length: int) -> Iterator[Finding]:
-    """What is wrong where answers and prompts are longer than the context holds."""
+    """Returns findings on answers and prompts that are longer than the context holds."""
     sampling, longest = rollout.sampling, rollout.max_prompt_tokens
     # Where long prompts are left out, an answer may have what a prompt leaves, be max_tokens more or not.
     most = context_length if longest is None else context_length + 1
@@ -151,48 +251,14 @@ def check_lengths(rollout: Rollout, context_length: int) -> Iterator[Finding]:
         )
 
 
-EXAMPLES = 4
-"""Problems whose prompts are looked at before anything starts."""
-
-
-def check_prompts(rollout: Rollout, experiment: Experiment) -> Iterator[Finding]:
-    """What is wrong where the first problems, as far as they are known at once, don't fit the context."""
-    for task in experiment.task.parts():
-        yield from _check_prompts_of(task, rollout, experiment)
-
-
-def _check_prompts_of(task: Task, rollout: Rollout, experiment: Experiment) -> Iterator[Finding]:
-    lengths = experiment.model.prompt_tokens([one.prompt for one in task.examples(EXAMPLES)])
-    most, context = rollout.max_prompt_tokens, experiment.context_length
-    if not lengths or rollout.sampling is None:
-        return
-    sampling = task.sampling(rollout.sampling)
-    if sampling.max_tokens >= context:
-        return
-    if most is not None and min(lengths) > most:
-        yield Finding(
-            f"prompts of this task have {min(lengths)} tokens and more, and max_prompt_tokens is {most}: no"
-            " problem would be left to train on",
-            "max_prompt_tokens",
-            f"raise it to {max(lengths)} or more",
-        )
-    elif most is None and max(lengths) + sampling.max_tokens > context:
-        yield Finding(
-            f"a prompt of {max(lengths)} tokens, as this task has, leaves {context - max(lengths)} of the"
-            f" context_length of {context} for an answer of up to {sampling.max_tokens}",
-            "max_tokens",
-            f"raise context_length to {max(lengths) + sampling.max_tokens} or more, or lower max_tokens",
-        )
-
-
 def is_decided(finish_reason: FinishReason, unfinished_reward: float | None) -> bool:
-    """Whether an answer earns what it earns whatever its grade is: it was cut off."""
+    """Returns whether an answer's reward is known whatever its grade is, since it was cut off."""
     return finish_reason == "length" and unfinished_reward is not None
 
 
 def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward: float | None) -> Grade:
-    """The grade of an answer; a cut one keeps what the grader found in it, but not its reward. What it earns
-    is known then, whether or not somebody was there to grade it."""
+    """Returns the grade of an answer. One that was cut off keeps what the grader extracted, but not its
+    reward, which is known then even if nobody was there to grade it."""
     if unfinished_reward is None or not is_decided(finish_reason, unfinished_reward):
         return grade
     outcome = grade.outcome if grade.is_known else "no_answer"
@@ -200,18 +266,18 @@ def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:
-    """What graders read: `text` up to a stop string, which belongs to what would have come next."""
+    """Returns the text that graders read: up to a stop string, which belongs to what would have come next."""
     return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=len(text))]
 
 
 def steps_of(
     context: RolloutContext, problem: Problem, response_ids: TokenIds, text: str, stop: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """The step boundaries of the problem's task in `text` as token offsets into the response.
+    """Returns the step boundaries of the problem's task in `text` as token offsets into the response.
 
     A stop string ends an answer as an end token does: both belong to the last step, or where another token
     could have begun a step are one of their own (`Task.answer_boundaries`).
     """
-    words = before_stop(text, stop)
-    boundaries = [*context.task.of(problem).answer_boundaries(words)[:-1], len(text)]
+    graded_text = before_stop(text, stop)
+    boundaries = [*context.task.of(problem).answer_boundaries(graded_text)[:-1], len(text)]
     return step_ends(response_ids, boundaries, context.codec, text)

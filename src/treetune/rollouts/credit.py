@@ -35,6 +35,10 @@ from treetune.rollouts.metrics import mean, pooled
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics, Stretch, Trajectory, are_sampled, joined
 
+Number = TypeVar("Number", bound=Any)
+
+# Training rows
+
 
 def episode_of(
     context: RolloutContext,
@@ -43,24 +47,38 @@ def episode_of(
     step_values: Sequence[float] | None = None,
     step_errors: Sequence[float] | None = None,
 ) -> Episode:
-    """The training row of an answer; every token of step i gets `step_advantages[i]`.
+    """Returns the training row of an answer; every token of step i gets `step_advantages[i]`.
 
     Injected tokens are not trained; their behaviour log-prob reads 0. The policy version is the
     oldest that sampled any of it, or the present one where nobody did (demonstrations).
     """
     import numpy as np
 
-    ends = trajectory.step_ends
-    response_ids = trajectory.response_ids
+    segments, ends, response_ids = trajectory.segments, trajectory.step_ends, trajectory.response_ids
     assert ends[-1:] == (len(response_ids),), f"{trajectory.id}: steps don't cover the response"
     advantages: Column | None = None
     if step_advantages is not None:
         advantages = np.repeat(np.array(step_advantages, np.float64), np.diff(ends, prepend=0))
-    versions = [s.policy_version for s in trajectory.segments if s.policy_version is not None]
+    logprobs: Column | None = None
+    if all(segment.origin == "injected" or segment.logprobs is not None for segment in segments):
+        logprobs = joined(
+            [
+                np.zeros(len(segment.token_ids), np.float32)
+                if segment.origin == "injected" or segment.logprobs is None
+                else segment.logprobs
+                for segment in segments
+            ]
+        )
+        assert len(logprobs) == len(response_ids), f"{trajectory.id}: a log-prob per token"
+    stretches: tuple[Stretch, ...] = ()
+    if any(segment.branch for segment in segments):
+        segment_ends = itertools.accumulate(len(segment.token_ids) for segment in segments)
+        stretches = tuple(Stretch(end, s.branch) for end, s in zip(segment_ends, segments, strict=True))
+    versions = [s.policy_version for s in segments if s.policy_version is not None]
     return Episode(
         prompt_ids=trajectory.prompt_ids,
         response_ids=response_ids,
-        trained=are_sampled(trajectory.segments),
+        trained=are_sampled(segments),
         reward=trajectory.reward,
         score=trajectory.score,
         group=trajectory.problem.id,
@@ -68,54 +86,19 @@ def episode_of(
         policy_version=min(versions, default=context.iteration),
         finish_reason=trajectory.finish_reason,
         advantages=advantages,
-        behaviour_logprobs=_behaviour_logprobs(trajectory),
+        behaviour_logprobs=logprobs,
         step_ends=ends,
         step_values=None if step_values is None else tuple(step_values),
         step_errors=None if step_errors is None else tuple(step_errors),
         text=trajectory.text,
-        stretches=_stretches(trajectory),
+        stretches=stretches,
         step_rewards=trajectory.step_rewards,
         domain=trajectory.problem.domain,
     )
 
 
-def _stretches(trajectory: Trajectory) -> tuple[Stretch, ...]:
-    segments = trajectory.segments
-    if not any(segment.branch for segment in segments):
-        return ()
-    ends = itertools.accumulate(len(segment.token_ids) for segment in segments)
-    return tuple(Stretch(end, segment.branch) for end, segment in zip(ends, segments, strict=True))
-
-
-def _behaviour_logprobs(trajectory: Trajectory) -> Column | None:
-    import numpy as np
-
-    parts: list[Column] = []
-    for segment in trajectory.segments:
-        if segment.origin == "injected":
-            parts.append(np.zeros(len(segment.token_ids), np.float32))
-        elif segment.logprobs is None:
-            return None
-        else:
-            parts.append(segment.logprobs)
-    logprobs = joined(parts)
-    assert len(logprobs) == len(trajectory.response_ids), f"{trajectory.id}: a log-prob per token"
-    return logprobs
-
-
-def whole_answer(
-    context: RolloutContext, trajectories: Sequence[Trajectory], advantages: Iterable[float]
-) -> tuple[list[Episode], Metrics]:
-    """Episodes in which all tokens of an answer share one advantage, and their metrics."""
-    episodes = [
-        episode_of(context, trajectory, [advantage] * len(trajectory.step_ends))
-        for trajectory, advantage in zip(trajectories, advantages, strict=True)
-    ]
-    return episodes, advantage_metrics(context, episodes)
-
-
-def unlearnt(answer: Trajectory) -> Episode:
-    """An answer as a model runs over it; nothing is learnt from it."""
+def scoring_row(answer: Trajectory) -> Episode:
+    """Returns the row that a model runs over to score an answer; nothing is trained on it."""
     return Episode(
         prompt_ids=answer.prompt_ids,
         response_ids=answer.response_ids,
@@ -127,8 +110,19 @@ def unlearnt(answer: Trajectory) -> Episode:
     )
 
 
+def whole_answer(
+    context: RolloutContext, trajectories: Sequence[Trajectory], advantages: Iterable[float]
+) -> tuple[list[Episode], Metrics]:
+    """Returns episodes in which all tokens of an answer share one advantage, and metrics. Collective."""
+    episodes = [
+        episode_of(context, trajectory, [advantage] * len(trajectory.step_ends))
+        for trajectory, advantage in zip(trajectories, advantages, strict=True)
+    ]
+    return episodes, advantage_metrics(context, episodes)
+
+
 def advantage_metrics(context: RolloutContext, episodes: Sequence[Episode]) -> Metrics:
-    """Mean, standard deviation and share of zeros of the advantages over all ranks' trained tokens.
+    """Returns mean, standard deviation and share of zeros of the advantages over all ranks' trained tokens.
 
     Collective.
     """
@@ -155,12 +149,25 @@ def advantage_metrics(context: RolloutContext, episodes: Sequence[Episode]) -> M
     }
 
 
-def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
-    """Positions of the answers to each problem, problems in their order of appearance."""
-    groups: dict[str, list[int]] = {}
-    for position, trajectory in enumerate(trajectories):
-        groups.setdefault(trajectory.problem.id, []).append(position)
-    return groups
+# Credit for whole answers
+
+
+@Credit.register("group")
+@dataclass(frozen=True, kw_only=True)
+class Group(GroupCredit):
+    """GRPO's credit (`std` true) or Dr. GRPO's (false), relative to the other answers to the problem: see
+    `group_advantages`."""
+
+    std: bool = True
+    """Whether advantages are divided by the standard deviation of the group's rewards."""
+    eps: Annotated[float, Gt(0)] = 1e-6
+    """Added to the standard deviation, which may be 0."""
+
+    gives = (Advantages(before_training=True), CreditForRewards())
+    needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
+
+    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+        return group_advantages(rewards, self.std, self.eps)
 
 
 def group_advantages(rewards: Sequence[float], std: bool, eps: float) -> list[float]:
@@ -181,20 +188,16 @@ def group_advantages(rewards: Sequence[float], std: bool, eps: float) -> list[fl
     return [(reward - centre) / scale for reward in rewards]
 
 
-@Credit.register("group")
+@Credit.register("rloo")
 @dataclass(frozen=True, kw_only=True)
-class Group(GroupCredit):
-    """GRPO's credit (`std` true) or Dr. GRPO's (false): see `group_advantages`."""
-
-    std: bool = True
-    eps: Annotated[float, Gt(0)] = 1e-6
-    """Added to the standard deviation, which may be 0."""
+class Rloo(GroupCredit):
+    """RLOO's credit, relative to the mean of the other answers: see `leave_one_out_advantages`."""
 
     gives = (Advantages(before_training=True), CreditForRewards())
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
-        return group_advantages(rewards, self.std, self.eps)
+        return leave_one_out_advantages(rewards)
 
 
 def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
@@ -214,22 +217,10 @@ def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
     return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
 
 
-@Credit.register("rloo")
-@dataclass(frozen=True, kw_only=True)
-class Rloo(GroupCredit):
-    """RLOO's credit: see `leave_one_out_advantages`."""
-
-    gives = (Advantages(before_training=True), CreditForRewards())
-    needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
-
-    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
-        return leave_one_out_advantages(rewards)
-
-
 @Credit.register("outcome")
 @dataclass(frozen=True, kw_only=True)
 class Outcome(GroupCredit):
-    """REINFORCE (Williams 1992) with a zero baseline: A_i = r_i."""
+    """REINFORCE (Williams 1992) with a zero baseline: every token gets what its answer earned, A_i = r_i."""
 
     gives = (Advantages(before_training=True), CreditForRewards())
 
@@ -248,13 +239,55 @@ class NoCredit(Credit):
         return [episode_of(context, answer) for answer in answers_of(trees)], {}
 
 
-Number = TypeVar("Number", bound=Any)
+# Credit from the trainer's critic
+
+
+@Credit.register("gae")
+@dataclass(frozen=True, kw_only=True)
+class Gae(Credit):
+    """PPO's credit: the trainer's critic values every token, `gae` makes advantages of the values.
+
+    The defaults, γ = λ = 1, are those of the PPO baseline in VinePPO (arXiv:2410.01679): the critic is a
+    baseline and no more, and the gradient unbiased however wrong it is. **Biased** with a smaller λ, by the
+    critic's errors: on the tests' language one that knows the length of a state alone is off by 75 % of the
+    gradient's length with λ = 0.5, by 87 % with λ = 0 (cosine 0.66 and 0.50).
+    """
+
+    gamma: Annotated[float, Ge(0), Le(1)] = 1.0
+    """Discount of what is earned a token later."""
+    lam: Annotated[float, Ge(0), Le(1)] = 1.0
+    """Weight of later values: 1 trusts the rewards, 0 the next token's value alone."""
+    critic: CriticSettings = field(default_factory=CriticSettings)
+    """Settings of the critic's training."""
+
+    gives = (Advantages(), CriticValues(), CreditForRewards())
+    needs = (
+        Need(OneLine(turns=True), "it goes back along an answer token by token", THREADS_REMEDY),
+        Need(UseOfAdvantages(), "it trains a critic for them", UNUSED_REMEDY),
+    )
+
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        return self.critic
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        remedy = "choose a credit without a critic, such as 'none'"
+        yield from check_critic_goes_on(experiment, "credit 'gae'", remedy)
+
+    def from_values(
+        self, rewards: Sequence[float], values: Sequence[float]
+    ) -> tuple[Sequence[float], Sequence[float]]:
+        return gae(rewards, values, self.gamma, self.lam)
+
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        return [episode_of(context, answer) for answer in answers_of(trees)], {}
 
 
 def gae(
     rewards: Sequence[Number], values: Sequence[Number], gamma: float, lam: float
 ) -> tuple[list[Number], list[Number]]:
-    """Advantages and returns of one answer, or of a batch of equally long ones.
+    """Returns advantages and returns of one answer, or of a batch of equally long ones: generalised advantage
+    estimation.
 
     δ_t = r_t + γ V_{t+1} − V_t and A_t = δ_t + γλ A_{t+1}, backwards from V_T = A_T = 0 after the
     last action; the return that the critic learns is A_t + V_t (Schulman et al., arXiv:1506.02438,
@@ -277,43 +310,3 @@ def gae(
     advantages.reverse()
     returns = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
     return advantages, returns
-
-
-@Credit.register("gae")
-@dataclass(frozen=True, kw_only=True)
-class Gae(Credit):
-    """PPO's credit: the trainer's critic values every token, `gae` makes advantages of them.
-
-    The defaults, γ = λ = 1, are those of the PPO baseline in VinePPO (arXiv:2410.01679): the critic is a
-    baseline and no more, and the gradient unbiased however wrong it is. **Biased** with a smaller λ, by the
-    critic's errors: on the tests' language one that knows the length of a state alone is off by 75 % of the
-    gradient's length with λ = 0.5, by 87 % with λ = 0 (cosine 0.66 and 0.50).
-    """
-
-    gamma: Annotated[float, Ge(0), Le(1)] = 1.0
-    """Discount of what is earned a token later."""
-    lam: Annotated[float, Ge(0), Le(1)] = 1.0
-    """Weight of later values: 1 trusts the rewards, 0 the next token's value alone."""
-    critic: CriticSettings = field(default_factory=CriticSettings)
-
-    gives = (Advantages(), CriticValues(), CreditForRewards())
-    needs = (
-        Need(OneLine(turns=True), "it goes back along an answer token by token", THREADS_REMEDY),
-        Need(UseOfAdvantages(), "it trains a critic for them", UNUSED_REMEDY),
-    )
-
-    @property
-    def critic_settings(self) -> CriticSettings:
-        return self.critic
-
-    def check(self, experiment: Experiment) -> Iterable[Finding]:
-        remedy = "choose a credit without a critic, such as 'none'"
-        yield from check_critic_goes_on(experiment, "credit 'gae'", remedy)
-
-    def from_values(
-        self, rewards: Sequence[float], values: Sequence[float]
-    ) -> tuple[Sequence[float], Sequence[float]]:
-        return gae(rewards, values, self.gamma, self.lam)
-
-    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        return [episode_of(context, answer) for answer in answers_of(trees)], {}

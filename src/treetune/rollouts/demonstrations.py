@@ -10,13 +10,11 @@ from typing import Annotated, Literal, TypeVar
 from annotated_types import Gt
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine
-from treetune.rollouts.answers import EXAMPLES, encoded_prompt, rank_share, steps_of
+from treetune.rollouts.answers import EXAMPLES, encoded_prompt, measured_trees, rank_share, steps_of
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.metrics import trajectory_metrics
-from treetune.rollouts.numbers import measured
 from treetune.seeds import derive_seed
-from treetune.tree import Tree, answers_of, trees_of
+from treetune.tree import Tree, trees_of
 from treetune.vocabulary import (
     Grade,
     Metrics,
@@ -114,8 +112,7 @@ class Demonstrations(Rollout):
             )
             for problem, sample, text, prompt_ids, segments, grade in written
         )
-        trees = measured(trees, context.codec)
-        metrics = trajectory_metrics(context, answers_of(trees))
+        trees, metrics = measured_trees(context, trees)
         if self.too_long == "leave_out":
             everyones = context.ranks.exchange("left-out", [left_out])
             metrics["episodes/left_out"] = float(sum(chain.from_iterable(everyones)))

@@ -31,9 +31,9 @@ from treetune.rollouts.metrics import mean
 from treetune.rollouts.states import StepBoundaries
 from treetune.rollouts.unavailable import least_answers
 from treetune.rollouts.valuation import (
-    AlongAnswer,
     FreshContinuations,
-    Place,
+    Position,
+    StepValues,
     Valuation,
     ValueEstimator,
     check_continuations,
@@ -57,45 +57,24 @@ def step_advantages(
     and each has its advantage. The first V is known. With `baselines` it is A_i = r_i + V_{i+1} − b_i.
     """
     advantages: list[float] = []
-    held_against = values if baselines is None else baselines
-    before = held_against[0]
+    before_steps = values if baselines is None else baselines
+    before = before_steps[0]
     for end, after in enumerate([*values[1:], reward], start=1):
         if after is not None:
-            assert before is not None, "without a first value there is nothing to hold the others against"
+            assert before is not None, "without a first value there is nothing to compare the others with"
             advantages += [after - before] * (end - len(advantages))
-            before = held_against[end] if end < len(values) else None
+            before = before_steps[end] if end < len(values) else None
     return advantages
 
 
 @Credit.register("monte_carlo")
 @dataclass(frozen=True, kw_only=True)
 class MonteCarlo(Credit):
-    """`samples` continuations from the prompt and from the beginning of every other step; what steps are,
-    `states` says.
+    """Continuations from the prompt and from the beginning of every other step; `states` says what steps are.
 
-    Continuations are sampled from token ids and graded together with the prefix that they
-    continue, as in the rollout; `temperature`, `top_p` and `top_k` are the rollout's unless given.
-    They are never trained on. The gradient is unbiased where a boundary depends on what comes before it
-    only; what a task's steps and its end token's place make of that, `Task.answer_boundaries` says.
-
-    `max_states` bounds the estimated states of an answer, its prompt included. What stands behind them,
-    `behind_max_states` says: with ``one_step``, the tail is one step, which earns the observed reward less
-    the last value, and the gradient stays unbiased. With ``no_advantage``, states behind them are worth the
-    reward that was observed, so that nothing behind the first of them is trained (VinePPO's published code):
-    **biased** by all that the policy could learn there. On the tests' language, three steps long, the
-    gradient is off by 8 % of its length with two states and by 28 % with one, and where late steps decide by
-    more.
-
-    `siblings_count_into_prompt_value` adds the rewards of the other answers to the prompt's
-    continuations. An answer's own reward stays out, so the estimate is independent of the answer
-    and the gradient stays unbiased.
-
-    An answer's continuations are asked for as soon as it is graded, while others are still sampled, as far as
-    `values` knows what it wants of an answer whatever the others are; answers go before them. With
-    `pipelined` false they are asked for when all answers are there. The numbers are the same, and so is what
-    is sampled: nothing for answers that nobody could grade, and continuations of all others, since every
-    answer gets its credit before a selection leaves any out (those of groups that ``until_mixed`` counts as
-    dropped too).
+    Continuations are sampled from token ids and graded together with the prefix that they continue, as in the
+    rollout. They are never trained on. The gradient is unbiased where a boundary depends on what comes before
+    it only; `Task.answer_boundaries` says what a task's steps and its end token's place make of that.
 
     Continuations that nobody could grade don't count. A state without any other is no state: the steps on
     its two sides are credited as one, which is coarser and still unbiased. Answers whose prompt has no
@@ -104,19 +83,35 @@ class MonteCarlo(Credit):
     """
 
     samples: Annotated[int, Gt(0)] = 9
+    """Continuations of a state."""
     states: StateRule = field(default_factory=StepBoundaries)
-    """Where values are wanted."""
+    """The rule that says where values are wanted."""
     values: ValueEstimator = field(default_factory=FreshContinuations)
-    """How they are found."""
+    """The estimator of the values."""
     max_states: Annotated[int, Gt(0)] | None = None
+    """Bounds the estimated states of an answer, its prompt included; None: there is no bound."""
     behind_max_states: Literal["no_advantage", "one_step"] = "no_advantage"
-    """What the steps behind the last estimated state earn."""
+    """Credit of the steps behind the last estimated state. With ``one_step``, they are one step, which earns
+    the observed reward less the last value, and the gradient stays unbiased. With ``no_advantage``, states
+    behind it are worth the reward that was observed, so that nothing behind the first of them is trained
+    (VinePPO's published code): **biased** by all that the policy could learn there. On the tests' language,
+    three steps long, the gradient is off by 8 % of its length with two states and by 28 % with one, and where
+    late steps decide by more."""
     siblings_count_into_prompt_value: bool = False
+    """Adds the rewards of the other answers to the prompt's continuations. An answer's own reward stays out,
+    so the estimate is independent of the answer and the gradient stays unbiased."""
     temperature: Annotated[float, Ge(0)] | None = None
+    """Temperature of continuations; None: the rollout's."""
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
+    """As the rollout's, for continuations; None: the rollout's."""
     top_k: Annotated[int, Ge(-1)] | None = None
+    """As the rollout's, for continuations; None: the rollout's."""
     pipelined: bool = True
-    """Whether continuations are asked for with each answer; false: when all are there."""
+    """Whether an answer's continuations are requested as soon as it is graded, while others are sampled, as
+    far as `values` wants them whatever the other answers are; answers go before them. With false they are
+    requested when all answers are there. The numbers are the same, and so is what is sampled: nothing for
+    answers that nobody could grade, and continuations of all others, since every answer gets its credit
+    before a selection leaves any out (those of groups that ``until_mixed`` counts as dropped too)."""
 
     @classmethod
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
@@ -179,7 +174,7 @@ class MonteCarlo(Credit):
         return {name: value for name, value in given.items() if value is not None}
 
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
-        if not (self.pipelined and self.states.begins(context) and self.values.first_states(1)):
+        if not (self.pipelined and self.states.opens_early(context) and self.values.first_states(1)):
             return None
         return EarlyContinuations(
             rule=self.states,
@@ -194,42 +189,43 @@ class MonteCarlo(Credit):
         valuation = Valuation(
             context, trees, self.states, self._sampling(context), self.samples, self.max_states
         )
-        found = self.values.values(valuation)
+        values = self.values.values(valuation)
         episodes = []
-        for tree, ways, of_tree in zip(trees, valuation.ways, found, strict=True):
-            for leaf, (way, along) in enumerate(zip(ways, of_tree, strict=True)):
-                tree.values.update(
-                    {s: v.value for (s, _), v in zip(way, along, strict=True) if v is not None}
-                )
-                values = [*along]
+        for tree, states_of_tree, values_of_tree in zip(trees, valuation.states, values, strict=True):
+            for leaf, (states, of_answer) in enumerate(zip(states_of_tree, values_of_tree, strict=True)):
+                step_values = [*of_answer]
                 if self.siblings_count_into_prompt_value:
-                    at_prompt = valuation.found[way[0][0]].rewards
+                    at_prompt = valuation.estimates[states[0][0]].rewards
                     anywhere = [[0] * len(tree.leaves)] * len(tree.leaves)
-                    values[0] = mean_of([*at_prompt, *rewards_below(tree, anywhere, Place(leaf, 0))])
-                if values[0] is not None:
-                    episodes.append(self._episode(context, tree, leaf, values))
+                    siblings = rewards_below(tree, anywhere, Position(leaf, 0))
+                    step_values[0] = mean_of([*at_prompt, *siblings])
+                if step_values[0] is not None:
+                    episodes.append(self._episode(context, tree, leaf, step_values))
         unvalued = len(answers_of(trees)) - len(episodes)
-        metrics = _value_metrics(valuation.everyones) | advantage_metrics(context, episodes)
-        return episodes, metrics | valuation.metrics | _told(context, valuation.everyones, unvalued)
+        metrics = _value_metrics(valuation.all_estimates) | advantage_metrics(context, episodes)
+        return episodes, (
+            metrics | valuation.metrics | _report_lost(context, valuation.all_estimates, unvalued)
+        )
 
-    def _episode(self, context: RolloutContext, tree: Tree, leaf: int, along: AlongAnswer) -> Episode:
+    def _episode(self, context: RolloutContext, tree: Tree, leaf: int, step_values: StepValues) -> Episode:
         answer = tree.leaves[leaf]
-        values = [None if one is None else one.value for one in along]
-        baselines = [None if one is None else one.held_against for one in along]
-        errors = [math.inf if one is None else math.sqrt(one.variance) for one in along]
+        values = [None if value is None else value.value for value in step_values]
+        baselines = [None if value is None else value.baseline_or_value for value in step_values]
+        errors = [math.inf if value is None else math.sqrt(value.variance) for value in step_values]
         beyond = len(self.states.step_starts(answer)) - len(values)
         as_observed = self.behind_max_states == "no_advantage"
         values += [answer.reward if as_observed else None] * beyond
         baselines += [answer.reward if as_observed else None] * beyond
         errors += [0.0 if as_observed else math.inf] * beyond
         advantages = step_advantages(values, answer.reward, baselines)
-        # Of steps that are credited as one, each shows the value before the first.
-        shown: list[float] = []
+        # Steps that are credited as one all have the value before the first.
+        repeated: list[float] = []
         for value in values:
-            shown.append(shown[-1] if value is None else value)
-        steps = self.states.laid_out(answer, advantages, shown, errors)
-        whole = replace(answer, step_ends=steps.ends)
-        episode = episode_of(context, whole, steps.advantages, steps.values, steps.errors)
+            repeated.append(repeated[-1] if value is None else value)
+        rows = self.states.step_rows(answer, advantages, repeated, errors)
+        episode = episode_of(
+            context, replace(answer, step_ends=rows.ends), rows.advantages, rows.values, rows.errors
+        )
         return sharing_of(tree).trained_once(leaf, episode) if tree.forked else episode
 
     def _sampling(self, context: RolloutContext) -> SamplingParams:
@@ -241,38 +237,38 @@ class MonteCarlo(Credit):
         return replace(context.settings.sampling, **self._overrides())  # type: ignore[arg-type]
 
 
-def _value_metrics(of_state: Sequence[Estimate]) -> Metrics:
-    """Of the distinct states: how many, what they are worth, how sure, at which cost.
+def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
+    """Returns metrics of the distinct states: how many, their values, how sure these are, at which cost.
 
     ``credit/value_std`` is the mean over states of the standard deviation of their K rewards;
     ``credit/value_decided`` the share of states whose continuations all earned the same.
     """
-    known = [e.rewards for e in of_state if e.rewards]
+    known = [estimate.rewards for estimate in estimates if estimate.rewards]
     if not known:
         return {}
-    samples = sum(e.samples for e in of_state)
+    samples = sum(estimate.samples for estimate in estimates)
     return {
-        "credit/value_states": float(len(of_state)),
+        "credit/value_states": float(len(estimates)),
         "credit/value_samples": float(samples),
-        "credit/value_tokens": float(sum(e.tokens for e in of_state)),
-        "credit/value_unfinished": sum(e.unfinished for e in of_state) / samples,
+        "credit/value_tokens": float(sum(estimate.tokens for estimate in estimates)),
+        "credit/value_unfinished": sum(estimate.unfinished for estimate in estimates) / samples,
         "credit/value_mean": mean([mean(rewards) for rewards in known]),
         "credit/value_std": mean([pstdev(rewards) for rewards in known]),
         "credit/value_decided": mean([float(len(set(rewards)) == 1) for rewards in known]),
     }
 
 
-def _told(context: RolloutContext, of_state: Sequence[Estimate], unvalued: int) -> Metrics:
-    """What could not be graded, where there is any: said, and counted. Collective."""
-    lost = sum(e.unavailable for e in of_state)  # of all ranks' states, so that all come to the same
+def _report_lost(context: RolloutContext, estimates: Sequence[Estimate], unvalued: int) -> Metrics:
+    """Logs and counts continuations that could not be graded, if there are any. Collective."""
+    lost = sum(estimate.unavailable for estimate in estimates)  # of all ranks, so that all decide alike
     if not lost:
         return {}
-    total = sum(e.samples for e in of_state)
-    unknown = sum(not e.rewards for e in of_state)
+    total = sum(estimate.samples for estimate in estimates)
+    unknown = sum(not estimate.rewards for estimate in estimates)
     answers = sum(count for (count,) in context.ranks.exchange("unvalued", [unvalued]))
     context.log.say(
         f"iteration {context.iteration + 1}: {lost} of {total} continuations could not be graded and don't"
-        f" count; {unknown} of {len(of_state)} states have no value, and {answers} answers are left out with"
+        f" count; {unknown} of {len(estimates)} states have no value, and {answers} answers are left out with"
         " their prompt's"
     )
     return {

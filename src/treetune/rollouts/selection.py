@@ -28,7 +28,7 @@ from treetune.vocabulary import CORRECT_SCORE, Episode, Metrics
 
 
 def selection_metrics(episodes: Sequence[Episode], kept: Sequence[Episode]) -> Metrics:
-    """How many episodes and groups were there, and how many are trained on."""
+    """Counts the episodes and groups that were there, and those that are trained on."""
     return {
         "selection/episodes": float(len(episodes)),
         "selection/kept": float(len(kept)),
@@ -38,7 +38,7 @@ def selection_metrics(episodes: Sequence[Episode], kept: Sequence[Episode]) -> M
 
 
 def unreachable(threshold: float, experiment: Experiment) -> Iterator[Finding]:
-    """What is wrong where no answer can earn what is asked for."""
+    """Returns a finding where no answer can reach the threshold."""
     best = experiment.task.grader.best
     if threshold > best:
         yield Finding(
@@ -62,14 +62,13 @@ class All(Selection):
 @Selection.register("correct_only")
 @dataclass(frozen=True, kw_only=True)
 class CorrectOnly(Selection):
-    """Episodes that score at least `reward_threshold`, the first `max_per_problem` of each problem.
-
-    ReST-EM (Singh et al., arXiv:2312.06585) caps the answers per problem, at 10 in
-    their experiments, so that easy problems don't crowd out hard ones.
-    """
+    """Episodes that score high enough, the first of each problem."""
 
     reward_threshold: float = CORRECT_SCORE
+    """Score from which on an episode is kept."""
     max_per_problem: Annotated[int, Gt(0)] | None = None
+    """Episodes of a problem at most; None: there is no bound. ReST-EM (Singh et al., arXiv:2312.06585) has
+    10, so that easy problems don't crowd out hard ones."""
 
     keeps_groups = False
 
@@ -96,16 +95,17 @@ class CorrectOnly(Selection):
 class MixedGroups(Selection):
     """Drops groups in which every answer scored the same: relative to them, nothing was better.
 
-    The filter of DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2); sampling anew is
-    the rollout ``until_mixed``'s. It is about the score: a group in which all are right, and some are
+    The filter of DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2); the rollout
+    ``until_mixed`` samples more. It is about the score: a group in which all are right, and some are
     merely shorter, is dropped.
 
-    Of the groups that are left, the first `at_most` are kept, in the order of the problems, which has
-    nothing to do with their answers (None: all). ``selection/groups_dropped`` is the share of groups
-    without spread, ``selection/groups_surplus`` the number of those over `at_most`.
+    ``selection/groups_dropped`` is the share of groups without spread, ``selection/groups_surplus`` the
+    number of those over `at_most`.
     """
 
     at_most: Annotated[int, Gt(0)] | None = None
+    """Keeps so many groups with spread, the first in the order of the problems, which has nothing to do with
+    their answers. None: all."""
 
     needs = (Need(Answers(2), "it looks for problems whose answers differ"),)
 
@@ -130,18 +130,18 @@ class MixedGroups(Selection):
 @Selection.register("preference_pairs")
 @dataclass(frozen=True, kw_only=True)
 class PreferencePairs(Selection):
-    """Every answer that scores at least `reward_threshold` against every other one to the same problem.
+    """Every answer that scores high enough against every other one to the same problem.
 
-    Of more than `max_pairs_per_problem` pairs (None: no bound) that many are drawn, each as likely
-    as any other. The draw derives from run seed, iteration and problem. A problem whose answers
-    are all on one side gives no pair.
-
-    An answer comes as often as it is compared: first the better one of a pair, then the other, both
-    with the pair's number. ``selection/kept`` counts answers that are in any pair.
+    A problem whose answers are all on one side gives no pair. An answer comes as often as it is compared:
+    first the better one of a pair, then the other, both with the pair's number. ``selection/kept`` counts
+    answers that are in any pair.
     """
 
     reward_threshold: float = CORRECT_SCORE
+    """Score from which on an answer is the better one."""
     max_pairs_per_problem: Annotated[int, Gt(0)] | None = 64
+    """Draws that many of a problem's pairs where there are more, each as likely as any other; None: there is
+    no bound. The draw derives from run seed, iteration and problem."""
 
     keeps_groups = False
 
@@ -167,8 +167,8 @@ class PreferencePairs(Selection):
         rows: list[Episode] = []
         possible = capped = 0
         for name, group in groups.items():
-            accepted = [e for e in group if e.score >= self.reward_threshold]
-            rejected = [e for e in group if e.score < self.reward_threshold]
+            accepted = [episode for episode in group if episode.score >= self.reward_threshold]
+            rejected = [episode for episode in group if episode.score < self.reward_threshold]
             count = len(accepted) * len(rejected)
             numbers: Sequence[int] = range(count)
             if self.max_pairs_per_problem is not None and count > self.max_pairs_per_problem:
@@ -192,15 +192,16 @@ class PreferencePairs(Selection):
 @Selection.register("tokens")
 @dataclass(frozen=True, kw_only=True)
 class SomeTokens(Selection):
-    """Every answer, and of its tokens those that were sampled with a probability `below` this and have an
-    advantage other than 0; answers of which none is left are left out. The others are context: nothing is
-    learnt from them, and no mean or normalisation over tokens counts them.
+    """Every answer, but only its tokens that have an advantage other than 0 and were not nearly certain;
+    answers of which none is left are left out. The other tokens are context: nothing is learnt from them, and
+    no mean or normalisation over tokens counts them.
 
     SPO's (Guo et al., arXiv:2505.23564, and its public code, which masks what was sampled with 0.9 or more
     and drops segments without advantage). ``selection/tokens`` is the share of tokens that is kept.
     """
 
     below: Annotated[float, Gt(0), Le(1)] = 0.9
+    """Keeps tokens that were sampled with a smaller probability."""
 
     needs = (
         Need(Advantages(before_training=True), "it leaves out tokens whose advantage is 0"),

@@ -1,199 +1,215 @@
-"""Rules for the states of answers, and how answers are continued from there."""
+"""Rules for the states of answers, and how an answer is continued from there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic, Protocol, TypeVar
 
 from treetune.contracts import Need, OneLine
 from treetune.inference.base import CONTINUATIONS, Completion, Later, Request, SamplingParams
-from treetune.rollouts.answers import Growth, before_stop
+from treetune.rollouts.answers import GrowingRollout, Growth, Start, before_stop
 from treetune.rollouts.base import STATES_REMEDY
 from treetune.rollouts.context import AnswerSettings, RolloutContext
-from treetune.rollouts.values import Beginning, Budget, EarlyContinuations, Estimate, OpenState, StateRule
+from treetune.rollouts.values import (
+    AnswerPrefix,
+    Budget,
+    EarlyContinuations,
+    Estimate,
+    OpenState,
+    StateRule,
+)
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Grade, Trajectory, joined
+
+# Answers of one line, which are continued from their beginnings
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneLineStates(StateRule):
-    """Anywhere in answers whose tokens were each sampled after all before it. Rules say where."""
+    """States anywhere in answers whose tokens were each sampled after all before it. Rules say where."""
 
     needs = (Need(OneLine(), "it continues answers from their beginnings", STATES_REMEDY),)
 
-    def begins(self, context: RolloutContext) -> bool:
+    def opens_early(self, context: RolloutContext) -> bool:
         return True
 
-    def begin(
+    def open(
         self,
         context: RolloutContext,
-        beginning: Beginning,
+        prefix: AnswerPrefix,
         budget: Budget,
         sampling: SamplingParams,
         purpose: str,
     ) -> OneLineState:
-        state = OneLineState(context, beginning, budget, sampling, purpose)
+        state = OneLineState(context, prefix, budget, sampling, purpose)
         # What services do for values is counted with the values, whose phase comes later.
-        state.held = [] if context.grader.has_services else None
+        state.ungraded = [] if context.grader.has_services else None
         return state
 
     def estimate(
         self,
         context: RolloutContext,
-        beginnings: Sequence[Beginning],
+        prefixes: Sequence[AnswerPrefix],
         budget: Budget,
         sampling: SamplingParams,
         purpose: str,
     ) -> list[Estimate]:
-        """A continuation may use the tokens that its beginning left of the answer's budget."""
+        """Continues each state. A continuation may use the tokens that its prefix left of the answer's
+        budget."""
         assert context.engine is not None, "Monte-Carlo values need an engine"
-        states = [
-            _taken_up(context, one, budget, sampling, purpose)
-            or OneLineState(context, one, budget, sampling, purpose)
-            for one in beginnings
-        ]
+        early = context.find(EarlyContinuations)
+        states = []
+        for prefix in prefixes:
+            state = early and early.find(prefix, sampling, purpose)
+            if isinstance(state, OneLineState) and state.budget == budget:
+                state.grade_waiting()
+            else:
+                state = OneLineState(context, prefix, budget, sampling, purpose)
+            states.append(state)
         owners: list[OneLineState] = []  # of each request, in their order
         done = total = sum(len(state.completions) for state in states)
 
-        def asked(state: OneLineState) -> list[Request | Later]:
+        def requests_of(state: OneLineState) -> list[Request | Later]:
             nonlocal total
-            found: list[Request | Later] = []
-            for one in state.ask():
-                if isinstance(one, Later):
-                    found.append(Later(one.ready, partial(asked, state)))
+            requests: list[Request | Later] = []
+            for request in state.ask():
+                if isinstance(request, Later):
+                    requests.append(Later(request.ready, partial(requests_of, state)))
                 else:
                     owners.append(state)
-                    total += one.n
-                    found.append(one)
-            return found
+                    total += request.n
+                    requests.append(request)
+            return requests
 
         def on_result(index: int, completions: list[Completion]) -> list[Request | Later]:
             nonlocal done
             owners[index].take(completions)
-            further = asked(owners[index])
+            further = requests_of(owners[index])
             done += len(completions)
             context.log.progress(done, total)
             return further
 
-        requests = [request for state in states for request in asked(state)]
+        requests = [request for state in states for request in requests_of(state)]
         if requests:
             context.engine.generate(requests, on_result)
         return [state.estimate() for state in states]
 
 
-def continuations_asked_for(
+@StateRule.register("step_boundaries")
+@dataclass(frozen=True, kw_only=True)
+class StepBoundaries(OneLineStates):
+    """Before every step of the answer (Kazemnejad et al., arXiv:2410.01679, section 4)."""
+
+    def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
+        return (0, *trajectory.step_ends[:-1])
+
+
+def continuation_request(
     settings: AnswerSettings,
     seed: int,
     iteration: int,
-    beginning: Beginning,
+    prefix: AnswerPrefix,
     sampling: SamplingParams,
     purpose: str,
     turn: int,
     count: int,
 ) -> Request:
-    """The request for `count` continuations of a state in a turn of its budget, counted from 0; `sampling` as
-    its problem has it. The viewer asks too: the journal knows an answered request by what was asked."""
-    problem, prompt_ids, _ = beginning
-    begun_ids = beginning.token_ids
-    place = (iteration, problem.id, repr(tuple(begun_ids.tolist())), purpose)
+    """Returns the request for `count` continuations of a state in a turn of its budget, counted from 0;
+    `sampling` is that of its problem. The viewer makes it too: a journal knows an answered request by its
+    content."""
+    problem, prompt_ids, _ = prefix
+    prefix_ids = prefix.token_ids
+    key = (iteration, problem.id, repr(tuple(prefix_ids.tolist())), purpose)
     budget = settings.token_budget(prompt_ids, sampling.max_tokens)
     return Request(
-        prompt_ids=joined([prompt_ids, begun_ids]),
-        seed=derive_seed(seed, *(place if turn == 0 else (*place, turn))),
+        prompt_ids=joined([prompt_ids, prefix_ids]),
+        seed=derive_seed(seed, *(key if turn == 0 else (*key, turn))),
         n=count,
-        sampling=replace(sampling, max_tokens=budget - len(begun_ids)),
+        sampling=replace(sampling, max_tokens=budget - len(prefix_ids)),
         priority=CONTINUATIONS,
         reads_logprobs=False,
     )
 
 
-def _taken_up(
-    context: RolloutContext, beginning: Beginning, budget: Budget, sampling: SamplingParams, purpose: str
-) -> OneLineState | None:
-    """The state, where it was begun with while answers were sampled."""
-    early = context.find(EarlyContinuations)
-    state = None if early is None else early.states.get((beginning.key, sampling, purpose))
-    if not isinstance(state, OneLineState) or state.budget != budget:
-        return None
-    held, state.held = state.held, None
-    state.grade(held or ())
-    return state
-
-
 @dataclass
 class OneLineState(OpenState):
-    """A state and what is known of it so far. `turn` counts its requests. Where `held` is a list, completions
-    wait there to be graded."""
+    """A state of an answer of one line, and its continuations so far."""
 
     context: RolloutContext
-    beginning: Beginning
+    prefix: AnswerPrefix
     budget: Budget
-    sampling: SamplingParams
+    rule_sampling: SamplingParams
     purpose: str
     turn: int = 0
+    """Requests so far."""
     completions: list[Completion] = field(default_factory=list)
     grades: list[Future[Grade] | None] = field(default_factory=list)
-    held: list[Completion] | None = None
-    over: bool = False
+    """None for a continuation that was cut off, whose reward is known."""
+    ungraded: list[Completion] | None = None
+    """Completions that wait to be graded; None: each is graded as it comes."""
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        # The problem's own: domains have stop strings and budgets of their own.
+        self.sampling = self.context.task.of(self.prefix.problem).sampling(self.rule_sampling)
 
     def ask(self) -> list[Request | Later]:
-        if self.over or self.held:
+        if self.is_over or self.ungraded:
             return []
         if self.turn and self.budget.adaptive:
-            missing = next((one for one in self.grades if one is not None and not one.done()), None)
-            if missing is not None:  # whoever waited here would keep what else has come in waiting
+            missing = next((grade for grade in self.grades if grade is not None and not grade.done()), None)
+            if missing is not None:  # waiting here would hold up all other results
                 return [Later(missing, self.ask)]
         count = self.budget.ask(self.turn, self.rewards)
-        self.over = not count
-        return [self.request(count)] if count else []
+        self.is_over = not count
+        if not count:
+            return []
+        context, turn = self.context, self.turn
+        self.turn += 1
+        return [
+            continuation_request(
+                context.settings,
+                context.seed,
+                context.iteration,
+                self.prefix,
+                self.sampling,
+                self.purpose,
+                turn,
+                count,
+            )
+        ]
 
     def answered(self, index: int, completions: list[Completion]) -> list[Request | Later]:
         self.take(completions)
         return self.ask()
 
-    @property
-    def own_sampling(self) -> SamplingParams:
-        """The problem's: domains have stop strings and budgets of their own."""
-        return self.context.task.of(self.beginning.problem).sampling(self.sampling)
-
-    def request(self, count: int) -> Request:
-        context = self.context
-        request = continuations_asked_for(
-            context.settings,
-            context.seed,
-            context.iteration,
-            self.beginning,
-            self.own_sampling,
-            self.purpose,
-            self.turn,
-            count,
-        )
-        self.turn += 1
-        return request
-
     def take(self, completions: Sequence[Completion]) -> None:
         self.completions += completions
-        if self.held is None:
-            self.grade(completions)
+        if self.ungraded is None:
+            self._grade(completions)
         else:
-            self.held += completions
+            self.ungraded += completions
 
-    def grade(self, completions: Sequence[Completion]) -> None:
-        context, begun_ids = self.context, self.beginning.token_ids
-        for one in completions:
-            if one.finish_reason == "length" and context.settings.unfinished_reward is not None:
+    def grade_waiting(self) -> None:
+        """Grades the completions that wait, and from now on each as it comes."""
+        waiting, self.ungraded = self.ungraded, None
+        self._grade(waiting or ())
+
+    def _grade(self, completions: Sequence[Completion]) -> None:
+        context, prefix_ids = self.context, self.prefix.token_ids
+        for completion in completions:
+            if completion.finish_reason == "length" and context.settings.unfinished_reward is not None:
                 self.grades.append(None)
                 continue
-            text = context.codec.decode(joined([begun_ids, one.token_ids]))
+            text = context.codec.decode(joined([prefix_ids, completion.token_ids]))
             self.grades.append(
-                context.grader.submit(before_stop(text, self.own_sampling.stop), self.beginning.problem)
+                context.grader.submit(before_stop(text, self.sampling.stop), self.prefix.problem)
             )
 
     def rewards(self) -> list[float]:
-        """Of those that could be graded."""
+        """Waits for the grades, and returns the rewards of the continuations that could be graded."""
         unfinished = self.context.settings.unfinished_reward or 0.0
         grades = [None if grade is None else grade.result() for grade in self.grades]
         return [
@@ -210,39 +226,95 @@ class OneLineState(OpenState):
             unfinished=sum(one.finish_reason == "length" for one in self.completions),
             tokens=sum(len(one.token_ids) for one in self.completions),
             unavailable=len(self.completions) - len(rewards),
-            set_aside=len(rewards) - len(counted),
+            pilot=len(rewards) - len(counted),
         )
 
 
-@StateRule.register("step_boundaries")
-@dataclass(frozen=True, kw_only=True)
-class StepBoundaries(OneLineStates):
-    """Before every step of the answer (Kazemnejad et al., arXiv:2410.01679, section 4)."""
-
-    def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
-        return (0, *trajectory.step_ends[:-1])
+# Answers that only their rollout can continue
 
 
-Start = TypeVar("Start")
-Written = TypeVar("Written", contravariant=True)
+class WholeAnswers(StateRule):
+    """A rule whose states are continued by the rollout that wrote the answers."""
+
+    def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
+        """Returns the seed of a state's continuations, which derives from the state alone."""
+        raise NotImplementedError
+
+    def opens_early(self, context: RolloutContext) -> bool:
+        # What services do for values is counted with the values, whose phase comes later.
+        return not context.grader.has_services
+
+    def open(
+        self,
+        context: RolloutContext,
+        prefix: AnswerPrefix,
+        budget: Budget,
+        sampling: SamplingParams,
+        purpose: str,
+    ) -> ContinuedAnswers:
+        # The progress is that of the rollout's answers.
+        quiet = replace(context, log=replace(context.log, progress=lambda done, total: None))
+        starts = self._starts(context, prefix, purpose, range(budget.ask(0, lambda: ())))
+        return ContinuedAnswers(
+            budget, partial(_rollout(context, sampling).growing, _only_graded(quiet), starts)
+        )
+
+    def estimate(
+        self,
+        context: RolloutContext,
+        prefixes: Sequence[AnswerPrefix],
+        budget: Budget,
+        sampling: SamplingParams,
+        purpose: str,
+    ) -> list[Estimate]:
+        rollout, only_graded = _rollout(context, sampling), _only_graded(context)
+        early = context.find(EarlyContinuations)
+        answers: list[list[Trajectory]] = []
+        for prefix in prefixes:
+            state = early and early.find(prefix, sampling, purpose)
+            begun = isinstance(state, ContinuedAnswers) and state.budget == budget and state.growth
+            answers.append(begun.answers() if begun else [])
+        turns = [int(bool(of_state)) for of_state in answers]
+        waiting = list(range(len(prefixes)))
+        while waiting:
+            counts = {
+                number: budget.ask(turns[number], partial(_rewards, answers[number])) for number in waiting
+            }
+            owners = [number for number, count in counts.items() for _ in range(count)]
+            starts = []
+            for number, count in counts.items():
+                first = len(answers[number])
+                starts += self._starts(context, prefixes[number], purpose, range(first, first + count))
+            for number, answer in zip(owners, rollout.answers(only_graded, starts), strict=True):
+                answers[number].append(answer)
+            waiting = [number for number in waiting if counts[number]]
+            for number in waiting:
+                turns[number] += 1
+        return [_estimate(*of_state, budget) for of_state in zip(prefixes, answers, strict=True)]
+
+    def _starts(
+        self, context: RolloutContext, prefix: AnswerPrefix, purpose: str, numbers: Sequence[int]
+    ) -> list[Start]:
+        seed = self.state_seed(context, prefix, purpose)
+        return [
+            Start(prefix.problem, prefix.prompt_ids, derive_seed(seed, number), prefix.segments)
+            for number in numbers
+        ]
 
 
 @dataclass
-class BegunAnswers(OpenState, Generic[Start]):
+class ContinuedAnswers(OpenState):
     """The first turn's answers through a state, written while others are sampled. Further turns wait until
     all answers are there."""
 
-    beginning: Beginning
     budget: Budget
-    start: Callable[[Beginning, int], Start]
-    growing: Callable[[Sequence[Start]], Growth]
+    grow: partial[Growth]
     growth: Growth | None = None
 
     def ask(self) -> list[Request | Later]:
         if self.growth is not None:
             return []
-        count = self.budget.ask(0, lambda: ())
-        self.growth = self.growing([self.start(self.beginning, again) for again in range(count)])
+        self.growth = self.grow()
         return _behind_answers(self.growth.requests)
 
     def answered(self, index: int, completions: list[Completion]) -> list[Request | Later]:
@@ -250,66 +322,13 @@ class BegunAnswers(OpenState, Generic[Start]):
         return _behind_answers(self.growth.on_result(index, completions))
 
 
-class Writer(Protocol[Written]):
-    """A rollout that can write answers from where they are told to start."""
-
-    def growing(self, context: RolloutContext, starts: Sequence[Written]) -> Growth:
-        """The requests of such answers, and what follows from theirs."""
-
-    def answers(self, context: RolloutContext, starts: Sequence[Written]) -> Sequence[Trajectory]:
-        """Such answers, in their order."""
-
-
-class WholeAnswers(StateRule, Generic[Start]):
-    """A rule whose states are gone on from by the rollout that wrote the answers."""
-
-    def writer(self, context: RolloutContext, sampling: SamplingParams) -> Writer[Start]:
-        """The rollout, sampled so."""
-        raise NotImplementedError
-
-    def start(self, context: RolloutContext, beginning: Beginning, again: int, purpose: str) -> Start:
-        """Where the answer of that number goes on. The seed derives from the state alone, whoever comes by
-        it."""
-        raise NotImplementedError
-
-    def begins(self, context: RolloutContext) -> bool:
-        # What services do for values is counted with the values, whose phase comes later.
-        return not context.grader.has_services
-
-    def begin(
-        self,
-        context: RolloutContext,
-        beginning: Beginning,
-        budget: Budget,
-        sampling: SamplingParams,
-        purpose: str,
-    ) -> BegunAnswers[Start]:
-        # The progress is that of the rollout's answers.
-        quiet = replace(_only_graded(context), log=replace(context.log, progress=lambda done, total: None))
-        return BegunAnswers(
-            beginning,
-            budget,
-            lambda beginning, again: self.start(context, beginning, again, purpose),
-            partial(self.writer(context, sampling).growing, quiet),
-        )
-
-    def estimate(
-        self,
-        context: RolloutContext,
-        beginnings: Sequence[Beginning],
-        budget: Budget,
-        sampling: SamplingParams,
-        purpose: str,
-    ) -> list[Estimate]:
-        early = context.find(EarlyContinuations)
-        states = [early and early.states.get((one.key, sampling, purpose)) for one in beginnings]
-        return estimated(
-            beginnings,
-            budget,
-            lambda beginning, again: self.start(context, beginning, again, purpose),
-            partial(self.writer(context, sampling).answers, _only_graded(context)),
-            [state if isinstance(state, BegunAnswers) else None for state in states],
-        )
+def _rollout(context: RolloutContext, sampling: SamplingParams) -> GrowingRollout:
+    return replace(
+        context.get(GrowingRollout),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+    )
 
 
 def _only_graded(context: RolloutContext) -> RolloutContext:
@@ -317,57 +336,21 @@ def _only_graded(context: RolloutContext) -> RolloutContext:
 
 
 def _behind_answers(requests: Sequence[Request | Later]) -> list[Request | Later]:
+    """Returns the requests, and those that follow later, with the priority of continuations."""
     return [
-        Later(one.ready, partial(_heard, one))
-        if isinstance(one, Later)
-        else replace(one, priority=CONTINUATIONS)
-        for one in requests
+        Later(request.ready, partial(lambda later: _behind_answers(later.requests()), request))
+        if isinstance(request, Later)
+        else replace(request, priority=CONTINUATIONS)
+        for request in requests
     ]
 
 
-def _heard(later: Later) -> list[Request | Later]:
-    return _behind_answers(later.requests())
-
-
-def estimated(
-    beginnings: Sequence[Beginning],
-    budget: Budget,
-    start: Callable[[Beginning, int], Start],
-    answers: Callable[[Sequence[Start]], Sequence[Trajectory]],
-    begun: Sequence[BegunAnswers[Start] | None] = (),
-) -> list[Estimate]:
-    """What answers through each state earn. `start` says how the answer of that number goes on from a state,
-    and `answers` writes those of many starts, in their order. `begun` are the states whose first turn was
-    written already."""
-    found: list[list[Trajectory]] = [[] for _ in beginnings]
-    for place, one in enumerate(begun):
-        if one is not None and one.growth is not None and one.budget == budget:
-            found[place] += one.growth.answers()
-    turns = [int(bool(of_state)) for of_state in found]
-    waiting = list(range(len(beginnings)))
-    while waiting:
-        counts = {place: budget.ask(turns[place], partial(_rewards, found[place])) for place in waiting}
-        owners = [place for place, count in counts.items() for _ in range(count)]
-        starts = [
-            start(beginnings[place], len(found[place]) + again)
-            for place, count in counts.items()
-            for again in range(count)
-        ]
-        for place, answer in zip(owners, answers(starts), strict=True):
-            found[place].append(answer)
-        waiting = [place for place in waiting if counts[place]]
-        for place in waiting:
-            turns[place] += 1
-    return [_estimate(*of_state, budget) for of_state in zip(beginnings, found, strict=True)]
-
-
 def _rewards(answers: Sequence[Trajectory]) -> list[float]:
-    """Of those that could be graded."""
     return [answer.reward for answer in answers if answer.grade.is_known]
 
 
-def _estimate(beginning: Beginning, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
-    known = sum(len(segment.token_ids) for segment in beginning.segments if segment.origin == "sampled")
+def _estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
+    known = sum(len(segment.token_ids) for segment in prefix.segments if segment.origin == "sampled")
     sampled = [len(s.token_ids) for one in answers for s in one.segments if s.origin == "sampled"]
     rewards = _rewards(answers)
     counted = budget.counted(rewards)
@@ -376,5 +359,5 @@ def _estimate(beginning: Beginning, answers: Sequence[Trajectory], budget: Budge
         unfinished=sum(one.unfinished for one in answers),
         tokens=sum(sampled) - known * len(answers),
         unavailable=len(answers) - len(rewards),
-        set_aside=len(rewards) - len(counted),
+        pilot=len(rewards) - len(counted),
     )

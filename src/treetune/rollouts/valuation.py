@@ -12,59 +12,75 @@ from treetune.inference.base import SamplingParams
 from treetune.rollouts.base import CriticSettings
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
-from treetune.rollouts.values import Beginning, Budget, EarlyContinuations, Estimate, FixedBudget, StateRule
+from treetune.rollouts.values import (
+    AnswerPrefix,
+    Budget,
+    EarlyContinuations,
+    Estimate,
+    FixedBudget,
+    StateRule,
+)
 from treetune.tree import State, Tree, sharing_of
 from treetune.vocabulary import Metrics, Problem, Segment, TokenIds
 
+# Estimates of states, each distinct one once, the work shared by the ranks
 
-class Wanted(NamedTuple):
-    """The states of one problem that are to be valued: each the place of a path, and how many of its tokens
-    belong to the state."""
+
+class ProblemStates(NamedTuple):
+    """States of one problem that are to be valued."""
 
     problem: Problem
     prompt_ids: TokenIds
     paths: Sequence[Sequence[Segment]]
     states: Sequence[tuple[int, int]]
+    """The index of a path, and how many of its tokens belong to the state."""
+
+    def prefixes(self) -> Iterator[AnswerPrefix]:
+        for path, length in self.states:
+            yield AnswerPrefix.of(self.problem, self.prompt_ids, self.paths[path], length)
 
 
 def estimates(
     context: RolloutContext,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[ProblemStates],
     rule: StateRule,
     budget: Budget,
     sampling: SamplingParams,
     purpose: str = "value",
     dealt: bool = True,
 ) -> tuple[list[list[Estimate]], list[Estimate]]:
-    """The estimates of what this rank wants, in its order, and those of all ranks' distinct states.
+    """Returns the estimates of this rank's states, in their order, and those of all ranks' distinct states.
 
     An estimate does not depend on the rank that makes it, and those for two purposes share no
-    continuation. The work is `dealt` out, or else each state stays with the first rank that wants it, which
-    has begun with it. Collective.
+    continuation. The work is `dealt` out, or else each state stays with the first rank that has it, where it
+    was opened. Collective.
     """
-    everyones = context.ranks.exchange("value-states", [_lean(one) for one in wanted])
-    distinct: dict[bytes, Beginning] = {}
+    # Nobody needs log-probs to continue a state.
+    lean = [
+        problem._replace(paths=[[replace(s, logprobs=None) for s in path] for path in problem.paths])
+        for problem in wanted
+    ]
+    gathered = context.ranks.exchange("value-states", lean)
+    distinct: dict[bytes, AnswerPrefix] = {}
     ranks: dict[bytes, int] = {}
-    of_ranks = [(rank, one) for rank, of_rank in enumerate(everyones) for one in of_rank]
-    for rank, problem in sorted(of_ranks, key=lambda one: one[1].problem.id):
+    of_ranks = [(rank, problem) for rank, of_rank in enumerate(gathered) for problem in of_rank]
+    for rank, problem in sorted(of_ranks, key=lambda item: item[1].problem.id):
         # Neighbours in this order share most of their tokens, so that dealing them out like cards gives
         # every rank about the same work.
-        beginnings = sorted(_beginnings(problem), key=lambda one: one.token_ids.astype(">i4").tobytes())
-        for beginning in beginnings:
-            key = beginning.key
+        for prefix in sorted(problem.prefixes(), key=lambda one: one.token_ids.astype(">i4").tobytes()):
+            key = prefix.key
             if key not in distinct:
-                distinct[key] = beginning
+                distinct[key] = prefix
                 ranks[key] = len(ranks) % context.ranks.world_size if dealt else rank
-    hand = [beginning for key, beginning in distinct.items() if ranks[key] == context.ranks.rank]
-    made = context.ranks.exchange("value-estimates", rule.estimate(context, hand, budget, sampling, purpose))
-    of_rank = [iter(one) for one in made]
-    found = {key: next(of_rank[rank]) for key, rank in ranks.items()}
-    own = [[found[beginning.key] for beginning in _beginnings(one)] for one in wanted]
-    return own, list(found.values())
+    local = [prefix for key, prefix in distinct.items() if ranks[key] == context.ranks.rank]
+    made = context.ranks.exchange("value-estimates", rule.estimate(context, local, budget, sampling, purpose))
+    of_rank = [iter(estimates_of_rank) for estimates_of_rank in made]
+    by_key = {key: next(of_rank[rank]) for key, rank in ranks.items()}
+    return [[by_key[prefix.key] for prefix in one.prefixes()] for one in wanted], list(by_key.values())
 
 
 def check_continuations(samples: int, temperature: float, key: str = "temperature") -> Iterator[Finding]:
-    """What is wrong where all continuations of a state would be the same one."""
+    """Returns a finding where all continuations of a state would be the same one."""
     if temperature == 0:
         same = f"{samples} continuations are" if samples > 1 else "a continuation is"
         yield Finding(
@@ -74,41 +90,34 @@ def check_continuations(samples: int, temperature: float, key: str = "temperatur
         )
 
 
-def _lean(one: Wanted) -> Wanted:
-    """Without what nobody needs to go on from there."""
-    return one._replace(paths=[[replace(s, logprobs=None) for s in path] for path in one.paths])
-
-
-def _beginnings(wanted: Wanted) -> Iterator[Beginning]:
-    for path, length in wanted.states:
-        yield Beginning.of(wanted.problem, wanted.prompt_ids, wanted.paths[path], length)
+# Values along answers
 
 
 class Value(NamedTuple):
-    """What a state is worth to one answer, the variance of that as an estimate, and of how many rewards it is
-    the mean.
-
-    The value is what the steps before the state have brought about. What follows is held against `baseline`,
-    where there is one: any number that doesn't depend on what the answer did from there on, so that its bias
-    is none of the gradient's."""
+    """The value of a state to one answer."""
 
     value: float
+    """What the steps before the state have brought about."""
     variance: float
+    """Of the value as an estimate."""
     samples: int = 1
+    """Rewards of which it is the mean."""
     baseline: float | None = None
+    """The number that the steps behind the state are compared with, if it is another than the value. It must
+    not depend on what the answer did from there on; then its bias is none of the gradient's."""
 
     @property
-    def held_against(self) -> float:
+    def baseline_or_value(self) -> float:
         return self.value if self.baseline is None else self.baseline
 
 
-AlongAnswer = list[Value | None]
+StepValues = list[Value | None]
 """Values before each step of an answer; None where there is no value, and so no boundary: the step and the
 one before it are credited as one. Where the first is None, nothing is known of the answer."""
 
 
 def mean_of(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> Value | None:
-    """Their mean, with the variance of a mean of so many binomial rewards between `low` and `high`.
+    """Returns their mean, with the variance of a mean of so many binomial rewards between `low` and `high`.
 
     The share in it is shrunk towards one half, as if one more had earned `high` and one more `low` (Laplace):
     equal rewards don't say that there is no noise.
@@ -122,101 +131,176 @@ def mean_of(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> Va
     return Value(mean(rewards), variance, len(rewards))
 
 
-class Place(NamedTuple):
-    """A state on the way of an answer: the answer's place among the leaves of its tree, and how many of its
-    tokens belong to the state."""
+class Position(NamedTuple):
+    """The position of a state in an answer."""
 
     leaf: int
+    """Index of the answer among the leaves of its tree."""
     length: int
+    """Tokens of the answer that belong to the state."""
 
 
 @dataclass
 class Valuation:
-    """This rank's trees. `samples` is how many continuations a state usually has; `max_states` bounds the
-    states of an answer.
-
-    `found` are the states of these trees that were gone on from; `everyones` the estimates of all ranks'.
-    """
+    """The answers that credit values: this rank's trees, and the continuations of their states so far."""
 
     context: RolloutContext
     trees: Sequence[Tree]
     rule: StateRule
     sampling: SamplingParams
     samples: int
+    """Continuations that a state usually has."""
     max_states: int | None = None
-    found: dict[State, Estimate] = field(default_factory=dict)
-    everyones: list[Estimate] = field(default_factory=list)
+    """Bounds the states of an answer."""
+    estimates: dict[State, Estimate] = field(default_factory=dict)
+    """By the states of these trees that were continued."""
+    all_estimates: list[Estimate] = field(default_factory=list)
+    """All ranks' estimates."""
     metrics: Metrics = field(default_factory=dict)
-    """What estimators have to say of all ranks' states."""
+    """Metrics of all ranks' states, from estimators."""
 
     def __post_init__(self) -> None:
-        self.ways = [
-            [self._way(tree, leaf, max_states=self.max_states) for leaf in range(len(tree.leaves))]
+        self.states = [
+            [
+                [
+                    (tree.state(leaf, start), Position(leaf, start))
+                    for start in self.rule.step_starts(answer)[: self.max_states]
+                ]
+                for leaf, answer in enumerate(tree.leaves)
+            ]
             for tree in self.trees
         ]
+        """By tree and answer, the states before the answer's steps."""
 
-    def _way(self, tree: Tree, leaf: int, max_states: int | None) -> list[tuple[State, Place]]:
-        starts = self.rule.step_starts(tree.leaves[leaf])[:max_states]
-        return [(tree.state(leaf, start), Place(leaf, start)) for start in starts]
-
-    def go_on(
+    def sample(
         self,
-        wanted: Sequence[Iterable[tuple[State, Place]]],
+        wanted: Sequence[Iterable[tuple[State, Position]]],
         budget: Budget | None = None,
         dealt: bool = True,
     ) -> None:
-        """Samples continuations of states, given tree by tree, that weren't gone on from before: `samples` of
-        each, or what the budget says. The work is `dealt` out over the ranks, or else stays where it is.
-        Collective.
+        """Samples continuations of states, given tree by tree, that have none yet: `samples` of each, or what
+        the budget says. The work is `dealt` out over the ranks, or else stays where it is. Collective.
         """
-        asked: list[dict[State, Place]] = []
+        missing: list[dict[State, Position]] = []
         for of_tree in wanted:
-            first: dict[State, Place] = {}
-            for state, place in of_tree:
-                if state not in self.found:
-                    first.setdefault(state, place)
-            asked.append(first)
-        own, everyones = estimates(
+            first: dict[State, Position] = {}
+            missing.append(first)
+            for state, position in of_tree:
+                if state not in self.estimates:
+                    first.setdefault(state, position)
+        local, of_all = estimates(
             self.context,
             [
-                Wanted(
+                ProblemStates(
                     tree.problem,
                     tree.prompt_ids,
                     [leaf.segments for leaf in tree.leaves],
                     list(first.values()),
                 )
-                for tree, first in zip(self.trees, asked, strict=True)
+                for tree, first in zip(self.trees, missing, strict=True)
             ],
             self.rule,
             budget or FixedBudget(self.samples),
             self.sampling,
             dealt=dealt,
         )
-        for first, found in zip(asked, own, strict=True):
-            self.found.update(zip(first, found, strict=True))
-        self.everyones += everyones
+        for first, of_tree_estimates in zip(missing, local, strict=True):
+            self.estimates.update(zip(first, of_tree_estimates, strict=True))
+        self.all_estimates += of_all
 
-    def begin(self, estimator: ValueEstimator) -> None:
-        """Samples the continuations that the estimator says it wants of each answer whatever the others are;
-        where credit is pipelined, they were asked for when the answer came. Collective.
+    def sample_first(self, estimator: ValueEstimator) -> None:
+        """Samples the continuations that the estimator wants of each answer whatever the others are. Where
+        credit is pipelined, they were requested when the answer came. Collective.
         """
         first = [
-            [way[place] for way in ways for place in estimator.first_states(len(way))] for ways in self.ways
+            [states[index] for states in of_tree for index in estimator.first_states(len(states))]
+            for of_tree in self.states
         ]
-        self.go_on(first, estimator.budget(self.samples), dealt=self.context.find(EarlyContinuations) is None)
+        not_opened = self.context.find(EarlyContinuations) is None
+        self.sample(first, estimator.budget(self.samples), dealt=not_opened)
 
-    def anywhere(self, own: bool) -> bool:
-        """Whether it is so on any rank. Collective."""
-        return any(one for (one,) in self.context.ranks.exchange("value-waves", [own]))
+    def on_any_rank(self, condition: bool) -> bool:
+        """Returns whether it is true on any rank. Collective."""
+        return any(one for (one,) in self.context.ranks.exchange("value-waves", [condition]))
 
     def value(self, state: State) -> Value | None:
-        """The mean of what its continuations earned; None where there are none."""
-        estimate = self.found.get(state)
+        """Returns the mean reward of the state's continuations; None where there are none."""
+        estimate = self.estimates.get(state)
         return None if estimate is None else mean_of(estimate.rewards)
+
+    def values(self) -> list[list[StepValues]]:
+        """Returns `value` of every state."""
+        return [
+            [[self.value(state) for state, _ in of_answer] for of_answer in of_tree]
+            for of_tree in self.states
+        ]
+
+    def sibling_rewards(self) -> list[list[list[list[float]]]]:
+        """Returns, by tree, answer and state, what the other answers earned that went through the state."""
+        rewards = []
+        for tree, of_tree in zip(self.trees, self.states, strict=True):
+            shared = shared_tokens(tree)
+            rewards.append(
+                [[list(rewards_below(tree, shared, at)) for _, at in of_answer] for of_answer in of_tree]
+            )
+        return rewards
+
+    def values_with(self, others: list[list[list[list[float]]]]) -> list[list[StepValues]]:
+        """Returns the means of what a state's continuations and `others` earned."""
+
+        def value(rewards: list[float], state: State) -> Value | None:
+            estimate = self.estimates.get(state)
+            return mean_of([*(estimate.rewards if estimate else ()), *rewards])
+
+        return [
+            [
+                [value(rewards, state) for rewards, (state, _) in zip(of_answer, states, strict=True)]
+                for of_answer, states in zip(of_tree, states_of_tree, strict=True)
+            ]
+            for of_tree, states_of_tree in zip(others, self.states, strict=True)
+        ]
+
+
+def rewards_below(tree: Tree, shared: list[list[int]], at: Position) -> Iterator[float]:
+    """Yields what the other answers earned that begin as an answer does up to a position.
+
+    Where answers grew out of each other, those that also share what follows the position depend on what the
+    answer did there, and are left out; of every other branch it is the mean, weighted by what its answers
+    reach.
+    """
+    alike = [leaf for leaf in range(len(tree.leaves)) if shared[at.leaf][leaf] >= at.length]
+    if not tree.forked:
+        yield from (tree.leaves[leaf].reward for leaf in alike if leaf != at.leaf)
+        return
+    sharing = sharing_of(tree)
+    branches: dict[int, list[int]] = {}
+    for leaf in alike:
+        branches.setdefault(sharing.branch_at(leaf, at.length), []).append(leaf)
+    branches.pop(sharing.branch_at(at.leaf, at.length), None)
+    for leaves in branches.values():
+        reached = [sharing.reach[sharing.paths[leaf][-1]] for leaf in leaves]
+        yield mean([tree.leaves[leaf].reward for leaf in leaves], reached)
+
+
+def shared_tokens(tree: Tree) -> list[list[int]]:
+    """Returns how many tokens each pair of a tree's answers begins with alike. Answers in one line."""
+    import numpy as np
+
+    ids = [leaf.response_ids for leaf in tree.leaves]
+    shared = [[0] * len(ids) for _ in ids]
+    for one in range(len(ids)):
+        for other in range(one + 1, len(ids)):
+            length = min(len(ids[one]), len(ids[other]))
+            differ = np.flatnonzero(ids[one][:length] != ids[other][:length])
+            shared[one][other] = shared[other][one] = int(differ[0]) if len(differ) else length
+    return shared
+
+
+# Estimators
 
 
 class ValueEstimator(Registrable):
-    """How values of states are found."""
+    """Finds the values of states."""
 
     to_declare = ("unbiased",)
 
@@ -238,65 +322,22 @@ class ValueEstimator(Registrable):
         return None
 
     def budget(self, samples: int) -> Budget:
-        """How often a state is gone on from, which usually has so many continuations."""
+        """Returns how often a state is continued, which usually has so many continuations."""
         return FixedBudget(samples)
 
     def first_states(self, states: int) -> Sequence[int]:
-        """Which of an answer's so many states, numbered from the prompt on, it goes on from with that budget
-        whatever the other answers are and whatever continuations earned.
+        """Returns which of an answer's so many states, numbered from the prompt on, it continues with that
+        budget whatever the other answers are and whatever continuations earned.
 
-        `Valuation.begin` asks for these, and a run may do so as soon as the answer is graded, while others
-        are still sampled. None by default: for those that have to see all answers first, or sample nothing.
+        `Valuation.sample_first` samples these, and a run may do so as soon as the answer is graded, while
+        others are still sampled. None by default: for estimators that have to see all answers first, or
+        sample nothing.
         """
         return ()
 
-    def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
-        """Of each answer of each tree, one for each state of its way. Collective."""
+    def values(self, valuation: Valuation) -> list[list[StepValues]]:
+        """Returns the values by tree and answer, one for each of its `Valuation.states`. Collective."""
         raise NotImplementedError
-
-
-def rewards_of_others(valuation: Valuation) -> list[list[list[list[float]]]]:
-    """Of each tree, answer and state of its way: what the other answers earned that went through it."""
-    found: list[list[list[list[float]]]] = []
-    for tree, ways in zip(valuation.trees, valuation.ways, strict=True):
-        shared = shared_tokens(tree)
-        found.append([[list(rewards_below(tree, shared, at)) for _, at in way] for way in ways])
-    return found
-
-
-def rewards_below(tree: Tree, shared: list[list[int]], at: Place) -> Iterator[float]:
-    """What the other answers earned that begin as an answer does up to a place on its way.
-
-    Where answers grew out of each other, those that also share what follows the place depend on what the
-    answer did there, and are left out; of every other branch it is the mean, weighted by what its answers
-    reach.
-    """
-    alike = [place for place in range(len(tree.leaves)) if shared[at.leaf][place] >= at.length]
-    if not tree.forked:
-        yield from (tree.leaves[place].reward for place in alike if place != at.leaf)
-        return
-    sharing = sharing_of(tree)
-    branches: dict[int, list[int]] = {}
-    for place in alike:
-        branches.setdefault(sharing.branch_at(place, at.length), []).append(place)
-    branches.pop(sharing.branch_at(at.leaf, at.length), None)
-    for places in branches.values():
-        reached = [sharing.reach[sharing.paths[place][-1]] for place in places]
-        yield mean([tree.leaves[place].reward for place in places], reached)
-
-
-def shared_tokens(tree: Tree) -> list[list[int]]:
-    """How many tokens each pair of a tree's answers begins with alike. Answers in one line."""
-    import numpy as np
-
-    ids = [leaf.response_ids for leaf in tree.leaves]
-    shared = [[0] * len(ids) for _ in ids]
-    for one in range(len(ids)):
-        for other in range(one + 1, len(ids)):
-            length = min(len(ids[one]), len(ids[other]))
-            differ = np.flatnonzero(ids[one][:length] != ids[other][:length])
-            shared[one][other] = shared[other][one] = int(differ[0]) if len(differ) else length
-    return shared
 
 
 @ValueEstimator.register("continuations")
@@ -320,24 +361,8 @@ class FreshContinuations(ValueEstimator):
     def first_states(self, states: int) -> Sequence[int]:
         return range(states)
 
-    def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
-        valuation.begin(self)
+    def values(self, valuation: Valuation) -> list[list[StepValues]]:
+        valuation.sample_first(self)
         if not self.count_siblings:
-            return [[[valuation.value(state) for state, _ in way] for way in ways] for ways in valuation.ways]
-        return values_with(rewards_of_others(valuation), valuation)
-
-
-def values_with(others: list[list[list[list[float]]]], valuation: Valuation) -> list[list[AlongAnswer]]:
-    """The mean of what a state's continuations earned and what the other answers did."""
-
-    def value(rewards: list[float], state: State) -> Value | None:
-        estimate = valuation.found.get(state)
-        return mean_of([*(estimate.rewards if estimate else ()), *rewards])
-
-    return [
-        [
-            [value(rewards, state) for rewards, (state, _) in zip(of_answer, way, strict=True)]
-            for of_answer, way in zip(of_tree, ways, strict=True)
-        ]
-        for of_tree, ways in zip(others, valuation.ways, strict=True)
-    ]
+            return valuation.values()
+        return valuation.values_with(valuation.sibling_rewards())

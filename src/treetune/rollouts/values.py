@@ -1,4 +1,4 @@
-"""Values of states: states, budgets of continuations, estimates, and the rules that say where states lie."""
+"""Values of states: prefixes of answers, budgets of continuations, estimates, and rules for states."""
 
 from __future__ import annotations
 
@@ -18,59 +18,36 @@ from treetune.rollouts.metrics import mean
 from treetune.vocabulary import Grade, Problem, Segment, TokenIds, Trajectory, joined
 
 TOKENS_OF_A_STEP = 50
-"""Of a line of a mathematical solution, about: a guess for plans alone."""
+"""Tokens of a line of a mathematical solution, about: a guess for plans alone."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What continuations of a state earned; how many were cut off, their sampled tokens in all, and how many
-    could not be graded, and how many were set aside because they decided how many there are: neither are
-    among the rewards."""
-
-    rewards: tuple[float, ...]
-    unfinished: int
-    tokens: int
-    unavailable: int = 0
-    set_aside: int = 0
-
-    @property
-    def samples(self) -> int:
-        """Continuations in all."""
-        return len(self.rewards) + self.unavailable + self.set_aside
-
-    @property
-    def value(self) -> float | None:
-        """None where no continuation could be graded: nobody knows what the state is worth."""
-        return mean(self.rewards) if self.rewards else None
-
-
-class Beginning(NamedTuple):
-    """A state as whoever goes on from it needs it: what was asked, and what is there of the answer."""
+class AnswerPrefix(NamedTuple):
+    """A state as it is continued: the problem, its prompt, and the answer so far."""
 
     problem: Problem
     prompt_ids: TokenIds
     segments: tuple[Segment, ...]
 
     @staticmethod
-    def of(problem: Problem, prompt_ids: TokenIds, path: Sequence[Segment], length: int) -> Beginning:
+    def of(problem: Problem, prompt_ids: TokenIds, path: Sequence[Segment], length: int) -> AnswerPrefix:
         """The first `length` tokens of an answer."""
         segments = []
         for segment in path:
-            own = min(length, len(segment.token_ids))
-            if not own:
+            count = min(length, len(segment.token_ids))
+            if not count:
                 break
-            segments.append(replace(segment, token_ids=segment.token_ids[:own], logprobs=None))
-            length -= own
-        return Beginning(problem, prompt_ids, tuple(segments))
+            segments.append(replace(segment, token_ids=segment.token_ids[:count], logprobs=None))
+            length -= count
+        return AnswerPrefix(problem, prompt_ids, tuple(segments))
 
     @property
     def token_ids(self) -> TokenIds:
-        """Without the prompt's."""
+        """The answer's tokens, without the prompt's."""
         return joined([segment.token_ids for segment in self.segments])
 
     @property
     def key(self) -> bytes:
-        """The same for equal states alone, on whichever rank."""
+        """A digest that only equal states share, on whichever rank."""
         digest = hashlib.blake2b(repr(self.problem.id).encode(), digest_size=16)
         for segment in self.segments:
             digest.update(repr((segment.branch, segment.origin, len(segment.token_ids))).encode())
@@ -78,27 +55,50 @@ class Beginning(NamedTuple):
         return digest.digest()
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """The rewards of a state's continuations, and the cost of these."""
+
+    rewards: tuple[float, ...]
+    unfinished: int
+    """Continuations that were cut off."""
+    tokens: int
+    """Tokens that were sampled in all continuations."""
+    unavailable: int = 0
+    """Continuations that nobody could grade."""
+    pilot: int = 0
+    """Continuations that only decided how many there are, and don't count."""
+
+    @property
+    def samples(self) -> int:
+        """Continuations in all."""
+        return len(self.rewards) + self.unavailable + self.pilot
+
+    @property
+    def value(self) -> float | None:
+        """The mean reward; None where no continuation could be graded."""
+        return mean(self.rewards) if self.rewards else None
+
+
 class Budget:
-    """Decides how often a state is gone on from."""
+    """Decides how often a state is continued."""
 
     adaptive: bool = True
-    """Whether what it asks for depends on rewards."""
+    """Whether the number of continuations depends on rewards."""
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The least and the most continuations that a state can have, for whoever plans a run."""
+        """The least and the most continuations that a state can have, for plans."""
         first = self.ask(0, tuple)
         return first, first
 
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
-        """How many continuations to sample next: in turn 0 of a state that nothing is known of, and again
-        whenever those of the turn before are there. 0: it is known well enough. `rewards` waits for the
-        grades of all so far.
-        """
+        """Returns how many continuations to sample next: in turn 0 of a state without any, and again whenever
+        those of the turn before are there; 0 ends it. `rewards` waits for the grades of all so far."""
         raise NotImplementedError
 
     def counted(self, rewards: Sequence[float]) -> Sequence[float]:
-        """Those that the estimate is made of: all, unless some were sampled to decide how many to ask for."""
+        """Returns the rewards that the estimate is made of."""
         return rewards
 
 
@@ -115,75 +115,77 @@ class FixedBudget(Budget):
 
 
 class OpenState:
-    """A state that is being gone on from, by whoever gives its requests to the engine."""
+    """A state whose continuations are being sampled."""
 
     def ask(self) -> Sequence[Request | Later]:
-        """What to sample next; nothing where something is on its way, or enough is known."""
+        """Returns the requests to make next; none while some are open, or where enough is known."""
         raise NotImplementedError
 
     def answered(self, index: int, completions: list[Completion]) -> Sequence[Request | Later]:
-        """Takes what was sampled, and asks on. As `OnResult`; its requests are answered one by one."""
+        """Takes completions, and returns the requests that follow: an `OnResult`."""
         raise NotImplementedError
 
 
-class Steps(NamedTuple):
-    """Steps of an answer as its training row has them: where each ends, what it and its beginning are
-    worth, and the latter's standard error."""
+class StepRows(NamedTuple):
+    """The steps of an answer as its training row has them."""
 
     ends: tuple[int, ...]
     advantages: Sequence[float]
     values: Sequence[float]
+    """Value of the state before each step."""
     errors: Sequence[float]
+    """Standard errors of the values."""
 
 
 class StateRule(Registrable):
-    """Where values are wanted in an answer, and how it is gone on with from there."""
+    """Where values are wanted in an answer, and how the answer is continued from there."""
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
-        """How many of the answer's tokens stand before each of its steps: there are its states, from 0 on."""
+        """Returns how many of the answer's tokens stand before each of its steps, from 0 on. There its states
+        lie."""
         raise NotImplementedError
 
     def usual_states(self, tokens: float) -> float:
-        """How many an answer of so many tokens may have, for whoever plans a run; a guess, where the text
+        """Returns how many states an answer of so many tokens may have, for plans; a guess, where the text
         decides."""
         return max(1.0, tokens / TOKENS_OF_A_STEP)
 
-    def laid_out(
+    def step_rows(
         self,
         trajectory: Trajectory,
         advantages: Sequence[float],
         values: Sequence[float],
         errors: Sequence[float],
-    ) -> Steps:
-        """Advantages and values of its steps, and the values' standard errors, by where steps end."""
+    ) -> StepRows:
+        """Returns the steps for the training row, given one number of each kind for each state."""
         ends = (*tuple(self.step_starts(trajectory))[1:], trajectory.step_ends[-1])
-        return Steps(ends, advantages, values, errors)
+        return StepRows(ends, advantages, values, errors)
 
-    def begins(self, context: RolloutContext) -> bool:
-        """Whether a state can be gone on from before all answers are there: `begin`."""
+    def opens_early(self, context: RolloutContext) -> bool:
+        """Returns whether a state can be continued before all answers are there, with `open`."""
         return False
 
-    def begin(
+    def open(
         self,
         context: RolloutContext,
-        beginning: Beginning,
+        prefix: AnswerPrefix,
         budget: Budget,
         sampling: SamplingParams,
         purpose: str,
     ) -> OpenState:
-        """Begins to go on from a state. Kept in the context's `begun`, it is what `estimate` goes on with."""
+        """Opens a state, which `estimate` takes up where it finds it among the `EarlyContinuations`."""
         raise NotImplementedError
 
     def estimate(
         self,
         context: RolloutContext,
-        beginnings: Sequence[Beginning],
+        prefixes: Sequence[AnswerPrefix],
         budget: Budget,
         sampling: SamplingParams,
         purpose: str,
     ) -> list[Estimate]:
-        """What continuations of each state earn. The seed of each derives from the state and `purpose`
-        alone, whoever samples it, and when."""
+        """Continues each state. The seed of each continuation derives from the state and `purpose` alone,
+        whichever rank samples it, and when."""
         raise NotImplementedError
 
 
@@ -196,7 +198,7 @@ class EarlyContinuations:
     training: an answer waits until so many of its problem's are there.
 
     A rollout takes part through `attached`; in the credit phase this object is a service of the context, and
-    estimates take up the `states` that it began.
+    estimates take up the `states` that it opened.
     """
 
     rule: StateRule
@@ -208,7 +210,7 @@ class EarlyContinuations:
     least: int = 1
     purpose: str = "value"
     states: dict[Any, OpenState] = field(default_factory=dict)
-    """The states that were continued, by key, sampling and purpose."""
+    """The states that were opened, by key, sampling and purpose."""
     engine: PipelinedEngine = field(init=False)
     _graded: dict[str, list[Trajectory]] = field(default_factory=lambda: defaultdict(list))
 
@@ -229,6 +231,10 @@ class EarlyContinuations:
 
         return context.with_services(AnswerObserver(observe), engine=self.engine)
 
+    def find(self, prefix: AnswerPrefix, sampling: SamplingParams, purpose: str) -> OpenState | None:
+        """Returns the state, if it was opened."""
+        return self.states.get((prefix.key, sampling, purpose))
+
     def _take(self, context: RolloutContext, answer: Trajectory, grade: Grade) -> None:
         if not with_unfinished(grade, answer.finish_reason, context.settings.unfinished_reward).is_known:
             return
@@ -240,10 +246,10 @@ class EarlyContinuations:
         for ready in of_problem if len(of_problem) == self.least else of_problem[-1:]:
             starts = self.rule.step_starts(ready)[: self.max_states]
             for index in self.first_states(len(starts)):
-                beginning = Beginning.of(ready.problem, ready.prompt_ids, ready.segments, starts[index])
-                key = beginning.key, self.sampling, self.purpose
+                prefix = AnswerPrefix.of(ready.problem, ready.prompt_ids, ready.segments, starts[index])
+                key = prefix.key, self.sampling, self.purpose
                 if key not in self.states:
-                    state = self.rule.begin(context, beginning, self.budget, self.sampling, self.purpose)
+                    state = self.rule.open(context, prefix, self.budget, self.sampling, self.purpose)
                     self.states[key] = state
                     self.engine.also(state.ask(), state.answered)
 

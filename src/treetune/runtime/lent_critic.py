@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from treetune.rollouts.base import Critic
-from treetune.rollouts.credit import unlearnt
+from treetune.rollouts.credit import scoring_row
 from treetune.runtime.columns_of_ranks import episodes_everywhere
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
@@ -30,7 +30,7 @@ def lent_critic(session: Session, server: PolicyServer, values: Callable[[Sequen
 
         ranks = session.ranks
         counts = [count for (count,) in ranks.exchange("critic-counts", [len(answers)])]
-        rows = episodes_everywhere(ranks, "critic-answers", [unlearnt(answer) for answer in answers])
+        rows = episodes_everywhere(ranks, "critic-answers", [scoring_row(answer) for answer in answers])
         if not rows:
             return []
         sequences = Sequences.of(rows)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt
 
-from treetune.rollouts.credit import unlearnt
+from treetune.rollouts.credit import scoring_row
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.tasks.base import Split
 from treetune.trainers.objectives.base import KlEstimator, kl_estimate
@@ -175,7 +175,7 @@ class KlToReference(OfCheckpoints):
         assert sampling is not None
         # At temperature 0, what the untempered policy gives.
         models = StoredModels(session, point, sampling.temperature or 1.0)
-        sequences = Sequences.of([unlearnt(answer) for answer in answers])
+        sequences = Sequences.of([scoring_row(answer) for answer in answers])
         policy_N, start_N = models.policy_logprobs(sequences), models.ref_logprobs(sequences)
         kl = answer_kl(policy_N, start_N, sequences.starts)
         return [

@@ -17,7 +17,7 @@ from treetune.contracts import Finding
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.states import StepBoundaries
 from treetune.rollouts.unavailable import NothingGraded
-from treetune.rollouts.valuation import Wanted, estimates
+from treetune.rollouts.valuation import ProblemStates, estimates
 from treetune.rollouts.values import Estimate, FixedBudget
 from treetune.runtime.base import PolicyIteration
 from treetune.seeds import derive_seed, derived_random
@@ -246,7 +246,7 @@ def continued_places(
     if not places:
         return []
     wanted = [
-        Wanted(problem, prompt_ids, [[Segment(begun_ids)]], [(0, len(begun_ids))])
+        ProblemStates(problem, prompt_ids, [[Segment(begun_ids)]], [(0, len(begun_ids))])
         for problem, prompt_ids, begun_ids in places
     ]
     found, everyones = estimates(

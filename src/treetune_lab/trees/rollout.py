@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from annotated_types import Gt
 
@@ -22,20 +22,21 @@ from treetune.contracts import (
 )
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.rollouts.answers import (
+    UNGRADED,
     SampledRollout,
     before_stop,
-    encoded_prompt,
     is_decided,
+    measured_trees,
     rank_share,
     steps_of,
     with_unfinished,
 )
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.metrics import mean, pooled, trajectory_metrics
-from treetune.rollouts.numbers import Number, NumberGroup, declare, measured
+from treetune.rollouts.metrics import mean, pooled
+from treetune.rollouts.numbers import Number, NumberGroup, declare
 from treetune.seeds import derive_seed
-from treetune.tree import Tree, answers_of, trees_of
+from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Fork, Grade, Metrics, Problem, Segment, TokenIds, Trajectory, joined
 from treetune_lab.trees.branching import Branches, Branching
 
@@ -70,193 +71,6 @@ def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
     return found | {"tree/shared": 1 - found["tree/tokens"] / found["tree/tokens_of_chains"]}
 
 
-UNGRADED = Grade(reward=0.0, outcome="no_answer")
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A request of this round, and the branches that its samples are for, in their order."""
-
-    request: Request
-    begun: tuple[Branches, ...]
-
-
-@dataclass
-class Growth:
-    """`answers` are those of all rounds that are whole, their segments still uncut. A round's answers are put
-    in the order in which they were asked for, so that it does not matter in which they come.
-
-    `most_tokens` bounds what may be sampled: there are no branches that could exceed it if they were as long
-    as they may be.
-    """
-
-    context: RolloutContext
-    problem: Problem
-    prompt_ids: TokenIds
-    sampling: SamplingParams
-    branching: Branching
-    samples: int
-    most_tokens: int | None
-    unfinished_reward: float | None
-    answers: list[Trajectory] = field(default_factory=list)
-    sampled_tokens: int = 0
-    _round: int = -1
-    _asked: list[_Asked] = field(default_factory=list)
-    _received: dict[int, list[Completion]] = field(default_factory=dict)
-    _grades: list[dict[int, list[Future[Grade]]]] = field(default_factory=list)
-    """Of each round by the number of the request."""
-
-    def begin(self) -> list[Request]:
-        place = (self.context.iteration, self.problem.id, "rollout")
-        seed = derive_seed(self.context.seed, *place)
-        request = Request(self.prompt_ids, seed=seed, n=self.samples, sampling=self.sampling)
-        return self._ask([_Asked(request, ())])
-
-    def receive(self, number: int, completions: list[Completion]) -> list[Request]:
-        """What to sample after the answers to this round's request of that number: nothing before all of the
-        round are there."""
-        begun = self._beginnings(self._asked[number])
-        self._received[number] = completions
-        self._grades[-1][number] = [
-            self._submitted(begun_ids, completion)
-            for (_, begun_ids), completion in zip(begun, completions, strict=True)
-        ]
-        if len(self._received) < len(self._asked):
-            return []
-        for place, asked in enumerate(self._asked):
-            for (branch, begun_ids), one in zip(self._beginnings(asked), self._received[place], strict=True):
-                self._add(branch, begun_ids, one)
-        return self._ask(self._requests(self._affordable(self.branching.branches(self.answers, self._round))))
-
-    def tree(self) -> Tree:
-        """Once nothing is asked any more. Waits for grades."""
-        grades = [
-            future.result()
-            for of_round in self._grades
-            for number in range(len(of_round))
-            for future in of_round[number]
-        ]
-        answers = [
-            replace(
-                answer,
-                segments=segments,
-                grade=with_unfinished(grade, answer.finish_reason, self.unfinished_reward),
-            )
-            for answer, segments, grade in zip(self.answers, cut_at_forks(self.answers), grades, strict=True)
-        ]
-        (tree,) = trees_of(answers)
-        return tree
-
-    def _ask(self, asked: list[_Asked]) -> list[Request]:
-        self._round += 1
-        self._asked, self._received = asked, {}
-        self._grades.append({})
-        return [one.request for one in asked]
-
-    def _requests(self, wanted: Sequence[Branches]) -> list[_Asked]:
-        """One for each distinct state: answers may begin alike by chance."""
-        by_state: dict[bytes, list[Branches]] = {}
-        for one in wanted:
-            begun_ids = self.answers[one.sample].response_ids[: one.tokens]
-            by_state.setdefault(begun_ids.tobytes(), []).append(one)
-        asked = []
-        for branches in by_state.values():
-            begun_ids = self.answers[branches[0].sample].response_ids[: branches[0].tokens]
-            state = repr(tuple(begun_ids.tolist()))
-            place = (self.context.iteration, self.problem.id, state, "tree", self._round)
-            request = Request(
-                prompt_ids=joined([self.prompt_ids, begun_ids]),
-                seed=derive_seed(self.context.seed, *place),
-                n=sum(one.further for one in branches),
-                sampling=replace(self.sampling, max_tokens=self.sampling.max_tokens - len(begun_ids)),
-            )
-            asked.append(_Asked(request, tuple(branches)))
-        return asked
-
-    def _affordable(self, wanted: Sequence[Branches]) -> list[Branches]:
-        if self.most_tokens is None:
-            return list(wanted)
-        costs = accumulate(one.further * (self.sampling.max_tokens - one.tokens) for one in wanted)
-        left = self.most_tokens - self.sampled_tokens
-        return [one for one, cost in zip(wanted, costs, strict=True) if cost <= left]
-
-    def _beginnings(self, asked: _Asked) -> list[tuple[Branches | None, TokenIds]]:
-        """Of each sample of a request what it goes on from."""
-        if not asked.begun:
-            return [(None, joined([]))] * asked.request.n
-        return [
-            (one, self.answers[one.sample].response_ids[: one.tokens])
-            for one in asked.begun
-            for _ in range(one.further)
-        ]
-
-    def _submitted(self, begun_ids: TokenIds, completion: Completion) -> Future[Grade]:
-        text = self.context.codec.decode(joined([begun_ids, completion.token_ids]))
-        decided = is_decided(completion.finish_reason, self.unfinished_reward)
-        said = before_stop(text, self.sampling.stop)
-        return self.context.grader.submit(said, self.problem, decided=decided)
-
-    def _add(self, branch: Branches | None, begun_ids: TokenIds, completion: Completion) -> None:
-        self.sampled_tokens += len(completion.token_ids)
-        response_ids = joined([begun_ids, completion.token_ids])
-        text = self.context.codec.decode(response_ids)
-        own = (completion.segment(),)
-        begun = () if branch is None else _begun(self.answers[branch.sample].segments, branch.tokens)
-        self.answers.append(
-            Trajectory(
-                problem=self.problem,
-                sample=len(self.answers),
-                prompt_ids=self.prompt_ids,
-                segments=begun + own,
-                finish_reason=completion.finish_reason,
-                text=text,
-                grade=UNGRADED,
-                step_ends=steps_of(self.context, self.problem, response_ids, text, self.sampling.stop),
-                fork=None if branch is None else Fork(branch.sample, branch.tokens),
-            )
-        )
-
-
-def _begun(segments: Sequence[Segment], tokens: int) -> tuple[Segment, ...]:
-    """The first `tokens` tokens."""
-    found = []
-    for segment in segments:
-        own = min(tokens, len(segment.token_ids))
-        if own:
-            found.append(_part(segment, 0, own))
-        tokens -= own
-    return tuple(found)
-
-
-def _part(segment: Segment, start: int, end: int) -> Segment:
-    """The seconds of a request are those of what it sampled last."""
-    whole = end == len(segment.token_ids)
-    return replace(
-        segment,
-        token_ids=segment.token_ids[start:end],
-        logprobs=None if segment.logprobs is None else segment.logprobs[start:end],
-        seconds=segment.seconds if whole else None,
-    )
-
-
-def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
-    """The segments of each answer, whose last one is what was sampled for it, with a cut wherever any answer
-    forks off from it: so that what answers share are whole segments."""
-    found: list[tuple[Segment, ...]] = []
-    for answer in answers:
-        begins = 0 if answer.fork is None else answer.fork.tokens
-        own = answer.segments[-1]
-        forks = {
-            one.fork.tokens - begins
-            for one in answers
-            if one.fork is not None and one.fork.sample == answer.sample
-        }
-        ends = sorted({0, *forks, len(own.token_ids)})
-        pieces = tuple(_part(own, start, end) for start, end in pairwise(ends))
-        found.append((() if answer.fork is None else _begun(found[answer.fork.sample], begins)) + pieces)
-    return found
-
-
 @Rollout.register("tree")
 @dataclass(frozen=True, kw_only=True)
 class TreeRollout(SampledRollout):
@@ -265,10 +79,6 @@ class TreeRollout(SampledRollout):
     answers share was sampled once and is trained once. A problem's tree grows as soon as its own answers are
     there, whatever the others do.
 
-    `most_tokens` bounds what is sampled for a problem: there are no branches that could exceed it if they
-    were as long as they may be. What is affordable depends on how long answers came out, which makes even
-    fair branches a little unfair where the bound bites.
-
     ``tree/…`` are means over trees: answers, nodes, depth, sampled tokens, tokens of as many answers from the
     prompt, and the share of these that didn't have to be sampled.
     """
@@ -276,7 +86,11 @@ class TreeRollout(SampledRollout):
     samples: Annotated[int, Gt(0)] = 4
     """Answers from the prompt."""
     branching: Branching
+    """The rule that says where trees branch, and into how many answers."""
     most_tokens: Annotated[int, Gt(0)] | None = None
+    """Bounds what is sampled for a problem: there are no branches that could exceed it if they were as long
+    as they may be. What is affordable depends on how long answers came out, which makes even fair branches a
+    little unfair where the bound bites. None: there is no bound."""
     temperature: Annotated[float, Gt(0)] = 1.0
     """Of sampling, and of the log-probs in training."""
     stop: tuple[str, ...] = ()
@@ -329,51 +143,214 @@ class TreeRollout(SampledRollout):
         return problems * self.branching.most_answers(self.samples)
 
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
-        # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
-        for problem in problems:
-            sampling = context.task.of(problem).sampling(self.sampling)
-            encoded_prompt(context, problem, sampling.max_tokens, self.max_prompt_tokens)
-        growths = [self._growth(context, problem) for problem in rank_share(context, problems)]
-        _grow(context, growths)
-        trees = measured([growth.tree() for growth in growths], context.codec)
-        return trees, trajectory_metrics(context, answers_of(trees)) | tree_metrics(context, trees)
+        assert context.engine is not None, "a rollout that samples needs an engine"
+        prompts = self.encoded_prompts(context, problems)
+        growing = []
+        for problem in rank_share(context, problems):
+            prompt_ids, sampling = prompts[problem.id], context.task.of(problem).sampling(self.sampling)
+            max_tokens = context.settings.token_budget(prompt_ids, sampling.max_tokens)
+            growing.append(
+                _GrowingTree(context, problem, prompt_ids, replace(sampling, max_tokens=max_tokens), self)
+            )
+        owners: list[tuple[_GrowingTree, int]] = []  # of each request: its tree, and its number in the round
+        done = total = 0
 
-    def _growth(self, context: RolloutContext, problem: Problem) -> Growth:
-        sampling = context.task.of(problem).sampling(self.sampling)
-        prompt_ids = encoded_prompt(context, problem, sampling.max_tokens, self.max_prompt_tokens)
-        budget = context.settings.token_budget(prompt_ids, sampling.max_tokens)
-        return Growth(
-            context=context,
-            problem=problem,
-            prompt_ids=prompt_ids,
-            sampling=SamplingParams(**vars(sampling) | {"max_tokens": budget}),
-            branching=self.branching,
-            samples=self.samples,
-            most_tokens=self.most_tokens,
-            unfinished_reward=self.unfinished_reward,
+        def asked(tree: _GrowingTree, requests: list[Request]) -> list[Request]:
+            nonlocal total
+            owners.extend((tree, number) for number in range(len(requests)))
+            total += sum(request.n for request in requests)
+            return requests
+
+        def on_result(index: int, completions: list[Completion]) -> list[Request]:
+            nonlocal done
+            tree, number = owners[index]
+            done += len(completions)
+            further = asked(tree, tree.receive(number, completions))
+            context.log.progress(done, total)
+            return further
+
+        requests = [request for tree in growing for request in asked(tree, tree.begin())]
+        if requests:
+            context.engine.generate(requests, on_result)
+        trees, metrics = measured_trees(context, [tree.tree() for tree in growing])
+        return trees, metrics | tree_metrics(context, trees)
+
+
+class _Asked(NamedTuple):
+    """A request of a round, and the branches that its samples are for, in their order; none for the first
+    request, whose samples begin at the prompt."""
+
+    request: Request
+    branches: tuple[Branches, ...]
+
+
+@dataclass
+class _GrowingTree:
+    """One problem's tree while it grows.
+
+    `answers` are those of all finished rounds, their segments still uncut. A round's answers are put in the
+    order in which they were requested, so that it does not matter in which they come.
+    """
+
+    context: RolloutContext
+    problem: Problem
+    prompt_ids: TokenIds
+    sampling: SamplingParams
+    rollout: TreeRollout
+    answers: list[Trajectory] = field(default_factory=list)
+    sampled_tokens: int = 0
+    _round: int = -1
+    _asked: list[_Asked] = field(default_factory=list)
+    _received: dict[int, list[Completion]] = field(default_factory=dict)
+    _grades: list[dict[int, list[Future[Grade]]]] = field(default_factory=list)
+    """By round and number of the request."""
+
+    def begin(self) -> list[Request]:
+        key = (self.context.iteration, self.problem.id, "rollout")
+        seed = derive_seed(self.context.seed, *key)
+        request = Request(self.prompt_ids, seed=seed, n=self.rollout.samples, sampling=self.sampling)
+        return self._ask([_Asked(request, ())])
+
+    def receive(self, number: int, completions: list[Completion]) -> list[Request]:
+        """Takes the answers to this round's request of that number. Returns the next round's requests once
+        all of the round are there."""
+        self._received[number] = completions
+        self._grades[-1][number] = [
+            self._submit(prefix_ids, completion)
+            for (_, prefix_ids), completion in zip(
+                self._prefixes(self._asked[number]), completions, strict=True
+            )
+        ]
+        if len(self._received) < len(self._asked):
+            return []
+        for place, asked in enumerate(self._asked):
+            for (branch, prefix_ids), completion in zip(
+                self._prefixes(asked), self._received[place], strict=True
+            ):
+                self._add(branch, prefix_ids, completion)
+        return self._ask(self._requests(self.rollout.branching.branches(self.answers, self._round)))
+
+    def tree(self) -> Tree:
+        """Returns the tree, once nothing is requested any more. Waits for grades."""
+        grades = [
+            future.result()
+            for of_round in self._grades
+            for number in range(len(of_round))
+            for future in of_round[number]
+        ]
+        unfinished_reward = self.rollout.unfinished_reward
+        answers = [
+            replace(
+                answer,
+                segments=segments,
+                grade=with_unfinished(grade, answer.finish_reason, unfinished_reward),
+            )
+            for answer, segments, grade in zip(self.answers, cut_at_forks(self.answers), grades, strict=True)
+        ]
+        (tree,) = trees_of(answers)
+        return tree
+
+    def _ask(self, asked: list[_Asked]) -> list[Request]:
+        self._round += 1
+        self._asked, self._received = asked, {}
+        self._grades.append({})
+        return [one.request for one in asked]
+
+    def _requests(self, wanted: Sequence[Branches]) -> list[_Asked]:
+        """Returns one request for each distinct state: answers may begin alike by chance."""
+        if self.rollout.most_tokens is not None:
+            costs = accumulate(one.further * (self.sampling.max_tokens - one.tokens) for one in wanted)
+            left = self.rollout.most_tokens - self.sampled_tokens
+            wanted = [one for one, cost in zip(wanted, costs, strict=True) if cost <= left]
+        by_state: dict[bytes, list[Branches]] = {}
+        for one in wanted:
+            prefix_ids = self.answers[one.sample].response_ids[: one.tokens]
+            by_state.setdefault(prefix_ids.tobytes(), []).append(one)
+        asked = []
+        for branches in by_state.values():
+            prefix_ids = self.answers[branches[0].sample].response_ids[: branches[0].tokens]
+            state = repr(tuple(prefix_ids.tolist()))
+            key = (self.context.iteration, self.problem.id, state, "tree", self._round)
+            request = Request(
+                prompt_ids=joined([self.prompt_ids, prefix_ids]),
+                seed=derive_seed(self.context.seed, *key),
+                n=sum(one.further for one in branches),
+                sampling=replace(self.sampling, max_tokens=self.sampling.max_tokens - len(prefix_ids)),
+            )
+            asked.append(_Asked(request, tuple(branches)))
+        return asked
+
+    def _prefixes(self, asked: _Asked) -> list[tuple[Branches | None, TokenIds]]:
+        """Returns for each sample of a request its branch, and the tokens that it continues."""
+        if not asked.branches:
+            return [(None, joined([]))] * asked.request.n
+        return [
+            (one, self.answers[one.sample].response_ids[: one.tokens])
+            for one in asked.branches
+            for _ in range(one.further)
+        ]
+
+    def _submit(self, prefix_ids: TokenIds, completion: Completion) -> Future[Grade]:
+        text = self.context.codec.decode(joined([prefix_ids, completion.token_ids]))
+        decided = is_decided(completion.finish_reason, self.rollout.unfinished_reward)
+        graded_text = before_stop(text, self.sampling.stop)
+        return self.context.grader.submit(graded_text, self.problem, decided=decided)
+
+    def _add(self, branch: Branches | None, prefix_ids: TokenIds, completion: Completion) -> None:
+        self.sampled_tokens += len(completion.token_ids)
+        response_ids = joined([prefix_ids, completion.token_ids])
+        text = self.context.codec.decode(response_ids)
+        prefix = () if branch is None else _prefix(self.answers[branch.sample].segments, branch.tokens)
+        self.answers.append(
+            Trajectory(
+                problem=self.problem,
+                sample=len(self.answers),
+                prompt_ids=self.prompt_ids,
+                segments=(*prefix, completion.segment()),
+                finish_reason=completion.finish_reason,
+                text=text,
+                grade=UNGRADED,
+                step_ends=steps_of(self.context, self.problem, response_ids, text, self.sampling.stop),
+                fork=None if branch is None else Fork(branch.sample, branch.tokens),
+            )
         )
 
 
-def _grow(context: RolloutContext, growths: Sequence[Growth]) -> None:
-    """Samples all trees to their ends, each as fast as its own answers come in."""
-    assert context.engine is not None, "a rollout that samples needs an engine"
-    owners: list[tuple[Growth, int]] = []  # of each request: whose it is, and its number in that one's round
-    done = total = 0
+def _prefix(segments: Sequence[Segment], tokens: int) -> tuple[Segment, ...]:
+    """Returns the segments of the first `tokens` tokens."""
+    parts = []
+    for segment in segments:
+        count = min(tokens, len(segment.token_ids))
+        if count:
+            parts.append(_part(segment, 0, count))
+        tokens -= count
+    return tuple(parts)
 
-    def asked(growth: Growth, requests: list[Request]) -> list[Request]:
-        nonlocal total
-        owners.extend((growth, number) for number in range(len(requests)))
-        total += sum(request.n for request in requests)
-        return requests
 
-    def on_result(index: int, completions: list[Completion]) -> list[Request]:
-        nonlocal done
-        growth, number = owners[index]
-        done += len(completions)
-        further = asked(growth, growth.receive(number, completions))
-        context.log.progress(done, total)
-        return further
+def _part(segment: Segment, start: int, end: int) -> Segment:
+    """Returns a part of a segment. The seconds of a request go to what it sampled last."""
+    whole = end == len(segment.token_ids)
+    return replace(
+        segment,
+        token_ids=segment.token_ids[start:end],
+        logprobs=None if segment.logprobs is None else segment.logprobs[start:end],
+        seconds=segment.seconds if whole else None,
+    )
 
-    requests = [request for growth in growths for request in asked(growth, growth.begin())]
-    if requests:
-        context.engine.generate(requests, on_result)
+
+def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
+    """Returns the segments of each answer, whose last one is what was sampled for it, with a cut wherever any
+    answer forks off from it, so that answers share whole segments."""
+    cut: list[tuple[Segment, ...]] = []
+    for answer in answers:
+        begins = 0 if answer.fork is None else answer.fork.tokens
+        last = answer.segments[-1]
+        forks = {
+            one.fork.tokens - begins
+            for one in answers
+            if one.fork is not None and one.fork.sample == answer.sample
+        }
+        ends = sorted({0, *forks, len(last.token_ids)})
+        pieces = tuple(_part(last, start, end) for start, end in pairwise(ends))
+        cut.append((() if answer.fork is None else _prefix(cut[answer.fork.sample], begins)) + pieces)
+    return cut

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from treetune.contracts import Experiment, Finding, Need, OneLine
 from treetune.rollouts.base import Critic, CriticSettings, check_critic_goes_on
-from treetune.rollouts.valuation import AlongAnswer, Valuation, Value, ValueEstimator
+from treetune.rollouts.valuation import StepValues, Valuation, Value, ValueEstimator
 from treetune_lab.values.over_another import OverAnother, Sums
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class CriticValues(ValueEstimator):
     def critic_settings(self) -> CriticSettings:
         return self.critic
 
-    def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
+    def values(self, valuation: Valuation) -> list[list[StepValues]]:
         return [
             [
                 [None if value is None else Value(value, UNKNOWN_VARIANCE) for value in of_answer]
@@ -72,10 +72,10 @@ def critic_values(valuation: Valuation) -> list[list[list[float | None]]]:
     """The critic's values of each answer of each tree, one for each state of its way; None behind the last
     sampled token. Collective."""
     critic = valuation.context.get(Critic)
-    found = iter(critic.values([leaf for tree in valuation.trees for leaf in tree.leaves]))
+    by_answer = iter(critic.values([leaf for tree in valuation.trees for leaf in tree.leaves]))
     return [
-        [[_at(values, place.length) for _, place in way] for way, values in zip(ways, found)]
-        for ways in valuation.ways
+        [[_at(values, at.length) for _, at in states] for states, values in zip(of_tree, by_answer)]
+        for of_tree in valuation.states
     ]
 
 
@@ -126,7 +126,7 @@ class ControlVariate(OverAnother):
     def critic_settings(self) -> CriticSettings:
         return self.critic
 
-    def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
+    def values(self, valuation: Valuation) -> list[list[StepValues]]:
         found, of_critic = self.over.values(valuation), critic_values(valuation)
         own = [
             Moments.of(
@@ -184,17 +184,17 @@ class Moments(NamedTuple):
 
 
 def _errors(
-    along: AlongAnswer, judged: Sequence[float | None], reward: float
+    along: StepValues, judged: Sequence[float | None], reward: float
 ) -> Iterator[tuple[float, float]]:
     """How far a state's own look and the next one's are from the critic's value of it, state by state."""
     known = [(one, of_critic) for one, of_critic in zip(along, judged, strict=True) if one is not None]
     looks = [*(one.value for one, _ in known[1:]), reward]
     for (one, of_critic), look in zip(known, looks):
         if of_critic is not None:
-            yield one.held_against - of_critic, look - of_critic
+            yield one.baseline_or_value - of_critic, look - of_critic
 
 
 def _with_baseline(one: Value | None, of_critic: float | None, share: float) -> Value | None:
     if one is None or of_critic is None:
         return one
-    return one._replace(baseline=of_critic + share * (one.held_against - of_critic))
+    return one._replace(baseline=of_critic + share * (one.baseline_or_value - of_critic))

@@ -12,7 +12,7 @@ from annotated_types import Ge, Lt
 
 from treetune.rollouts.base import CriticSettings
 from treetune.rollouts.metrics import mean, pooled
-from treetune.rollouts.valuation import AlongAnswer, FreshContinuations, Valuation, Value, ValueEstimator
+from treetune.rollouts.valuation import FreshContinuations, StepValues, Valuation, Value, ValueEstimator
 from treetune.rollouts.values import Budget
 
 
@@ -81,7 +81,7 @@ class Smoothed(OverAnother):
     unbiased = False
     learns_from_others = True
 
-    def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
+    def values(self, valuation: Valuation) -> list[list[StepValues]]:
         found = self.over.values(valuation)
         squares = {
             str(lag): [square for of_tree in found for along in of_tree for square in _squares(along, lag)]
@@ -101,7 +101,7 @@ class Smoothed(OverAnother):
         ]
 
 
-def _squares(along: AlongAnswer, lag: int) -> list[float]:
+def _squares(along: StepValues, lag: int) -> list[float]:
     """Of the differences of states that are so many steps apart."""
     return [
         (two.value - one.value) ** 2
@@ -127,16 +127,16 @@ def _walk(everyones: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     return step, noise / mean(everyones["variance"])
 
 
-def _noisy_looks(along: AlongAnswer, reward: float, scale: float) -> AlongAnswer:
+def _noisy_looks(along: StepValues, reward: float, scale: float) -> StepValues:
     """The values with their noise as it is, and the reward behind the last."""
-    looks: AlongAnswer = [
+    looks: StepValues = [
         None if one is None else one._replace(variance=one.variance * scale) for one in along
     ]
     last = next((one for one in reversed(looks) if one is not None), None)
     return [*looks, None if last is None else Value(reward, last.variance * last.samples)]
 
 
-def smoothed(path: Sequence[Value | None], step_variance: float) -> AlongAnswer:
+def smoothed(path: Sequence[Value | None], step_variance: float) -> StepValues:
     """The expectation of a random walk at each place where it was looked at, given all of them."""
     known = [(place, one) for place, one in enumerate(path) if one is not None]
     filtered: list[Value] = []
@@ -158,7 +158,7 @@ def smoothed(path: Sequence[Value | None], step_variance: float) -> AlongAnswer:
             now.value + back * (later.value - ahead.value),
             now.variance + back**2 * (later.variance - ahead.variance),
         )
-    result: AlongAnswer = [None] * len(path)
+    result: StepValues = [None] * len(path)
     for (place, _), value in zip(known, filtered, strict=True):
         result[place] = value
     return result
@@ -198,7 +198,7 @@ class Filtered(OverAnother):
         learns = None in (self.behind, self.before)
         return self.over.unbiased and not (learns and self.over.learns_from_others)
 
-    def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
+    def values(self, valuation: Valuation) -> list[list[StepValues]]:
         found = self.over.values(valuation)
         own = [
             Sums(
@@ -233,15 +233,15 @@ class Filtered(OverAnother):
         )
 
 
-def _looks(along: AlongAnswer, reward: float) -> list[float]:
+def _looks(along: StepValues, reward: float) -> list[float]:
     return [*(one.value for one in along if one is not None), reward]
 
 
-def _misses(along: AlongAnswer, reward: float) -> list[float]:
+def _misses(along: StepValues, reward: float) -> list[float]:
     """Sums of squares for each of `GAINS`: of what is seen from behind less the value before it, and then of
     what is seen from before less the next."""
     looks = _looks(along, reward)
-    held = [one.held_against for one in along if one is not None]
+    held = [one.baseline_or_value for one in along if one is not None]
     behind, before = [], []
     for gain in GAINS:
         after = _from_behind(looks, gain)
@@ -265,10 +265,10 @@ def _from_before(looks: Sequence[float], gain: float) -> list[float]:
     return found
 
 
-def filtered(along: AlongAnswer, reward: float, behind: float, before: float) -> AlongAnswer:
+def filtered(along: StepValues, reward: float, behind: float, before: float) -> StepValues:
     """The values of an answer with these gains."""
     values = iter(_from_behind(_looks(along, reward), behind))
-    baselines = iter(_from_before([one.held_against for one in along if one is not None], before))
+    baselines = iter(_from_before([one.baseline_or_value for one in along if one is not None], before))
     return [
         None if one is None else one._replace(value=next(values), baseline=next(baselines)) for one in along
     ]

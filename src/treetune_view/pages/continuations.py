@@ -97,8 +97,8 @@ def _request(config: Mapping[str, Any], answer: Answer, start: int) -> Request:
     from treetune.rollouts.context import AnswerSettings
     from treetune.rollouts.monte_carlo import MonteCarlo
     from treetune.rollouts.single_turn import SingleTurn
-    from treetune.rollouts.states import continuations_asked_for
-    from treetune.rollouts.values import Beginning
+    from treetune.rollouts.states import continuation_request
+    from treetune.rollouts.values import AnswerPrefix
 
     try:  # with a key of their own, so that nothing of a user's package is imported
         credit = build(Credit, config.get("credit"), key=("credit",))
@@ -111,14 +111,14 @@ def _request(config: Mapping[str, Any], answer: Answer, start: int) -> Request:
             " be found again"
         )
     one = answer.trajectory
-    beginning = Beginning.of(one.problem, one.prompt_ids, one.segments, start)
+    beginning = AnswerPrefix.of(one.problem, one.prompt_ids, one.segments, start)
     own = {
         name: value
         for name in ("temperature", "top_p", "top_k")
         if (value := getattr(credit, name)) is not None
     }
     sampling = replace(rollout.sampling, **own)
-    return continuations_asked_for(
+    return continuation_request(
         AnswerSettings(int(config["context_length"])),
         int(config.get("seed", 0)),
         answer.source.number - 1,
