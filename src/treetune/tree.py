@@ -181,8 +181,8 @@ def training_rows(
     prompt_ids: TokenIds, parts: Sequence[tuple[Branch, TokenIds, Column]]
 ) -> Iterator[tuple[TokenIds, Column]]:
     """Yields the rows that a model runs over to train an answer, given its parts: branch, token ids, and
-    which of these are trained. A part with trained tokens has a row of the prompt, the earlier parts that it saw,
-    and itself; beside the row are the positions in it whose next token is trained.
+    which of these are trained. A part with trained tokens has a row of the prompt, the earlier parts that it
+    saw, and itself; beside the row are the positions in it whose next token is trained.
     """
     import numpy as np
 
