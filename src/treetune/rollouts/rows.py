@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +33,13 @@ BRANCH = pa.list_(pa.list_(pa.int64()))
 
 
 def logprobs_type(columns: Sequence[Column | None]) -> pa.DataType:
-    """Half as long where no log-prob needs more."""
+    """Returns the type of a column of log-probs: half as long where none needs more."""
     wide = any(column is not None and column.dtype == np.float64 for column in columns)
     return NUMBERS if wide else pa.list_(pa.float32())
 
 
 def lists(rows: Sequence[Column | None], kind: pa.ListType) -> pa.ListArray:
-    """A row for each array, null for None."""
+    """Returns a row for each array, null for None."""
     lengths = np.fromiter((0 if row is None else len(row) for row in rows), np.int64, len(rows))
     values = [row for row in rows if row is not None]
     flat = joined(values) if values else np.empty(0)
@@ -53,19 +53,24 @@ def lists(rows: Sequence[Column | None], kind: pa.ListType) -> pa.ListArray:
 
 
 def tuples(rows: Sequence[Sequence[Any] | None], kind: pa.ListType) -> pa.ListArray:
-    """As `lists`, for what there is few of: a row for each tuple."""
+    """Returns a row for each tuple, as `lists` does, for columns of few numbers."""
     dtype = kind.value_type.to_pandas_dtype()
     return lists([None if row is None else np.array(row, dtype) for row in rows], kind)
 
 
+def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Returns a column of arrays or of single values."""
+    return lists(values, kind) if pa.types.is_list(kind) else pa.array(values, kind)
+
+
 def nested(counts: Sequence[int], values: pa.Array) -> pa.ListArray:
-    """The values, so many to each row."""
+    """Returns the values, so many to each row."""
     offsets = pa.array(_offsets(np.array(counts, np.int64)), pa.int32())
     return pa.ListArray.from_arrays(offsets, values)
 
 
 def rows_of(column: pa.ListArray) -> Iterator[Column | None]:
-    """Each row as a view of the column's buffer (a copy of it, where that is bits); None for null."""
+    """Yields each row as a view of the column's buffer (a copy of it, where that is bits); None for null."""
     flat = column.values.to_numpy(zero_copy_only=False)
     ends = column.offsets.to_numpy().tolist()
     missing = column.is_null().to_pylist() if column.null_count else itertools.repeat(False)
@@ -76,6 +81,11 @@ def rows_of(column: pa.ListArray) -> Iterator[Column | None]:
 def tuples_of(column: pa.ListArray) -> Iterator[tuple[Any, ...] | None]:
     for row in rows_of(column):
         yield None if row is None else tuple(row.tolist())
+
+
+def values_of(column: pa.Array) -> Iterable[Any]:
+    """Returns the values of a column that `column_of` made."""
+    return rows_of(column) if pa.types.is_list(column.type) else column.to_pylist()
 
 
 def branches(rows: Sequence[Branch]) -> pa.Array:
@@ -90,7 +100,10 @@ def _offsets(lengths: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
+# Episodes
+
 OF_STEPS = ("step_ends", "step_values", "step_errors", "step_rewards")
+"""Fields that have few numbers, and are tuples."""
 
 
 def episode_schema(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.Schema:
@@ -125,46 +138,40 @@ def episode_schema(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.S
 
 
 def episode_columns(codec: TextCodec | None) -> Callable[[Sequence[Episode], pa.Schema], list[pa.Array]]:
-    def columns(episodes: Sequence[Episode], schema: pa.Schema) -> list[pa.Array]:
-        def column(field: pa.Field) -> pa.Array:
-            if field.name == "prompt":
-                assert codec is not None
-                return pa.array([codec.decode(episode.prompt_ids) for episode in episodes], pa.string())
-            values = [getattr(episode, field.name) for episode in episodes]
-            if field.name == "stretches":
-                flat = [stretch for of_row in values for stretch in of_row]
-                ends = pa.array([stretch.end for stretch in flat], pa.int64())
-                parts = [ends, branches([stretch.branch for stretch in flat])]
-                return nested(
-                    list(map(len, values)), pa.StructArray.from_arrays(parts, fields=field.type.value_type)
-                )
-            if field.name in OF_STEPS:
-                return tuples(values, field.type)
-            return lists(values, field.type) if pa.types.is_list(field.type) else pa.array(values, field.type)
+    def column(episodes: Sequence[Episode], field: pa.Field) -> pa.Array:
+        if field.name == "prompt":
+            assert codec is not None
+            return pa.array([codec.decode(episode.prompt_ids) for episode in episodes], pa.string())
+        values = [getattr(episode, field.name) for episode in episodes]
+        if field.name == "stretches":
+            flat = [stretch for of_row in values for stretch in of_row]
+            ends = pa.array([stretch.end for stretch in flat], pa.int64())
+            parts = [ends, branches([stretch.branch for stretch in flat])]
+            return nested(
+                list(map(len, values)), pa.StructArray.from_arrays(parts, fields=field.type.value_type)
+            )
+        return tuples(values, field.type) if field.name in OF_STEPS else column_of(values, field.type)
 
-        return [column(field) for field in schema]
-
-    return columns
+    return lambda episodes, schema: [column(episodes, field) for field in schema]
 
 
 def episodes_of(batch: pa.RecordBatch) -> Iterator[Episode]:
+    """Yields the episodes of a batch. A field that a file of an earlier version lacks has its default."""
     names = [field.name for field in fields(Episode) if field.name in batch.schema.names]
-    columns: dict[str, Any] = {}
-    for name in names:  # a file from before a field was there: what the field is by default
-        column = batch[name]
+    columns: list[Iterable[Any]] = []
+    for name in names:
         if name == "stretches":
-            columns[name] = [
-                tuple(Stretch(one["end"], branch_of(one["branch"])) for one in row)
-                for row in column.to_pylist()
-            ]
-        elif name in OF_STEPS:
-            columns[name] = tuples_of(column)
+            columns.append(
+                tuple(Stretch(stretch["end"], branch_of(stretch["branch"])) for stretch in row)
+                for row in batch[name].to_pylist()
+            )
         else:
-            is_list = pa.types.is_list(column.type)
-            columns[name] = rows_of(column) if is_list else column.to_pylist()
-    for row in zip(*columns.values(), strict=True):
+            columns.append(tuples_of(batch[name]) if name in OF_STEPS else values_of(batch[name]))
+    for row in zip(*columns, strict=True):
         yield Episode(**dict(zip(names, row)))
 
+
+# Trajectories
 
 _TUPLE = "tuple()"
 
@@ -221,64 +228,100 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
 def trajectory_columns(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa.Array]:
     def column(field: pa.Field) -> pa.Array:
         values = [getattr(trajectory, field.name) for trajectory in trajectories]
-        if field.name == "segments":
-            flat = [segment for of_row in values for segment in of_row]
-            return nested(list(map(len, values)), _segment_columns(flat, field.type.value_type))
-        if field.name == "problem":
-            kept = [one.name for one in field.type]
-            # Once for all answers to a problem: a row's tests may be long.
-            asked = {id(problem): problem for problem in values}
-            rows = {place: _problem_row(problem, kept) for place, problem in asked.items()}
-            return pa.array([rows[id(problem)] for problem in values], field.type)
-        if field.name == "grade":
-            return pa.array([_grade_row(grade) for grade in values], field.type)
-        if field.name == "numbers":
-            return pa.array([list(numbers.items()) for numbers in values], field.type)
-        if field.name in ("step_ends", "step_rewards"):
-            return tuples(values, field.type)
-        if field.name == "fork":
-            return pa.array([None if one is None else one._asdict() for one in values], field.type)
-        return lists(values, field.type) if pa.types.is_list(field.type) else pa.array(values, field.type)
+        match field.name:
+            case "segments":
+                flat = [segment for of_row in values for segment in of_row]
+                parts = [
+                    branches([segment.branch for segment in flat])
+                    if part.name == "branch"
+                    else column_of([getattr(segment, part.name) for segment in flat], part.type)
+                    for part in field.type.value_type
+                ]
+                struct = pa.StructArray.from_arrays(parts, fields=list(field.type.value_type))
+                return nested(list(map(len, values)), struct)
+            case "problem":
+                kept = [part.name for part in field.type]
+                # Once for all answers to a problem: a row's tests may be long.
+                rows = {
+                    key: _problem_row(problem, kept)
+                    for key, problem in {id(problem): problem for problem in values}.items()
+                }
+                return pa.array([rows[id(problem)] for problem in values], field.type)
+            case "grade":
+                rows = [vars(grade) | {"numbers": list(grade.numbers.items())} for grade in values]
+                return pa.array(rows, field.type)
+            case "numbers":
+                return pa.array([list(numbers.items()) for numbers in values], field.type)
+            case "step_ends" | "step_rewards":
+                return tuples(values, field.type)
+            case "fork":
+                return pa.array([None if fork is None else fork._asdict() for fork in values], field.type)
+        return column_of(values, field.type)
 
     return [column(field) for field in schema]
 
 
-def _segment_columns(segments: Sequence[Segment], kind: pa.StructType) -> pa.StructArray:
-    parts = []
-    for field in kind:
-        values = [getattr(segment, field.name) for segment in segments]
-        if field.name == "branch":
-            parts.append(branches(values))
-        else:
-            is_list = pa.types.is_list(field.type)
-            parts.append(lists(values, field.type) if is_list else pa.array(values, field.type))
-    return pa.StructArray.from_arrays(parts, fields=list(kind))
+def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
+    """Yields the trajectories of a batch. A field that a file of an earlier version lacks has its default."""
+    names = [field.name for field in fields(Trajectory) if field.name in batch.schema.names]
+    problems: dict[str, Problem] = {}
+
+    def problem_of(row: dict[str, Any]) -> Problem:
+        key = json.dumps(row)
+        if key not in problems:
+            data = json.loads(row["data"], object_hook=_unmarked)
+            messages = tuple(Message(**message) for message in row.get("messages") or ())
+            problems[key] = Problem(**row | {"data": data, "messages": messages})
+        return problems[key]
+
+    def segments(column: pa.ListArray) -> Iterator[tuple[Segment, ...]]:
+        parts: dict[str, Iterable[Any]] = {}
+        for field in column.values.type:
+            values = column.values.field(field.name)
+            branch = field.name == "branch"
+            parts[field.name] = (
+                [branch_of(row) for row in values.to_pylist()] if branch else values_of(values)
+            )
+        flat = (Segment(**dict(zip(parts, row))) for row in zip(*parts.values(), strict=True))
+        for count in column.value_lengths().to_pylist():
+            yield tuple(itertools.islice(flat, count))
+
+    def values(name: str) -> Iterable[Any]:
+        column = batch[name]
+        match name:
+            case "segments":
+                return segments(column)
+            case "step_ends" | "step_rewards":
+                return (row or () for row in tuples_of(column))
+        if name == "prompt_ids":
+            return rows_of(column)
+        plain = column.to_pylist()
+        match name:
+            case "problem":
+                return map(problem_of, plain)
+            case "grade":
+                return (Grade(**row | {"numbers": dict(row.get("numbers") or ())}) for row in plain)
+            case "numbers":
+                return (dict(row or ()) for row in plain)
+            case "fork":
+                return (None if row is None else Fork(**row) for row in plain)
+        return plain
+
+    for row in zip(*map(values, names), strict=True):
+        yield Trajectory(**dict(zip(names, row)))
 
 
 def _problem_row(problem: Problem, kept: Sequence[str]) -> dict[str, Any]:
-    row = vars(problem) | {"data": _json(problem), "messages": [vars(one) for one in problem.messages]}
+    try:
+        data = json.dumps(_marked(dict(problem.data)), ensure_ascii=False)
+    except TypeError as error:
+        raise ValueError(f"problem {problem.id!r} has data that can't be stored: {error}") from error
+    row = vars(problem) | {"data": data, "messages": [vars(message) for message in problem.messages]}
     return {name: row[name] for name in kept}
 
 
-def _problem(row: dict[str, Any]) -> Problem:
-    data = json.loads(row["data"], object_hook=_unmarked)
-    messages = tuple(Message(**one) for one in row.get("messages") or ())
-    return Problem(**row | {"data": data, "messages": messages})
-
-
-def _grade_row(grade: Grade) -> dict[str, Any]:
-    return vars(grade) | {"numbers": list(grade.numbers.items())}
-
-
-def _json(problem: Problem) -> str:
-    try:
-        return json.dumps(_marked(dict(problem.data)), ensure_ascii=False)
-    except TypeError as error:
-        raise ValueError(f"problem {problem.id!r} has data that can't be stored: {error}") from error
-
-
 def _marked(value: Any) -> Any:
-    """JSON's types, with tuples marked so that they come back as such; TypeError for all others."""
+    """Returns JSON's types, with tuples marked so that they come back as such; TypeError for all others."""
     if isinstance(value, dict):
         if _TUPLE in value or not all(isinstance(key, str) for key in value):
             raise TypeError(f"an object has keys other than texts, or the key {_TUPLE!r}")
@@ -292,74 +335,3 @@ def _marked(value: Any) -> Any:
 
 def _unmarked(value: dict[str, Any]) -> Any:
     return tuple(value[_TUPLE]) if _TUPLE in value else value
-
-
-def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
-    names = batch.schema.names
-    count = batch.num_rows
-    segments = iter(_segments(batch["segments"].values))
-    counts = batch["segments"].value_lengths().to_pylist()
-    # A file from before there was shaping, or there were numbers.
-    bonuses = batch["bonus"].to_pylist() if "bonus" in names else [0.0] * count
-    counted = batch["numbers"].to_pylist() if "numbers" in names else [()] * count
-    earned = tuples_of(batch["step_rewards"]) if "step_rewards" in names else [()] * count
-    forks = batch["fork"].to_pylist() if "fork" in names else [None] * count
-    problems: dict[str, Problem] = {}
-    for (
-        problem,
-        sample,
-        prompt_ids,
-        n_segments,
-        reason,
-        text,
-        grade,
-        ends,
-        bonus,
-        numbers,
-        rewards,
-        fork,
-    ) in zip(
-        batch["problem"].to_pylist(),
-        batch["sample"].to_pylist(),
-        rows_of(batch["prompt_ids"]),
-        counts,
-        batch["finish_reason"].to_pylist(),
-        batch["text"].to_pylist(),
-        batch["grade"].to_pylist(),
-        tuples_of(batch["step_ends"]),
-        bonuses,
-        counted,
-        earned,
-        forks,
-        strict=True,
-    ):
-        key = json.dumps(problem)
-        if key not in problems:
-            problems[key] = _problem(problem)
-        yield Trajectory(
-            problem=problems[key],
-            sample=sample,
-            prompt_ids=prompt_ids,
-            segments=tuple(next(segments) for _ in range(n_segments)),
-            finish_reason=reason,
-            text=text,
-            grade=Grade(**grade | {"numbers": dict(grade.get("numbers") or ())}),
-            step_ends=ends or (),
-            bonus=bonus,
-            numbers=dict(numbers or ()),
-            step_rewards=rewards or (),
-            fork=None if fork is None else Fork(**fork),
-        )
-
-
-def _segments(values: pa.StructArray) -> Iterator[Segment]:
-    columns: dict[str, Any] = {}
-    for field in values.type:
-        column = values.field(field.name)
-        if field.name == "branch":
-            columns[field.name] = [branch_of(row) for row in column.to_pylist()]
-        else:
-            is_list = pa.types.is_list(field.type)
-            columns[field.name] = rows_of(column) if is_list else column.to_pylist()
-    for row in zip(*columns.values(), strict=True):
-        yield Segment(**dict(zip(columns, row)))

@@ -18,41 +18,49 @@ if TYPE_CHECKING:
     from treetune.vocabulary import TextCodec
 
 Row = TypeVar("Row")
+ToColumns = Callable[[Sequence[Any], "pa.Schema"], "list[pa.Array]"]
+FromBatch = Callable[["pa.RecordBatch"], Iterator[Row]]
 
 ROWS_PER_BATCH = 1024
 """Keeps an Arrow list column, whose offsets have 32 bits, far below 2**31 elements."""
 
 REMEDY = "delete it, and the same command makes it again from the iteration's journals"
 
-_AGAIN = f"; {REMEDY}"
-
 TOKENS = "tokens.arrow"
 """In an experiment's folder: the text of every token by its id, for readers who have no tokenizer."""
 
+SIGNALS = "token_signals.arrow"
+"""In an iteration's folder: the `TokenSignals` of its episodes, in the order of ``episodes.arrow``."""
+
+SIGNALS_REMEDY = "delete it: nothing is trained on it"
+
+# Episodes and trajectories
+
 
 def write_episodes(path: Path, episodes: Sequence[Episode], codec: TextCodec | None = None) -> None:
-    """One column per field of Episode; with a codec also `prompt`, its text."""
+    """Writes one column per field of Episode; with a codec also `prompt`, its text."""
+    from treetune.rollouts.rows import episode_columns, episode_schema
+
     with _sealed(path) as file:
-        _stream_episodes(file, episodes, codec)
+        _write_stream(file, "episodes", episodes, episode_schema(episodes, codec), episode_columns(codec))
 
 
 def read_episodes(path: Path) -> list[Episode]:
-    """What `write_episodes` wrote. Raises ValueError for a file that is not whole, not as it was written or
-    not of that kind, FileNotFoundError for none."""
-    from treetune.rollouts.rows import episodes_of
-
-    return read_rows(path, "episodes", episodes_of, REMEDY)
+    """Reads what `write_episodes` wrote. Raises ValueError for a file that is not whole, not as it was
+    written or not of that kind, FileNotFoundError for none."""
+    return list(StoredEpisodes(path))
 
 
 class StoredEpisodes(Collection[Episode]):
-    """A file of `write_episodes`, read anew whenever somebody goes through it, so that nobody has all of it
-    at once. Raises as `read_episodes` does."""
+    """A file of `write_episodes`, read anew by every loop over it, so that nobody has all of it at once.
+    Raises as `read_episodes` does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with path.open("rb") as file:
             verify_stream(file, str(path), REMEDY)
-            self._count = _count_of(file, str(path), "episodes", _AGAIN)
+            with _stream(file, str(path), "episodes", REMEDY) as (_, self._count):
+                pass
 
     def __len__(self) -> int:
         return self._count
@@ -61,86 +69,128 @@ class StoredEpisodes(Collection[Episode]):
         from treetune.rollouts.rows import episodes_of
 
         with self.path.open("rb") as file:
-            yield from _rows_in_turn(file, str(self.path), "episodes", episodes_of, _AGAIN)
+            yield from _read_stream(file, str(self.path), "episodes", episodes_of, REMEDY)
 
-    def __contains__(self, one: object) -> bool:
-        return any(one == other for other in self)
+    def __contains__(self, episode: object) -> bool:
+        return any(episode == other for other in self)
 
 
 def write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
-    """One column per field of Trajectory. Raises ValueError for problem data other than JSON's types
+    """Writes one column per field of Trajectory. Raises ValueError for problem data other than JSON's types
     and tuples of them."""
+    from treetune.rollouts.rows import trajectory_columns, trajectory_schema
+
     with _sealed(path) as file:
-        _stream_trajectories(file, trajectories)
+        _write_stream(file, "trajectories", trajectories, trajectory_schema(trajectories), trajectory_columns)
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
-    """What `write_trajectories` wrote. Raises as `read_episodes` does."""
+    """Reads what `write_trajectories` wrote. Raises as `read_episodes` does."""
     from treetune.rollouts.rows import trajectories_of
 
-    return read_rows(path, "trajectories", trajectories_of, REMEDY)
+    return _read_file(path, "trajectories", trajectories_of, REMEDY)
 
 
 def episodes_to_bytes(episodes: Sequence[Episode]) -> bytes:
-    """As a file has them."""
-    return _bytes_of(lambda sink: _stream_episodes(sink, episodes, None))
+    """Returns what a file of `write_episodes` holds."""
+    import pyarrow as pa
+
+    from treetune.rollouts.rows import episode_columns, episode_schema
+
+    sink = pa.BufferOutputStream()
+    _write_stream(sink, "episodes", episodes, episode_schema(episodes, None), episode_columns(None))
+    return sink.getvalue().to_pybytes()
 
 
 def episodes_from_bytes(data: bytes) -> list[Episode]:
     from treetune.rollouts.rows import episodes_of
 
-    return _rows(data, "what a rank sent", "episodes", episodes_of)
+    return list(_read_stream(data, "what a rank sent", "episodes", episodes_of))
 
 
 def trajectories_to_bytes(trajectories: Sequence[Trajectory]) -> bytes:
-    """As a file has them."""
-    return _bytes_of(lambda sink: _stream_trajectories(sink, trajectories))
+    """Returns what a file of `write_trajectories` holds."""
+    import pyarrow as pa
+
+    from treetune.rollouts.rows import trajectory_columns, trajectory_schema
+
+    sink = pa.BufferOutputStream()
+    _write_stream(sink, "trajectories", trajectories, trajectory_schema(trajectories), trajectory_columns)
+    return sink.getvalue().to_pybytes()
 
 
 def trajectories_from_bytes(data: bytes) -> list[Trajectory]:
     from treetune.rollouts.rows import trajectories_of
 
-    return _rows(data, "what a rank sent", "trajectories", trajectories_of)
+    return list(_read_stream(data, "what a rank sent", "trajectories", trajectories_of))
 
 
-def write_rows(
-    path: Path,
-    kind: str,
-    rows: Sequence[Row],
-    schema: pa.Schema,
-    columns: Callable[[Sequence[Row], pa.Schema], list[pa.Array]],
-) -> None:
-    """A sealed file of rows of any `kind`, in batches, which `columns` makes."""
-    counted = _counted(schema, kind, rows)
+# Signals and texts of tokens
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSignals(Columnar):
+    """The trainer's numbers of one episode before the iteration's first update: float32 for each of its
+    trained tokens, in their order; NaN where the trainer does not know."""
+
+    trajectory: str
+    logprobs: Column
+    """The policy's log-probs, of the whole distribution at the rollout's temperature."""
+    entropies: Column
+    """The policy's entropies in nats, of the same distribution."""
+    gaps: Column | None
+    """The trainer's log-probs minus the engine's, both of what was sampled from; None without these."""
+
+
+def write_token_signals(path: Path, rows: Sequence[TokenSignals]) -> None:
+    """Writes one column per field: at most 12 bytes for each trained token, before compression."""
+    import pyarrow as pa
+
+    from treetune.rollouts.rows import lists
+
+    numbers = pa.list_(pa.float32())
+    names = ("logprobs", "entropies", "gaps")
+
+    def columns(rows: Sequence[TokenSignals], schema: pa.Schema) -> list[pa.Array]:
+        trajectories = pa.array([row.trajectory for row in rows], pa.string())
+        return [trajectories, *(lists([getattr(row, name) for row in rows], numbers) for name in names)]
+
+    schema = pa.schema({"trajectory": pa.string(), **dict.fromkeys(names, numbers)})
     with _sealed(path) as file:
-        _stream(file, counted, _batches(counted, rows, columns))
+        _write_stream(file, "token signals", rows, schema, columns)
 
 
-def read_rows(
-    path: Path, kind: str, rows_of: Callable[[pa.RecordBatch], Iterator[Row]], remedy: str
-) -> list[Row]:
-    """What `write_rows` wrote. Raises as `read_episodes` does."""
-    with path.open("rb") as file:
-        verify_stream(file, str(path), remedy)
-        return _rows(file, str(path), kind, rows_of, f"; {remedy}")
+def read_token_signals(path: Path) -> list[TokenSignals]:
+    """Reads what `write_token_signals` wrote. Raises as `read_episodes` does."""
+    return _read_file(path, "token signals", signals_of, SIGNALS_REMEDY)
+
+
+def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
+    """Yields the rows of a batch of such a file."""
+    from treetune.rollouts.rows import rows_of
+
+    numbers = (rows_of(batch[name]) for name in ("logprobs", "entropies", "gaps"))
+    for trajectory, logprobs, entropies, gaps in zip(batch["trajectory"].to_pylist(), *numbers, strict=True):
+        assert logprobs is not None and entropies is not None, "these columns have no null"
+        yield TokenSignals(trajectory, logprobs, entropies, gaps)
 
 
 def write_tokens(path: Path, codec: TextCodec, count: int) -> None:
-    """The text of the tokens 0 to `count` - 1, special ones as nothing."""
+    """Writes the text of the tokens 0 to `count` - 1, special ones as nothing."""
     import pyarrow as pa
 
     texts = pa.array([codec.decode([token]) for token in range(count)], pa.string())
     table = pa.table({"text": texts}, metadata={SEALED: ""})
     with _sealed(path) as file:
-        _stream(file, table.schema, table.to_batches())
+        _write_batches(file, table.schema, table.to_batches())
 
 
 def read_tokens(path: Path) -> list[str]:
-    """What `write_tokens` wrote. Raises ValueError for a file that isn't as it was written."""
+    """Reads what `write_tokens` wrote. Raises ValueError for a file that isn't as it was written."""
     import pyarrow as pa
 
     verify_once(path, "delete it, and the same command writes it again")
-    with path.open("rb") as file, _reading(file, str(path), "tokens", "") as reader:
+    with path.open("rb") as file, _reader(file, str(path), "tokens", "") as reader:
         try:
             table = reader.read_all()
         except MemoryError as error:
@@ -156,41 +206,24 @@ def read_tokens(path: Path) -> list[str]:
 
 @contextmanager
 def _sealed(path: Path) -> Iterator[SealingFile]:
-    """A whole file with a checksum behind the end of its stream, where readers of Arrow don't look."""
+    """Opens a whole file with a checksum behind the end of its stream, where readers of Arrow don't look."""
     with whole_file(path, "wb") as file:
         sealing = SealingFile(file)
         yield sealing
         sealing.seal()
 
 
-def _stream_episodes(sink: Any, episodes: Sequence[Episode], codec: TextCodec | None) -> None:
-    from treetune.rollouts.rows import episode_columns, episode_schema
-
-    schema = _counted(episode_schema(episodes, codec), "episodes", episodes)
-    _stream(sink, schema, _batches(schema, episodes, episode_columns(codec)))
-
-
-def _stream_trajectories(sink: Any, trajectories: Sequence[Trajectory]) -> None:
-    from treetune.rollouts.rows import trajectory_columns, trajectory_schema
-
-    schema = _counted(trajectory_schema(trajectories), "trajectories", trajectories)
-    _stream(sink, schema, _batches(schema, trajectories, trajectory_columns))
-
-
-def _bytes_of(stream: Callable[[Any], None]) -> bytes:
+def _write_stream(sink: Any, kind: str, rows: Sequence[Any], schema: pa.Schema, columns: ToColumns) -> None:
     import pyarrow as pa
 
-    sink = pa.BufferOutputStream()
-    stream(sink)
-    return sink.getvalue().to_pybytes()
-
-
-def _counted(schema: pa.Schema, kind: str, rows: Sequence[Any]) -> pa.Schema:
     # A stream that was cut between two batches looks whole to Arrow: the number of rows tells.
-    return schema.with_metadata({"treetune": kind, "rows": str(len(rows)), SEALED: ""})
+    schema = schema.with_metadata({"treetune": kind, "rows": str(len(rows)), SEALED: ""})
+    starts = range(0, len(rows), ROWS_PER_BATCH)
+    batches = (columns(rows[start : start + ROWS_PER_BATCH], schema) for start in starts)
+    _write_batches(sink, schema, (pa.RecordBatch.from_arrays(batch, schema=schema) for batch in batches))
 
 
-def _stream(sink: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+def _write_batches(sink: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     import pyarrow as pa
 
     # A mask, or advantages that are the same all through a step, then take next to nothing.
@@ -200,120 +233,40 @@ def _stream(sink: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> 
             writer.write_batch(batch)
 
 
-def _batches(
-    schema: pa.Schema, rows: Sequence[Row], columns: Callable[[Sequence[Row], pa.Schema], list[pa.Array]]
-) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    for start in range(0, len(rows), ROWS_PER_BATCH):
-        own = columns(rows[start : start + ROWS_PER_BATCH], schema)
-        yield pa.RecordBatch.from_arrays(own, schema=schema)
+def _read_file(path: Path, kind: str, parse: FromBatch[Row], remedy: str) -> list[Row]:
+    with path.open("rb") as file:
+        verify_stream(file, str(path), remedy)
+        return list(_read_stream(file, str(path), kind, parse, remedy))
 
 
-def _rows(
-    source: Any,
-    name: str,
-    kind: str,
-    rows_of: Callable[[pa.RecordBatch], Iterator[Row]],
-    remedy: str = "",
-) -> list[Row]:
-    return list(_rows_in_turn(source, name, kind, rows_of, remedy))
-
-
-def _rows_in_turn(
-    source: Any, name: str, kind: str, rows_of: Callable[[pa.RecordBatch], Iterator[Row]], remedy: str
-) -> Iterator[Row]:
-    found = 0
-    with _reading(source, name, kind, remedy) as reader:
-        count = _rows_said(reader, name, kind)
+def _read_stream(source: Any, name: str, kind: str, parse: FromBatch[Row], remedy: str = "") -> Iterator[Row]:
+    seen = 0
+    with _stream(source, name, kind, remedy) as (reader, count):
         for batch in reader:
             batch.validate(full=True)  # of an earlier version, without a checksum
-            found += batch.num_rows
-            yield from rows_of(batch)
-    if found != count:
-        raise ValueError(f"{name} is cut short: {found} of {count} {kind}{remedy}")
-
-
-def _count_of(source: Any, name: str, kind: str, remedy: str) -> int:
-    with _reading(source, name, kind, remedy) as reader:
-        return _rows_said(reader, name, kind)
+            seen += batch.num_rows
+            yield from parse(batch)
+    if seen != count:
+        raise ValueError(f"{name} is cut short: {seen} of {count} {kind}" + (f"; {remedy}" if remedy else ""))
 
 
 @contextmanager
-def _reading(source: Any, name: str, kind: str, remedy: str) -> Iterator[Any]:
+def _stream(source: Any, name: str, kind: str, remedy: str) -> Iterator[tuple[Any, int]]:
+    """Opens a stream of rows of that kind, with their number."""
+    with _reader(source, name, kind, remedy) as reader:
+        metadata = reader.schema.metadata or {}
+        if metadata.get(b"treetune") != kind.encode():
+            raise ValueError(f"{name} holds no {kind}, but {metadata.get(b'treetune')!r}")
+        yield reader, int(metadata[b"rows"])
+
+
+@contextmanager
+def _reader(source: Any, name: str, kind: str, remedy: str) -> Iterator[Any]:
     import pyarrow as pa
 
     try:
         with pa.ipc.open_stream(source) as reader:
             yield reader
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{name} is not a whole Arrow file of {kind} ({error}){remedy}") from error
-
-
-def _rows_said(reader: Any, name: str, kind: str) -> int:
-    metadata = reader.schema.metadata or {}
-    if metadata.get(b"treetune") != kind.encode():
-        raise ValueError(f"{name} holds no {kind}, but {metadata.get(b'treetune')!r}")
-    return int(metadata[b"rows"])
-
-
-SIGNALS = "token_signals.arrow"
-"""In an iteration's folder. Row i is of episode i of ``episodes.arrow``."""
-
-SIGNALS_REMEDY = "delete it: nothing is trained on it"
-
-
-@dataclass(frozen=True, eq=False)
-class TokenSignals(Columnar):
-    """Of one episode: float32 for each of its trained tokens, in their order; NaN where the trainer does not
-    know.
-
-    `logprobs` and `entropies` (nats) are the policy's before the iteration's first update, of the whole
-    distribution at the rollout's temperature. `gaps` are the trainer's log-probs minus the engine's, both of
-    what was sampled from; None where the engine's are not there.
-    """
-
-    trajectory: str
-    logprobs: Column
-    entropies: Column
-    gaps: Column | None
-
-
-def write_token_signals(path: Path, rows: Sequence[TokenSignals]) -> None:
-    """One column per field: at most 12 bytes for each trained token, before compression."""
-    from treetune.rollouts.storage import write_rows
-
-    write_rows(path, "token signals", rows, _schema(), _columns)
-
-
-def read_token_signals(path: Path) -> list[TokenSignals]:
-    """What `write_token_signals` wrote. Raises as `read_episodes` does."""
-    from treetune.rollouts.storage import read_rows
-
-    return read_rows(path, "token signals", signals_of, SIGNALS_REMEDY)
-
-
-def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
-    from treetune.rollouts.rows import rows_of
-
-    numbers = (rows_of(batch[name]) for name in ("logprobs", "entropies", "gaps"))
-    for trajectory, logprobs, entropies, gaps in zip(batch["trajectory"].to_pylist(), *numbers, strict=True):
-        assert logprobs is not None and entropies is not None, "these columns have no null"
-        yield TokenSignals(trajectory, logprobs, entropies, gaps)
-
-
-def _schema() -> pa.Schema:
-    import pyarrow as pa
-
-    numbers = pa.list_(pa.float32())
-    return pa.schema({"trajectory": pa.string(), "logprobs": numbers, "entropies": numbers, "gaps": numbers})
-
-
-def _columns(rows: Sequence[TokenSignals], schema: pa.Schema) -> list[pa.Array]:
-    import pyarrow as pa
-
-    from treetune.rollouts.rows import lists
-
-    names = [field.name for field in schema if field.name != "trajectory"]
-    own = [lists([getattr(row, name) for row in rows], schema.field(name).type) for name in names]
-    return [pa.array([row.trajectory for row in rows], pa.string()), *own]
+        because = f"{name} is not a whole Arrow file of {kind} ({error})"
+        raise ValueError(f"{because}; {remedy}" if remedy else because) from error
