@@ -248,8 +248,8 @@ def trajectory_columns(trajectories: Sequence[Trajectory], schema: pa.Schema) ->
                 }
                 return pa.array([rows[id(problem)] for problem in values], field.type)
             case "grade":
-                rows = [vars(grade) | {"numbers": list(grade.numbers.items())} for grade in values]
-                return pa.array(rows, field.type)
+                grades = [vars(grade) | {"numbers": list(grade.numbers.items())} for grade in values]
+                return pa.array(grades, field.type)
             case "numbers":
                 return pa.array([list(numbers.items()) for numbers in values], field.type)
             case "step_ends" | "step_rewards":
