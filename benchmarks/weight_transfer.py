@@ -26,8 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks import report  # noqa: E402
 from benchmarks.pairs import in_turns  # noqa: E402
-from treetune.inference.served_models import Engines  # noqa: E402
-from treetune.inference.settings import VllmSettings  # noqa: E402
+from treetune.inference.settings import Engines, VllmSettings  # noqa: E402
 from treetune.models.policy_files import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402
 from treetune.rollouts.credit import Group  # noqa: E402

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from treetune.inference.base import EngineLaunch, Rendezvous
 from treetune.inference.client import MODEL_NAME, Address
-from treetune.inference.served_models import JudgeModel
 from treetune.inference.server import POLL_S, Server, close_servers, start_servers
 from treetune.models.policy_files import resolve_policy
 from treetune.runtime.session import Session
@@ -23,7 +22,7 @@ from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
 from treetune_domains.endpoints.client import Client, EndpointError, Refused, Unanswered
 from treetune_domains.endpoints.settings import Message, Place
-from treetune_domains.graders.judge import JudgeGrader, asks_the_run
+from treetune_domains.graders.judge import JudgeGrader, JudgeModel, asks_the_run
 from treetune_domains.graders.judging import ServedModel
 
 
@@ -36,6 +35,7 @@ def judge_server(session: Session) -> Iterator[ServedModel | None]:
     if settings is None:
         yield None
         return
+    assert isinstance(settings, JudgeModel)
     machines = sorted(set(ranks.machines()))
     if len(machines) > 1:
         raise ValueError(

@@ -21,8 +21,7 @@ from tests.support.bigram_model import MANY_THREADS, THREADS, BigramModel, bigra
 from tests.support.processes import process_named
 from treetune.inference.base import Completion, Engine, OnResult, Request
 from treetune.inference.engine import VllmEngine
-from treetune.inference.served_models import Engines
-from treetune.inference.settings import VllmSettings
+from treetune.inference.settings import Engines, VllmSettings
 from treetune.models.pretrained import PretrainedModel
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import AnswerSettings, RolloutContext

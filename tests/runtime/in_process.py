@@ -10,8 +10,7 @@ from typing import Any
 from tests.fake_engine import FakeEngine
 from treetune.inference.base import Engine, EngineLaunch, Tolerance
 from treetune.inference.engine import start_engine
-from treetune.inference.served_models import Engines
-from treetune.inference.settings import EngineSettings
+from treetune.inference.settings import Engines, EngineSettings
 from treetune.models.sources import TinyModel
 from treetune.models.tokenizer import character_tokenizer
 from treetune.rollouts.credit import Group

@@ -17,8 +17,7 @@ from treetune.config.explain import Explanation
 from treetune.config.jsonnet import Config
 from treetune.inference.base import Engine, EngineLaunch, Tolerance
 from treetune.inference.engine import start_engine
-from treetune.inference.served_models import Engines
-from treetune.inference.settings import EngineSettings
+from treetune.inference.settings import Engines, EngineSettings
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory

@@ -22,7 +22,7 @@ from tests.support.faults import Experiment
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
 from treetune.inference.base import EngineError
-from treetune.inference.served_models import Engines
+from treetune.inference.settings import Engines
 from treetune.rollouts.credit import Gae, NoCredit
 from treetune.rollouts.selection import All, CorrectOnly, PreferencePairs
 from treetune.rollouts.single_turn import SingleTurn

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from treetune.inference.client import Address
-from treetune.inference.served_models import JudgeModel
 from treetune.inference.settings import VllmSettings
 from treetune_domains import judge_server
+from treetune_domains.graders.judge import JudgeModel
 
 
 class Served:

@@ -17,7 +17,6 @@ from tests.runtime.in_process import TASK, FakeSettings, directory_of, small, tr
 from tests.support.stand_in_judge import StandIn, stand_in_judge
 from treetune.inference.base import EngineError, EngineLaunch
 from treetune.inference.client import Address
-from treetune.inference.served_models import JudgeModel
 from treetune.inference.server import start_servers
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
@@ -25,7 +24,7 @@ from treetune.rollouts.unavailable import NothingGraded
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune_domains.endpoints.settings import EndpointSettings
-from treetune_domains.graders.judge import JudgeGrader
+from treetune_domains.graders.judge import JudgeGrader, JudgeModel
 
 SETS = Evaluation(every=2, sets=(EvaluationSet(split="test", problems=3, samples=2, while_training=True),))
 

@@ -13,7 +13,7 @@ from tests.fake_engine import FakeEngine
 from tests.runtime import in_process
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, raises_after, sampled_requests, train
 from treetune.inference.base import Engine, EngineError
-from treetune.inference.served_models import Engines
+from treetune.inference.settings import Engines
 from treetune.models.policy_files import read_policy
 from treetune.models.tokenizer import character_tokenizer
 from treetune.rollouts.storage import read_episodes, read_trajectories

@@ -13,7 +13,7 @@ from tests.fake_engine import FakeEngine
 from tests.runtime.in_process import FakeSettings, directory_of, small
 from tests.support.unruly_environment import Unruly
 from treetune.inference.base import Engine, EngineError
-from treetune.inference.served_models import Engines
+from treetune.inference.settings import Engines
 from treetune.models.tokenizer import character_tokenizer
 from treetune.rollouts.credit import Gae, Group
 from treetune.rollouts.monte_carlo import MonteCarlo

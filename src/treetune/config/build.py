@@ -83,10 +83,11 @@ def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
 
 
 def _part_class(annotation: Any, data: Any) -> type | None:
-    name = data.get("type") if isinstance(data, dict) else None
     for member in schema.members(annotation):
-        if schema.is_family(member) and name in schema.choices(member):
-            return schema.choices(member)[name]
+        if schema.is_family(member) and isinstance(data, dict):
+            part = schema.choices(member).get(data.get("type", member.default))
+            if part is not None:
+                return part
         if schema.is_plain_part(member):
             assert isinstance(member, type)
             return member
@@ -153,10 +154,10 @@ class _Builder:
             what = f"should be an object {{type: …}}, is {remedies.shown(data)}"
             by_name = f"write {{type: '{data}'}}" if data in list(registered) else remedies.how_to_set(key)
             return self._wrong(key, what, f"{by_name}; types of {word}: {names}")
-        if "type" not in data:
+        name = data.get("type", families[0].default)
+        if name is None and "type" not in data:
             self._issues.append((key, remedies.missing_type(key, families[0], self._explanation)))
             return UNKNOWN
-        name = data["type"]
         if not isinstance(name, str) or name not in registered:
             near = nearest(str(name), registered)
             meant = f"did you mean {near[0]!r}? " if near else ""

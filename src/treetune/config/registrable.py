@@ -21,6 +21,8 @@ class Registrable(Part):
     """
 
     _parts: ClassVar[dict[str, type]]
+    default: ClassVar[str | None] = None
+    """The name of the part that is meant where a configuration of this family gives no `type`."""
     to_declare: ClassVar[tuple[str, ...]] = ()
     """What every part of the family says of itself; nothing stands in for what it doesn't say."""
     root: ClassVar[str | None] = None

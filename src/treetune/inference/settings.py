@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Experiment, Finding
+from treetune.contracts import Experiment, Finding, Part
 from treetune.inference.base import TRANSFERS, Tolerance, TransferMethod
 from treetune.store.held_folders import MEMORY
 
@@ -354,6 +354,29 @@ class InProcessSettings(EngineSettings):
     def tolerance(self, device: str) -> Tolerance:
         mean = 1e-4 if self.canary_tolerance is None else self.canary_tolerance
         return Tolerance(mean, mean if device == "cpu" else 100 * mean)
+
+
+class ServedModel(Registrable):
+    """A model that a run serves beside the policy. It is not trained."""
+
+    default = "judge"
+
+    model: str
+    server: EngineSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engines(Part):
+    """The models that a run serves."""
+
+    policy: EngineSettings
+    """The model whose weights follow the training."""
+    judge: ServedModel | None = None
+    """The model that judges answers, where a grader asks it."""
+
+    @classmethod
+    def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
+        return frozenset({"policy"})
 
 
 def servers_that_fill(

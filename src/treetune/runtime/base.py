@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Part
-from treetune.inference.served_models import Engines
+from treetune.inference.settings import Engines
 from treetune.models.sources import ModelSource
 from treetune.rollouts.answers import check_lengths
 from treetune.rollouts.base import Credit, Rollout, Selection, Shaping
