@@ -168,7 +168,8 @@ def asks_the_run(grader: Grader) -> bool:
 @ServedModel.register("judge")
 @dataclass(frozen=True, kw_only=True)
 class JudgeModel(Asking, ServedModel):
-    """A model that the run serves beside the policy, to judge answers (grader ``judge``). It isn't trained."""
+    """A model that the run serves beside the policy, to judge answers (grader ``judge``). It isn't
+    trained."""
 
     model: Annotated[str, MinLen(1)]
     """A folder in Hugging Face format, ``…/checkpoints/last/policy`` of an experiment, or a name on the
