@@ -78,7 +78,7 @@ def normalised(row: Mapping[str, Any]) -> Row:
     raw = row.get(RAW_PROMPT) or ""
     if not isinstance(applies, bool) or not isinstance(raw, str):
         raise ValueError(f"its {APPLY_CHAT_TEMPLATE} should be true or false, and its {RAW_PROMPT} text")
-    own = domain_row(
+    full = domain_row(
         source,
         _messages(row.get(PROMPT), raw if not applies else ""),
         reward[GROUND_TRUTH],
@@ -87,8 +87,8 @@ def normalised(row: Mapping[str, Any]) -> Row:
         raw_prompt=raw,
         apply_chat_template=applies,
     )
-    own[REWARD_MODEL] = {STYLE: "rule", **reward, GROUND_TRUTH: own[REWARD_MODEL][GROUND_TRUTH]}
-    return {**row, **own}
+    full[REWARD_MODEL] = {STYLE: "rule", **reward, GROUND_TRUTH: full[REWARD_MODEL][GROUND_TRUTH]}
+    return {**row, **full}
 
 
 def prompt_text(row: Mapping[str, Any]) -> str:
@@ -129,10 +129,10 @@ def read_domain_rows(path: Path) -> Iterator[tuple[str, Row]]:
     for file in files_matching(path):
         for place, row in read_rows(file):
             try:
-                own = normalised(row)
+                full = normalised(row)
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from error
-            yield place, own
+            yield place, full
 
 
 def write_parquet(path: Path, rows: Iterable[Row]) -> None:

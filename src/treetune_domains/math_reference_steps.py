@@ -99,7 +99,7 @@ class _Masked:
         return len(part) + (MASK - 1) * part.count(self._mark)
 
     def sentences(self) -> list[str]:
-        parts = _cut(self._text, (found.end() for found in _SENTENCE.finditer(self._text)))
+        parts = _cut(self._text, (sign.end() for sign in _SENTENCE.finditer(self._text)))
         parts = [line for part in parts for line in _cut(part, (m.start() for m in re.finditer("\n", part)))]
         parts = _merged(parts, lambda part: part == "\n")
         return _merged(parts, lambda part: self._width(part) < SHORT and not part.rstrip().endswith("."))
@@ -110,20 +110,20 @@ class _Masked:
             tuple[str, bool, int]
         ] = []  # the part, whether its end is a formula's full stop, its length
         for part in parts:
-            begun, length = "", 0
+            part_so_far, length = "", 0
             stop = False
             for character in part:
                 if stop:
-                    pieces.append((begun, True, length))
-                    begun, length, stop = "", 0, False
-                begun += character
+                    pieces.append((part_so_far, True, length))
+                    part_so_far, length, stop = "", 0, False
+                part_so_far += character
                 if character == self._mark:
                     formula = next(known)
                     length += len(formula)
                     stop = formula.endswith(_FULL_STOP)
                 else:
                     length += 1
-            pieces.append((begun, stop, length))
+            pieces.append((part_so_far, stop, length))
         merged: list[tuple[str, bool, int]] = []
         for piece in pieces:
             if merged and merged[-1][2] < SHORT and not merged[-1][1]:
@@ -140,31 +140,31 @@ class _Masked:
         known = iter(self._hidden)
         lines: list[str] = []
         for part in parts:
-            begun: list[str] = []
+            part_so_far: list[str] = []
             for character in part:
                 if character != self._mark:
-                    begun.append(character)
+                    part_so_far.append(character)
                     continue
                 first, *others = _cut(formula := next(known), (m.start() for m in re.finditer("\n", formula)))
-                begun.append(first)
+                part_so_far.append(first)
                 for line in others:
-                    lines.append("".join(begun))
-                    begun = [line]
-            lines.append("".join(begun))
+                    lines.append("".join(part_so_far))
+                    part_so_far = [line]
+            lines.append("".join(part_so_far))
         return [line for line in lines if line]
 
     def long_ones_cut(self, offsets: list[int]) -> list[int]:
         known = iter(self._hidden)
         text: list[str] = []
-        shown: list[str] = []  # the same with formulas blotted out
+        masked_text: list[str] = []  # the same with formulas blotted out
         widths: list[float] = []
         for character in self._text:
             piece = next(known) if character == self._mark else character
             text.append(piece)
-            shown.append(character * len(piece))
+            masked_text.append(character * len(piece))
             widths += [MASK / len(piece) if character == self._mark else 1] * len(piece)
         places = [0, *accumulate(widths)]
-        prose, formulas = ("".join(shown), places), ("".join(text), places)
+        prose, formulas = ("".join(masked_text), places), ("".join(text), places)
         todo = [(start, end, False) for start, end in pairwise(offsets)]
         cuts = set(offsets)
         while todo:
@@ -194,26 +194,26 @@ def _between(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]
 
 def _between_dollars(text: str) -> Iterator[tuple[int, int]]:
     start: int | None = None
-    for found in _DOLLAR.finditer(text):
-        if start is None or found.start() == start + 1:
-            start = found.start()
+    for sign in _DOLLAR.finditer(text):
+        if start is None or sign.start() == start + 1:
+            start = sign.start()
         else:
-            yield start, found.end()
+            yield start, sign.end()
             start = None
 
 
 def _environments(text: str) -> Iterator[tuple[int, int]]:
     never_closed: set[str] = set()
     position = 0
-    while (found := _BEGIN.search(text, position)) is not None:
-        position = found.end()
-        closing = f"\\end{{{found[1]}}}"
-        end = -1 if closing in never_closed else text.find(closing, found.end())
+    while (sign := _BEGIN.search(text, position)) is not None:
+        position = sign.end()
+        closing = f"\\end{{{sign[1]}}}"
+        end = -1 if closing in never_closed else text.find(closing, sign.end())
         if end < 0:
             never_closed.add(closing)
             continue
         position = end + len(closing)
-        yield found.start(), position
+        yield sign.start(), position
 
 
 def _cut(text: str, places: Iterator[int]) -> list[str]:
@@ -225,20 +225,20 @@ def _cut(text: str, places: Iterator[int]) -> list[str]:
 def _merged(parts: list[str], with_next: Callable[[str], bool]) -> list[str]:
     """Each part for which `with_next` holds before the next one; the last one behind the one before it."""
     merged: list[str] = []
-    begun = ""
+    part_so_far = ""
     for part in parts:
-        begun += part
-        if len(begun) > LONG or not with_next(begun):
-            merged.append(begun)
-            begun = ""
-    if begun:
-        merged[-1:] = [merged[-1] + begun] if merged else [begun]
+        part_so_far += part
+        if len(part_so_far) > LONG or not with_next(part_so_far):
+            merged.append(part_so_far)
+            part_so_far = ""
+    if part_so_far:
+        merged[-1:] = [merged[-1] + part_so_far] if merged else [part_so_far]
     return merged
 
 
 def _goes_with_the_next(part: str) -> bool:
-    said = part.strip()
-    return part == "\n" or len(part) < TINY or _OPENER.fullmatch(said) is not None
+    stripped = part.strip()
+    return part == "\n" or len(part) < TINY or _OPENER.fullmatch(stripped) is not None
 
 
 def _break(
@@ -251,7 +251,7 @@ def _break(
     is looked at: if one of its halves is too short, the next kind follows, not the next place.
     """
     for kind in kinds:
-        places = [found.end() for found in kind.finditer(text, start, end)]
+        places = [sign.end() for sign in kind.finditer(text, start, end)]
         if not places:
             continue
         middle = widths[start] + widths[end]

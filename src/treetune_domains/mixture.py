@@ -213,7 +213,7 @@ class Curriculum(Weighting):
     The weight of a domain is its own one times ``floor + Q``. Q begins at 1; whenever the domain was drawn,
     it moves by `rate` towards four times the mean over its problems of p (1 − p), p being the share of a
     problem's answers that were right (unbiased, from the metric ``domains/<name>/learnable``). What is always
-    or never solved so falls to its `floor`, and is drawn often enough to be found out when that changes.
+    or never solved so falls to its `floor`, and is drawn often enough to notice when that changes.
 
     p (1 − p) as what is to be learnt from a problem: Rutherford et al. (arXiv:2408.15099), and for language
     models Foster et al. (arXiv:2502.12272). A running mean by category: Chen et al. (arXiv:2505.14970), there
@@ -231,8 +231,8 @@ class Curriculum(Weighting):
             if iteration:
                 measured = drawing.recorded(iteration - 1)
                 for name, value in values.items():
-                    if (found := measured.get(LEARNABLE.format(name))) is not None:
-                        values[name] = value + self.rate * (4 * found - value)
+                    if (learnable := measured.get(LEARNABLE.format(name))) is not None:
+                        values[name] = value + self.rate * (4 * learnable - value)
             yield {name: given[name] * (self.floor + value) for name, value in values.items()}
 
 

@@ -66,25 +66,6 @@ def test_all_problems_there_are_can_be_used_and_one_more_is_refused() -> None:
         AdditionChain(count=2, digits=1, train_size=36, validation_size=5, test_size=5)
 
 
-@pytest.mark.parametrize("digits", [2, 4])
-def test_held_out_problems_stay_when_the_training_set_grows(digits: int) -> None:
-    small, large = (
-        AdditionChain(count=2, digits=digits, **SMALL | {"train_size": size}) for size in (50, 500)
-    )
-    for split in ("validation", "test"):
-        assert small.problems(split) == large.problems(split)
-    assert large.problems("train")[:50] == small.problems("train")
-
-
-def test_another_seed_gives_other_problems() -> None:
-    assert AdditionChain(**SMALL).problems("test") != AdditionChain(seed=1, **SMALL).problems("test")
-
-
-def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(ValueError, match="no split 'dev'"):
-        AdditionChain(**SMALL).problems("dev")  # type: ignore[arg-type]
-
-
 def test_solutions_are_written_as_documented() -> None:
     addition, multiplication = AdditionChain(), Multiplication(factors=3)
     assert (
@@ -118,14 +99,6 @@ def test_a_teacher_that_always_slips_goes_on_from_the_wrong_value(digits: int) -
             assert int(written) - eval(asked) in SLIPS
         assert answer == f"#{written}"
         assert task.grader.grade(answer, problem).reward == 0.0
-
-
-def test_demonstrations_differ_with_the_seed_only() -> None:
-    task = AdditionChain(demonstration_noise=0.5, **SMALL)
-    problem = task.problems("train")[0]
-    solutions = [task.demonstration(problem, seed) for seed in range(20)]
-    assert len(set(solutions)) > 5
-    assert solutions == [task.demonstration(problem, seed) for seed in range(20)]
 
 
 def test_a_task_without_forms_is_measured_against_its_own_solution() -> None:

@@ -125,14 +125,6 @@ def test_without_fractions_on_the_way_every_problem_can_do_without_them() -> Non
     assert not all(solved(natural, problem) for problem in any_way.problems("train"))
 
 
-def test_held_out_problems_stay_when_the_training_set_grows_and_change_with_the_seed() -> None:
-    small, large = (Countdown(**SMALL | {"train_size": size}) for size in (50, 500))
-    for split in ("validation", "test"):
-        assert small.problems(split) == large.problems(split)
-    assert large.problems("train")[:50] == small.problems("train")
-    assert Countdown(seed=1, **SMALL).problems("test") != small.problems("test")
-
-
 def test_a_shape_with_too_few_problems_is_told_and_all_of_a_small_one_can_be_used() -> None:
     # Pairs of 1 to 3: six sums, and three differences; no two of them the same problem.
     shape: dict[str, Any] = {

@@ -90,8 +90,3 @@ def test_programs_are_graded_by_running_them_in_the_sandbox(wording: Any) -> Non
     assert grader.grade(task.demonstration(problem, 0), problem).correct
     assert not grader.grade(task.demonstration(other, 0), problem).correct
     assert grader.grade("\n", problem).outcome == "no_answer"
-
-
-def test_the_smaller_number_of_steps_comes_first() -> None:
-    with pytest.raises(ValueError, match="smaller one first"):
-        ShortPrograms(steps=(4, 2))

@@ -86,25 +86,21 @@ class WrittenArithmetic(GeneratedTask):
     operator: ClassVar[str]
 
     def __post_init__(self) -> None:
-        needed, there_are = sum(self.sizes().values()), self._space()
+        needed, there_are = sum(self.sizes().values()), selections(*self._operands())
         if needed > there_are:
             raise ValueError(
                 f"train_size + validation_size + test_size is {needed}, but there are only {there_are} "
-                f"different problems with {self._operands_in_words()}: "
+                f"different problems with {self._described()}: "
                 "ask for fewer, or for more numbers or digits"
             )
 
-    def _operand_count(self) -> int:
+    def _operands(self) -> tuple[range, int, range | None]:
+        """Returns the values of a problem's numbers, their count, and the values of the first one where it
+        has its own."""
         raise NotImplementedError
 
-    def _operand_range(self) -> range:
-        raise NotImplementedError
-
-    def _operands_in_words(self) -> str:
-        return f"{self._operand_count()} numbers of {self.digits} digits"
-
-    def _space(self) -> int:
-        return selections(self._operand_range(), self._operand_count())
+    def _described(self) -> str:
+        return f"{self._operands()[1]} numbers of {self.digits} digits"
 
     def _prompt(self, numbers: Sequence[int]) -> str:
         return self.operator.join(map(str, numbers)) + "=\n"
@@ -116,14 +112,15 @@ class WrittenArithmetic(GeneratedTask):
         raise NotImplementedError
 
     def generate(self, count: int) -> Sequence[tuple[int, ...]]:
-        return distinct_operands(self._operand_range(), self._operand_count(), count, seed=self.seed)
+        values, numbers, first = self._operands()
+        return distinct_operands(values, numbers, count, self.seed, first)
 
     def problem(self, id: str, generated: tuple[int, ...]) -> Problem:
         gold = str(self._answer(generated))
         return Problem(id=id, prompt=self._prompt(generated), gold=gold, data={"numbers": generated})
 
     def examples(self, count: int) -> Sequence[Problem]:
-        return super().examples(min(count, self._space()))
+        return super().examples(min(count, selections(*self._operands())))
 
     def demonstration(self, problem: Problem, seed: int) -> str:
         """Returns the teacher's solution. Slips are drawn from `seed` and the problem."""
@@ -204,11 +201,8 @@ class AdditionChain(WrittenArithmetic):
 
     operator: ClassVar[str] = "+"
 
-    def _operand_count(self) -> int:
-        return self.count
-
-    def _operand_range(self) -> range:
-        return range(10 ** (self.digits - 1), 10**self.digits)
+    def _operands(self) -> tuple[range, int, range | None]:
+        return range(10 ** (self.digits - 1), 10**self.digits), self.count, None
 
     def _solution(self, numbers: Sequence[int]) -> Solution:
         total = numbers[0]
@@ -253,15 +247,15 @@ def selections(values: range, count: int, first: range | None = None) -> int:
 
 @lru_cache(maxsize=16)
 def distinct_operands(
-    values: range, count: int, wanted: int, seed: int, first: range | None = None
+    values: range, count: int, total: int, seed: int, first: range | None = None
 ) -> Sequence[tuple[int, ...]]:
-    """Returns `wanted` selections of `count` numbers from `values`, no two of them equal up to order.
+    """Returns `total` selections of `count` numbers from `values`, no two of them equal up to order.
 
     With `first`, which has no number in common with `values`, the first number is from there. The first
-    selections do not depend on `wanted`, so that a larger request extends a smaller one.
+    selections do not depend on `total`, so that a larger request extends a smaller one.
     """
     space = selections(values, count, first)
-    assert wanted <= space, f"{wanted} of only {space} selections"
+    assert total <= space, f"{total} of only {space} selections"
     generator = derived_random(seed, "operands", values.start, values.stop, count)
     others = count if first is None else count - 1
     chosen: list[tuple[int, ...]] = []
@@ -274,9 +268,9 @@ def distinct_operands(
             order = list(selection)
             generator.shuffle(order)
             chosen.append((*head, *order))
-        return tuple(chosen[:wanted])
+        return tuple(chosen[:total])
     seen: set[tuple[int, ...]] = set()
-    while len(chosen) < wanted:
+    while len(chosen) < total:
         head = () if first is None else (generator.choice(first),)
         numbers = tuple(generator.choices(values, k=others))
         key = (*head, *sorted(numbers))

@@ -13,28 +13,28 @@ def braces(text: str) -> dict[int, int]:
 
     One pass: looking for each brace's end anew would be quadratic in what a model wrote.
     """
-    open_ones: list[int] = []
+    opened: list[int] = []
     pairs: dict[int, int] = {}
-    for found in re.finditer(r"\\.|[{}]", text, re.DOTALL):
-        if found[0] == "{":
-            open_ones.append(found.start())
-        elif found[0] == "}" and open_ones:
-            pairs[open_ones.pop()] = found.start()
+    for sign in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        if sign[0] == "{":
+            opened.append(sign.start())
+        elif sign[0] == "}" and opened:
+            pairs[opened.pop()] = sign.start()
     return pairs
 
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
     r"""Returns (start, end, content) of each ``\boxed{…}`` that is closed, from left to right; of a box in a
     box the outer one. ``\boxed 5`` holds the number, letters or command that follow."""
-    found: list[tuple[int, int, str]] = []
+    boxed: list[tuple[int, int, str]] = []
     pairs = braces(text)
     for box in _BOX.finditer(text):
-        if found and box.start() < found[-1][1]:
+        if boxed and box.start() < boxed[-1][1]:
             continue  # within the box before
         if box["bare"]:
-            found.append((box.start(), box.end(), box["bare"]))
+            boxed.append((box.start(), box.end(), box["bare"]))
             continue
         end = pairs.get(box.end() - 1)
         if end is not None:
-            found.append((box.start(), end + 1, text[box.end() : end]))
-    return found
+            boxed.append((box.start(), end + 1, text[box.end() : end]))
+    return boxed

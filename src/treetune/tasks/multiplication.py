@@ -20,7 +20,6 @@ from treetune.tasks.arithmetic import (
     WrittenLine,
     distinct_operands,
     in_lines,
-    selections,
 )
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
@@ -83,7 +82,7 @@ class Multiplication(WrittenArithmetic):
             )
         if (self.min_value is None) != (self.max_value is None):
             raise ValueError("min_value and max_value belong together: give both, or neither and digits")
-        if not self._operand_range():
+        if not self._operands()[0]:
             raise ValueError(f"min_value is {self.min_value}, more than max_value, {self.max_value}")
         if self.first_digits is not None and (self.min_value is not None or self.first_digits == self.digits):
             raise ValueError(
@@ -105,31 +104,27 @@ class Multiplication(WrittenArithmetic):
     def _factor_counts(self) -> tuple[int, int]:
         return (self.factors, self.factors) if isinstance(self.factors, int) else self.factors
 
-    def _operand_count(self) -> int:
-        return self._factor_counts()[0]
+    def _operands(self) -> tuple[range, int, range | None]:
+        def of_digits(digits: int) -> range:
+            return range(2 if digits == 1 else 10 ** (digits - 1), 10**digits)
 
-    def _operand_range(self) -> range:
+        values = of_digits(self.digits)
         if self.min_value is not None and self.max_value is not None:
-            return range(self.min_value, self.max_value + 1)
-        return _of_digits(self.digits)
+            values = range(self.min_value, self.max_value + 1)
+        first = None if self.first_digits is None else of_digits(self.first_digits)
+        return values, self._factor_counts()[0], first
 
-    def _first_range(self) -> range | None:
-        return None if self.first_digits is None else _of_digits(self.first_digits)
-
-    def _space(self) -> int:
-        return selections(self._operand_range(), self._operand_count(), self._first_range())
-
-    def _operands_in_words(self) -> str:
-        if self.min_value is None:
-            first = "" if self.first_digits is None else f", the first of {self.first_digits}"
-            return super()._operands_in_words() + first
-        return f"{self._operand_count()} numbers from {self.min_value} to {self.max_value}"
+    def _described(self) -> str:
+        if self.min_value is not None:
+            return f"{self._factor_counts()[0]} numbers from {self.min_value} to {self.max_value}"
+        first = "" if self.first_digits is None else f", the first of {self.first_digits}"
+        return super()._described() + first
 
     def generate(self, count: int) -> Sequence[tuple[int, ...]]:
         fewest, most = self._factor_counts()
-        values, first = self._operand_range(), self._first_range()
         if fewest == most:
-            return distinct_operands(values, fewest, count, self.seed, first)
+            return super().generate(count)
+        values, _, first = self._operands()
         generator = derived_random(self.seed, "factors", fewest, most)
         counts = [generator.randint(fewest, most) for _ in range(count)]
         of_count = {
@@ -213,10 +208,6 @@ class Multiplication(WrittenArithmetic):
         if self.wording == "words":
             return Task.alphabet(self)
         return "0123456789*+=#\n" + ("" if self.form == "sequential" else ":")
-
-
-def _of_digits(digits: int) -> range:
-    return range(2 if digits == 1 else 10 ** (digits - 1), 10**digits)
 
 
 def folded(numbers: Sequence[int], detail: Detail) -> Solution:

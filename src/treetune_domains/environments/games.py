@@ -118,12 +118,6 @@ def _name(cell: Cell) -> str:
     return COLUMNS[cell[0]] + ROWS[cell[1]]
 
 
-@dataclass
-class Hidden:
-    number: int
-    guesses: int = 0
-
-
 @Environment.register("guess_number")
 @dataclass(frozen=True, kw_only=True)
 class GuessNumber(Game):
@@ -156,22 +150,22 @@ class GuessNumber(Game):
             return super().alphabet()
         return f"0123456789-{LOWER}{HIGHER}{UNREAD}\n"
 
-    def reset(self, problem: Problem, seed: int) -> Hidden:
-        return Hidden(int(problem.gold))
+    def reset(self, problem: Problem, seed: int) -> dict[str, int]:
+        return {"number": int(problem.gold), "guesses": 0}
 
-    def step(self, state: Hidden, action: str) -> Turn:
-        state.guesses += 1
+    def step(self, state: dict[str, int], action: str) -> Turn:
+        state["guesses"] += 1
         guess = action.strip()
         symbols = self.form == "symbols"
         if not (guess.isascii() and guess.isdecimal()):
             observation = UNREAD if symbols else "That is no number."
-        elif (number := int(guess[:20])) == state.number:
+        elif (number := int(guess[:20])) == state["number"]:
             return Turn(done=True, reward=1.0)
-        elif state.number < number:
+        elif state["number"] < number:
             observation = LOWER if symbols else "My number is lower."
         else:
             observation = HIGHER if symbols else "My number is higher."
-        return Turn(observation, done=state.guesses == self.guesses)
+        return Turn(observation, done=state["guesses"] == self.guesses)
 
 
 @dataclass(frozen=True, kw_only=True)

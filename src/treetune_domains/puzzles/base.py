@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from functools import lru_cache, reduce
+from operator import and_
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from annotated_types import Ge, Gt, Le
 
@@ -16,6 +17,7 @@ from treetune.vocabulary import Problem
 from treetune_domains.graders.tagged import Tagged
 
 Wording = Literal["words", "symbols"]
+Clue = TypeVar("Clue")
 
 _VAIN = 2000
 """Draws one after the other that gave no new puzzle, after which there are taken to be no more."""
@@ -114,3 +116,14 @@ def _distinct(task: Puzzles, count: int) -> Sequence[Puzzle]:
                 " larger or more varied puzzles"
             )
     return tuple(made.values())
+
+
+def needed_clues(generator: random.Random, clues: Sequence[tuple[Clue, int]], target: int) -> list[Clue]:
+    """Returns the clues in a random order, without superfluous ones. Each comes with the set of arrangements
+    of which it is true, a bit each; together they leave the set `target`."""
+    chosen = list(clues)
+    for one in clues:
+        if reduce(and_, (true for other, true in chosen if other is not one[0]), -1) == target:
+            chosen.remove(one)
+    generator.shuffle(chosen)
+    return [clue for clue, _ in chosen]

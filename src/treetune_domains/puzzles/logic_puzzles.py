@@ -16,7 +16,7 @@ from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
 from treetune_domains.graders.puzzles import OrderingGrader
 from treetune_domains.graders.tagged import OneWord
-from treetune_domains.puzzles.base import Puzzle, Puzzles
+from treetune_domains.puzzles.base import Puzzle, Puzzles, needed_clues
 
 Kind = Literal["left", "next", "between"]
 """Somewhere to the left of another; immediately to its left; with a number of others between the two."""
@@ -137,14 +137,7 @@ def _unique(generator: random.Random, clues: Sequence[tuple[Clue, int]], order: 
         if left == 1 << order:
             break
     assert left == 1 << order, "left or next alone tells every order from every other"
-    for one in list(chosen):
-        without = -1
-        for other in chosen:
-            without &= -1 if other is one else other[1]
-        if without == left:
-            chosen.remove(one)
-    generator.shuffle(chosen)
-    return [clue for clue, _ in chosen]
+    return needed_clues(generator, chosen, left)
 
 
 @cache

@@ -25,6 +25,7 @@ from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Split, Task
 from treetune.vocabulary import Problem
 from treetune_domains.graders.reasoning_gym import ReasoningGymGrader
+from treetune_domains.puzzles.reasoning_gym_maker import Refused
 
 QUESTION = "{question}"
 GRADER = ReasoningGymGrader()
@@ -54,14 +55,6 @@ COMPOSITE = "composite"
 """Registered as a data set, and none of its own: it mixes others."""
 
 
-class NotTaken(ValueError):
-    """Settings that the library doesn't take: `key` is the task's key to change."""
-
-    def __init__(self, key: str, what: str, remedy: str) -> None:
-        self.key, self.what, self.remedy = key, what, remedy
-        super().__init__(f"{what}: {remedy}")
-
-
 def missing_packages() -> list[str]:
     """Returns the packages that it can't be imported without, and that aren't installed."""
     needed = {"reasoning_gym": "reasoning_gym"} | _NEEDED
@@ -72,11 +65,11 @@ def missing_packages() -> list[str]:
 def data_sets() -> Mapping[str, str]:
     """Returns each data set's module, by its name. The library is read, not imported: that takes a second.
 
-    Raises NotTaken where it isn't installed.
+    Raises Refused where it isn't installed.
     """
     spec = importlib.util.find_spec("reasoning_gym")
     if spec is None or not spec.submodule_search_locations:
-        raise NotTaken("type", "the package reasoning_gym is not installed", INSTALL)
+        raise Refused("type", "the package reasoning_gym is not installed", INSTALL)
     root = Path(spec.submodule_search_locations[0])
     modules = {}
     for file in sorted(root.rglob("*.py")):
@@ -144,8 +137,9 @@ class ReasoningGym(GeneratedTask):
             return
         try:
             self._examples(_CHECKED)
-        except NotTaken as error:
-            yield Finding(error.what, error.key, error.remedy)
+        except Refused as error:
+            key, what, remedy = error.args
+            yield Finding(what, key, remedy)
 
     def made(self, split: Split) -> Sequence[Problem]:
         return self._problems(self.sizes(), split)
@@ -153,7 +147,7 @@ class ReasoningGym(GeneratedTask):
     def examples(self, count: int) -> Sequence[Problem]:
         try:
             return self._examples(max(count, _CHECKED))[:count]
-        except NotTaken:
+        except Refused:
             return ()
 
     def check_demonstrations(self) -> None:
@@ -183,19 +177,19 @@ class ReasoningGym(GeneratedTask):
         return "".join(sorted(typed))
 
     def _examples(self, count: int) -> tuple[Problem, ...]:
-        """Raises NotTaken."""
+        """Raises Refused."""
         return self._problems({"example": count}, "example")
 
     def _problems(self, sizes: Mapping[Any, int], split: str) -> tuple[Problem, ...]:
-        """Makes problems for splits of these sizes and returns one of them. Raises NotTaken."""
+        """Makes problems for splits of these sizes and returns one of them. Raises Refused."""
         known = data_sets()
         if self.dataset == COMPOSITE:
             what, remedy = "'composite' is no data set of its own", "make a task 'mixture' of those to mix"
-            raise NotTaken("dataset", what, remedy)
+            raise Refused("dataset", what, remedy)
         if self.dataset not in known:
             near = nearest(self.dataset, known, 3)
             remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(known)}"
-            raise NotTaken("dataset", f"reasoning_gym has no data set {self.dataset!r}", remedy)
+            raise Refused("dataset", f"reasoning_gym has no data set {self.dataset!r}", remedy)
         request = {
             "dataset": self.dataset,
             "config": self.config,
@@ -228,13 +222,13 @@ class ReasoningGym(GeneratedTask):
         match = re.search(self.question, question)
         if match is None:
             what = f"{self.question!r} is nowhere in {question!r}"
-            raise NotTaken("question", what, "give an expression that every question matches")
+            raise Refused("question", what, "give an expression that every question matches")
         return match[1]
 
 
 @lru_cache(maxsize=8)
 def _made(request: str) -> dict[str, Any]:
-    """Returns problems by split, and the settings for their scorer. Raises NotTaken."""
+    """Returns problems by split, and the settings for their scorer. Raises Refused."""
     source = str(Path(treetune.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
@@ -247,8 +241,8 @@ def _made(request: str) -> dict[str, Any]:
     )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
-        raise NotTaken("dataset", f"reasoning_gym could not make problems ({last[0]})", "choose another one")
+        raise Refused("dataset", f"reasoning_gym could not make problems ({last[0]})", "choose another one")
     answer: dict[str, Any] = json.loads(done.stdout)
     if "refused" in answer:
-        raise NotTaken(*answer["refused"])
+        raise Refused(*answer["refused"])
     return answer

@@ -34,7 +34,10 @@ _OWN = {"seed": "the task's own `seed`", "size": "the task's `train_size`, `vali
 
 
 class Refused(ValueError):
-    """Settings that the library doesn't take: the key of the task, the fault, the remedy."""
+    """Settings that the library doesn't take. The arguments: the key of the task, the fault, the remedy."""
+
+    def __str__(self) -> str:
+        return ": ".join(self.args[1:])
 
 
 def main() -> None:

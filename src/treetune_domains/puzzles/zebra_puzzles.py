@@ -21,7 +21,7 @@ from annotated_types import Ge, Le
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
 from treetune_domains.graders.puzzles import ZebraGrader
-from treetune_domains.puzzles.base import Puzzle, Puzzles
+from treetune_domains.puzzles.base import Puzzle, Puzzles, needed_clues
 
 GRADER = ZebraGrader()
 POSITION = "Position"
@@ -193,14 +193,7 @@ def unique_clues(
             break
     else:
         return None
-    for one in list(chosen):
-        others = reduce(
-            lambda held, other: held & other[1], (other for other in chosen if other is not one), -1
-        )
-        if others & shape.all == target:
-            chosen.remove(one)
-    generator.shuffle(chosen)
-    return [clue for clue, _ in chosen]
+    return needed_clues(generator, chosen, target)
 
 
 def random_arrangement(generator: random.Random, among: int) -> int:
