@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Literal, Protocol, get_args, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from annotated_types import Ge, Gt, Le, MinLen
 
 from treetune.seeds import derived_random
-from treetune.tasks.base import Split, Task
+from treetune.tasks.base import GeneratedTask, Task
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.steps import ends_of_lines
 from treetune.vocabulary import Problem
 
 
@@ -83,7 +82,7 @@ def way(problem: Problem, response: str) -> Sequence[str]:
 
 @Task.register("signposts")
 @dataclass(frozen=True, kw_only=True)
-class Signposts(Task):
+class Signposts(GeneratedTask):
     r"""A way of `steps` lines. Each shows a sign, then the choice of a direction (a digit from 1 to
     `options`), then `chatter` letters that mean nothing: ``B3kea\nF1oab\nB2hhc\n``. Signs come round again
     after `period` lines. The prompt shows the first round with blanks, ``B....\nF....\n``, so that a tiny
@@ -126,14 +125,12 @@ class Signposts(Task):
     names: Annotated[int, Ge(0), Le(4)] = 0
     train_size: Annotated[int, Gt(0)] = 6000
     validation_size: Annotated[int, Gt(0)] = 500
-    """Problems of the validation split."""
     test_size: Annotated[int, Gt(0)] = 1000
-    """Problems of the test split."""
     seed: int = 0
     grader: Grader = SignpostsGrader()
 
     def __post_init__(self) -> None:
-        needed, there_are = sum(self._sizes().values()), self.prompts()
+        needed, there_are = sum(self.sizes().values()), self.prompts()
         if needed > there_are:
             raise ValueError(
                 f"train_size + validation_size + test_size is {needed}, but {self.period} signs out of"
@@ -143,24 +140,28 @@ class Signposts(Task):
         if self.period > self.steps:
             raise ValueError(f"period is {self.period}, more than the {self.steps} steps of a way")
 
-    def _sizes(self) -> dict[Split, int]:
-        """The held-out splits come first: they stay when train_size changes."""
-        return {"test": self.test_size, "validation": self.validation_size, "train": self.train_size}
-
     def prompts(self) -> int:
         """How many different ones there are."""
         return self.signs**self.period * self.letters**self.names
 
-    def problems(self, split: Split) -> Sequence[Problem]:
-        if split not in get_args(Split):
-            raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
-        return _problems(self, split)
+    def generate(self, count: int) -> Sequence[int]:
+        return _prompts(self)[:count]
 
-    def size(self, split: Split) -> int:
-        return self._sizes()[split]
-
-    def examples(self, count: int) -> Sequence[Problem]:
-        return _made(self, "example", _prompts(self)[:count])
+    def problem(self, id: str, generated: int) -> Problem:
+        signs = tuple(generated // self.signs**digit % self.signs for digit in range(self.period))
+        other = generated // self.signs**self.period
+        name = "".join(CHATTER[other // self.letters**digit % self.letters] for digit in range(self.names))
+        groups, right = self.groups(), _directions(self)
+        decisive = {line for group in groups for line in group}
+        gold = [right[signs[line % self.period]] if line in decisive else BLANK for line in range(self.steps)]
+        length = self.steps * (3 + self.chatter) + (self.wandering * 2 + 1 if self.wandering else 0)
+        return Problem(
+            id=id,
+            prompt=(f"{name}\n" if name else "")
+            + "".join(f"{SIGNS[sign]}{BLANK * (1 + self.chatter)}\n" for sign in signs),
+            gold="".join(gold),
+            data={"signs": signs, "groups": groups, "length": length, "first": self._first()},
+        )
 
     def right(self, sign: int) -> int:
         """The right direction at the sign with this number, from 1."""
@@ -237,10 +238,6 @@ class Signposts(Task):
         shown: Sequence[int] = problem.data["signs"]
         return [shown[line % self.period] for line in range(self.steps)]
 
-    def step_boundaries(self, response: str) -> list[int]:
-        """A step is a line with the newline that ends it."""
-        return ends_of_lines(response)
-
     def alphabet(self) -> str:
         directions = "".join(str(one) for one in range(1, self.options + 1))
         return SIGNS[: self.signs] + directions + CHATTER[: self.letters] + BLANK + "\n"
@@ -248,38 +245,12 @@ class Signposts(Task):
 
 @lru_cache(maxsize=16)
 def _prompts(task: Signposts) -> list[int]:
-    """All there are, each a number in the base of the signs, shuffled."""
+    """Returns all prompts, each a number in the base of the signs, shuffled."""
     prompts = list(range(task.prompts()))
     derived_random(task.seed, "signposts", task.signs, task.period).shuffle(prompts)
     return prompts
 
 
 @lru_cache(maxsize=16)
-def _problems(task: Signposts, split: Split) -> tuple[Problem, ...]:
-    sizes = task._sizes()
-    start = sum(size for name, size in sizes.items() if list(sizes).index(name) < list(sizes).index(split))
-    return _made(task, split, _prompts(task)[start : start + sizes[split]])
-
-
-def _made(task: Signposts, place: str, prompts: Sequence[int]) -> tuple[Problem, ...]:
-    right = [str(task.right(sign)) for sign in range(task.signs)]
-    lines_of = task.groups()
-    length = task.steps * (3 + task.chatter)
-    length += task.wandering * 2 + 1 if task.wandering else 0
-    decisive = {line for group in lines_of for line in group}
-    problems = []
-    for index, number in enumerate(prompts):
-        signs = tuple(number // task.signs**place_ % task.signs for place_ in range(task.period))
-        other = number // task.signs**task.period
-        name = "".join(CHATTER[other // task.letters**place_ % task.letters] for place_ in range(task.names))
-        gold = [right[signs[line % task.period]] if line in decisive else BLANK for line in range(task.steps)]
-        problems.append(
-            Problem(
-                id=f"{place}/{index}",
-                prompt=(f"{name}\n" if name else "")
-                + "".join(f"{SIGNS[sign]}{BLANK * (1 + task.chatter)}\n" for sign in signs),
-                gold="".join(gold),
-                data={"signs": signs, "groups": lines_of, "length": length, "first": task._first()},
-            )
-        )
-    return tuple(problems)
+def _directions(task: Signposts) -> list[str]:
+    return [str(task.right(sign)) for sign in range(task.signs)]

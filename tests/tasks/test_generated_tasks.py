@@ -19,6 +19,7 @@ from treetune_domains.puzzles.logic_puzzles import GraphPaths, OrderingPuzzles
 from treetune_domains.puzzles.reasoning_gym import ReasoningGym
 from treetune_domains.puzzles.short_programs import ShortPrograms
 from treetune_domains.puzzles.zebra_puzzles import ZebraPuzzles
+from treetune_lab.signposts import Signposts
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 SMALL: dict[str, Any] = {"train_size": 30, "validation_size": 5, "test_size": 10}
@@ -41,6 +42,7 @@ TAUGHT: dict[str, GeneratedTask] = {
 TASKS = TAUGHT | {
     "programs": ShortPrograms(**SMALL),
     "a game": EnvironmentTask(environment=GuessNumber(most=999), **SMALL),
+    "signposts": Signposts(**SMALL),
     "a maze": EnvironmentTask(environment=Maze(), **SMALL),
 }
 every_task = pytest.mark.parametrize("name", TASKS)
@@ -100,7 +102,6 @@ def test_demonstrations_depend_on_the_seed_alone_and_are_cut_at_the_ends_of_line
     "kind", [OrderingPuzzles, GridPuzzles, ZebraPuzzles, GraphPaths, ShortPrograms, Countdown]
 )
 def test_the_smaller_end_of_a_range_comes_first(kind: type[GeneratedTask]) -> None:
-    ranges = getattr(kind, "ranges", ("numbers", "operands", "targets"))
-    for name in ranges:
+    for name in kind.ranges:
         with pytest.raises(ValueError, match=f"{name} is .*: give the smaller one first"):
             kind(**{name: (4, 2)})

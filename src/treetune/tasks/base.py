@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from annotated_types import Gt
 
@@ -141,6 +141,15 @@ class GeneratedTask(Task):
     """Problems of the validation split."""
     test_size: Annotated[int, Gt(0)]
     """Problems of the test split."""
+
+    ranges: ClassVar[tuple[str, ...]] = ()
+    """The keys that are pairs of the fewest and the most, or of the smallest and the largest."""
+
+    def __post_init__(self) -> None:
+        for name in self.ranges:
+            least, most = getattr(self, name)
+            if least > most:
+                raise ValueError(f"{name} is [{least}, {most}]: give the smaller one first")
 
     def generate(self, count: int) -> Sequence[Any]:
         """Returns what the first `count` problems of all splits are made from. The first ones don't depend

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 
@@ -90,12 +90,11 @@ class Countdown(GeneratedTask):
     """The template, with ``{numbers}`` and ``{target}`` in it."""
     grader: CountdownGrader = GRADER
 
+    ranges: ClassVar[tuple[str, ...]] = ("numbers", "operands", "targets")
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_template(self.prompt)
-        for name in ("numbers", "operands", "targets"):
-            least, most = getattr(self, name)
-            if least > most:
-                raise ValueError(f"{name} is [{least}, {most}]: give the smaller one first")
         if len(set(self.operators)) != len(self.operators):
             raise ValueError(f"operators {list(self.operators)} names one of them twice")
 
