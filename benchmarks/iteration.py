@@ -22,7 +22,7 @@ from benchmarks.setting import (
     long_tailed_model,
 )
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.clock import Clock
+from treetune.runtime.console import Clock
 from treetune.runtime.generation import generate
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler

@@ -142,7 +142,7 @@ def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
 
 def measure(place: int, options: argparse.Namespace, workspace: str) -> dict[str, Any]:
     """All sides in turn, in one session with one engine, on the answers at this place of `settings`."""
-    from treetune.runtime.lookahead import Lookahead
+    from treetune.runtime.loop import Lookahead
     from treetune.runtime.policy_server import PolicyServer
     from treetune.runtime.sampler import Sampler
     from treetune.runtime.session import Session
@@ -224,7 +224,7 @@ def _hit_rate(server: Any) -> float:
 
 def _iteration(sampler: Any, trainer: Any, turn: int, version: int) -> dict[str, Any]:
     """As the loop runs one, but for evaluation and checkpoint; nothing of it is there from before."""
-    from treetune.runtime.clock import Clock
+    from treetune.runtime.console import Clock
     from treetune.runtime.generation import generate
 
     shutil.rmtree(sampler.session.directory.iteration(turn), ignore_errors=True)
@@ -247,7 +247,7 @@ def _overlapping(
 ) -> dict[str, Any]:
     """As the loop runs one with an overlap of one step: samples this turn's answers, and trains on those of
     the turn before, which are `trained`."""
-    from treetune.runtime.clock import Clock
+    from treetune.runtime.console import Clock
 
     shutil.rmtree(sampler.session.directory.iteration(turn), ignore_errors=True)
     clock, before = Clock(), sampler.server.engine.tokens

@@ -82,7 +82,7 @@ def _write_start(root: PolicyIteration, folder: Path) -> None:
     import torch
 
     from treetune.models.policy_files import write_for_engine
-    from treetune.runtime.start_model import StartModel
+    from treetune.runtime.session import StartModel
 
     start = StartModel(root, torch.device("cpu"))
     write_for_engine(*start.weights(), start.tokenizer, folder)

@@ -19,8 +19,8 @@ from typing import Any
 import treetune
 from treetune.config.errors import FoundByAllRanks
 from treetune.config.folders import DIGITS_OF_HASH, own_modules
-from treetune.config.hashing import config_hash
 from treetune.runtime.machine import versions
+from treetune.store.checksums import config_hash
 from treetune.store.files import own_folder
 from treetune.trainers.ranks import Meeting
 

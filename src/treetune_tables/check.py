@@ -11,7 +11,7 @@ from treetune.findings import placed_parts
 from treetune.rollouts.metrics import OF_ITERATION, PREFIX, name_in
 from treetune.rollouts.numbers import LARGEST, OF_CORRECT, registered
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.clock import PHASES
+from treetune.runtime.console import PHASES
 from treetune.runtime.diagnostics import SIGNS
 from treetune.runtime.evaluation import EVALUATED
 from treetune.tasks.base import Task

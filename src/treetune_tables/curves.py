@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from treetune.config.errors import did_you_mean
-from treetune.runtime.stop_after import ANSWERS, CONTINUATIONS
+from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune_tables.columns import PASS_AT_1, Axis, Column, Panel, number_in
 from treetune_tables.runs import MEASURABLE, Plan, PlannedRun
 from treetune_tables.settings import MethodRow, PanelAxis
@@ -85,7 +85,7 @@ def _tokens_in(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
     """Returns the tokens that the engine sampled in an iteration, for answers and for their credit."""
     # Runs of earlier versions did not count those of answers.
     counted = _answers_in(row, config) * row.get("episodes/response_tokens", 0.0)
-    return float(row.get(ANSWERS, counted) + row.get(CONTINUATIONS, 0.0))
+    return float(row.get(SAMPLED_TOKENS, counted) + row.get(VALUE_TOKENS, 0.0))
 
 
 def _seconds_in(row: Mapping[str, Any]) -> float:

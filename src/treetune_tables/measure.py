@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from treetune.config.hashing import config_hash
 from treetune.rollouts.numbers import declared_ratios
 from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import MEASURE_AGAIN
 from treetune.runtime.manifest import read_config
-from treetune.store.checksums import read_record
+from treetune.store.checksums import config_hash, read_record
 from treetune_tables.columns import Area, Column, number_in
 from treetune_tables.curves import (
     Cost,

@@ -14,10 +14,9 @@ from treetune.config.build import build
 from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
-from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.runtime.directory import ExperimentDirectory, verify_answers
+from treetune.runtime.base import PolicyIteration, Runtime, StopAfter
+from treetune.runtime.directory import ExperimentDirectory, expected_iterations, verify_answers
 from treetune.runtime.manifest import different_keys, read_config
-from treetune.runtime.stop_after import StopAfter, expected_iterations
 from treetune_tables.columns import by_problem
 from treetune_tables.settings import Reproduction, TableExperiment
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from treetune.rollouts.storage import TOKENS
 from treetune.runtime.analysis import read_result
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.base import StopAfter
+from treetune.runtime.directory import ExperimentDirectory, expected_iterations
 from treetune.runtime.manifest import read_config
-from treetune.runtime.stop_after import StopAfter, expected_iterations
 from treetune.store.checksums import read_record, verify_once
 
 METHOD = ("task", "rollout", "credit", "selection")

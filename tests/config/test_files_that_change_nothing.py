@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from treetune.config.explain import overridden
 from treetune.config.jsonnet import CONFIGS, configurations, load
-from treetune.config.overridden import overridden
 
 MAIN = Path(__file__).parents[2] / "src" / "treetune" / "main.py"
 EXPERIMENT = "{ seed: 1, credit: { type: 'a', n: 1 }, trainer: { rate: 1 } }"

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from annotated_types import Gt
 
-from treetune.config import meanings, reference
+from treetune.config import reference
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,17 +49,17 @@ def test_the_reference_is_what_the_code_says() -> None:
 
 
 def test_a_key_means_what_stands_below_its_field() -> None:
-    assert meanings.meaning(Part, "depth") == "Steps below the ground."
+    assert reference.meaning(Part, "depth") == "Steps below the ground."
 
 
 def test_a_key_means_the_sentences_that_name_it_of_the_nearest_class() -> None:
-    assert meanings.meaning(Part, "colour") == "With `colour` blue it is cold, e.g. `0` degrees."
-    assert meanings.meaning(Base, "colour") == "Its `colour` is red."
-    assert meanings.meaning(Part, "width") == "`width` is in metres (Muster et al. 2020, eq. 3)."
+    assert reference.meaning(Part, "colour") == "With `colour` blue it is cold, e.g. `0` degrees."
+    assert reference.meaning(Base, "colour") == "Its `colour` is red."
+    assert reference.meaning(Part, "width") == "`width` is in metres (Muster et al. 2020, eq. 3)."
 
 
 def test_a_key_that_nothing_explains_means_nothing() -> None:
-    assert meanings.meaning(Part, "unexplained") == ""
+    assert reference.meaning(Part, "unexplained") == ""
 
 
 def test_an_entry_has_types_bounds_and_defaults() -> None:

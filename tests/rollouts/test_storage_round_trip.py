@@ -26,7 +26,7 @@ from treetune.rollouts.storage import (
     write_tokens,
     write_trajectories,
 )
-from treetune.runtime.columns_of_ranks import episodes_everywhere, trajectories_on_first
+from treetune.runtime.generation import episodes_everywhere, trajectories_on_first
 from treetune.store.checksums import SEALED
 from treetune.vocabulary import Episode, Grade, Message, Problem, Segment, Trajectory
 

@@ -10,10 +10,8 @@ import pytest
 from tests.runtime import in_process
 from treetune.inference.base import EngineError
 from treetune.rollouts.monte_carlo import MonteCarlo
-from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet, PolicyIteration
-from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.due import iterations_of
-from treetune.runtime.stop_after import StopAfter, tokens_sampled
+from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet, PolicyIteration, StopAfter
+from treetune.runtime.directory import ExperimentDirectory, iterations_of, tokens_sampled
 from treetune.store.checksums import read_record, write_record
 
 MANY = 50

@@ -11,12 +11,10 @@ import pytest
 
 import treetune.parts  # noqa: F401  (registers the groups of numbers that a line tells)
 from treetune.config.jsonnet import load
-from treetune.runtime import clock as clock_module
 from treetune.runtime import console as console_module
-from treetune.runtime.clock import PHASES, Clock
-from treetune.runtime.console import Console, duration
+from treetune.runtime.console import PHASES, Clock, Console, duration
+from treetune.runtime.record import summary_line
 from treetune.runtime.sinks import Mirrors, Sink, TensorboardSink, WandbSink
-from treetune.runtime.summary import summary_line
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +32,7 @@ class Hands:
 @pytest.fixture
 def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
     hands = Hands()
-    monkeypatch.setattr(clock_module, "time", hands)
+    monkeypatch.setattr(console_module, "time", hands)
     return hands
 
 

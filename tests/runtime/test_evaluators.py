@@ -17,7 +17,7 @@ import pytest
 from tests.runtime.in_process import TASK, directory_of, sampled_requests, small, train
 from treetune.config.build import checked
 from treetune.rollouts.single_turn import SingleTurn
-from treetune.runtime import commands, evaluators
+from treetune.runtime import commands, evaluation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.evaluation import set_problems
@@ -176,7 +176,7 @@ def test_an_evaluator_goes_around_what_another_measures_and_takes_over_when_it_i
         other.wait()
 
     said: list[str] = []
-    monkeypatch.setattr(evaluators, "time", SimpleNamespace(sleep=kill_instead_of_waiting))
+    monkeypatch.setattr(evaluation, "time", SimpleNamespace(sleep=kill_instead_of_waiting))
     monkeypatch.setattr(Console, "say", lambda self, message: said.append(message))
     try:
         assert other.stdout is not None
@@ -203,7 +203,7 @@ def test_what_was_taken_over_while_a_process_stood_still_is_left_to_its_successo
     train(small(tmp_path))
     lost: list[Path] = []
 
-    class TakenOver(evaluators.Claims):
+    class TakenOver(evaluation.Claims):
         def take(self, folder: Path):
             claim = super().take(folder)
             if claim is not None and not lost:
@@ -225,7 +225,7 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_passed_over(
 ) -> None:
     config = small(tmp_path, evaluation=SETS)
     directory = train(small(tmp_path))
-    first = evaluators.unmeasured(directory, SETS.sets)[0]
+    first = evaluation.unmeasured(directory, SETS.sets)[0]
 
     def deleting(*arguments: Any) -> list[int]:
         numbers = unmeasured(*arguments)
@@ -233,8 +233,8 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_passed_over(
         (directory.checkpoint(first) / "policy" / "config.json").unlink(missing_ok=True)
         return numbers
 
-    unmeasured = evaluators.unmeasured
-    monkeypatch.setattr(evaluators, "unmeasured", deleting)
+    unmeasured = evaluation.unmeasured
+    monkeypatch.setattr(evaluation, "unmeasured", deleting)
     said: list[str] = []
     monkeypatch.setattr(Console, "say", lambda self, message: said.append(message))
     commands.run_evaluation(config, {})

@@ -11,8 +11,8 @@ import pytest
 
 from tests.runtime.in_process import directory_of, small, train
 from treetune.runtime import manifest
-from treetune.runtime.differences import differences
 from treetune.runtime.machine import unlike
+from treetune.runtime.manifest import differences
 from treetune.trainers.base import Schedule, Trainer, Warmup
 from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 

@@ -18,9 +18,8 @@ from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime import loop
-from treetune.runtime.base import PolicyIteration
+from treetune.runtime.base import PolicyIteration, StopAfter
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.stop_after import StopAfter
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient

@@ -14,8 +14,7 @@ from treetune.models.sources import TinyModel
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
-from treetune.runtime.canary import stored_logprobs
-from treetune.runtime.policy_server import PolicyServer
+from treetune.runtime.policy_server import PolicyServer, stored_logprobs
 from treetune.runtime.session import Session
 
 SETS = Evaluation(sets=(EvaluationSet(split="validation", problems=4),))

@@ -16,7 +16,7 @@ from treetune.inference.base import EngineError
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
-from treetune.runtime.summary import summary_line
+from treetune.runtime.record import summary_line
 from treetune.store.checksums import read_record
 from treetune.tasks.sampling import Drawing
 from treetune.trainers.base import Trainer

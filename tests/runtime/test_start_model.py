@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.runtime.in_process import small
-from treetune.runtime.session import Session
-from treetune.runtime.start_model import StartModel
+from treetune.runtime.session import Session, StartModel
 from treetune.runtime.training import make_trainer
 from treetune.runtime.weights_folder import WeightsFolder
 from treetune.trainers.base import Trainer

@@ -18,8 +18,7 @@ from treetune.runtime import commands, loop
 from treetune.runtime.base import Checkpoints, PolicyIteration
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.record import Record
-from treetune.runtime.watch import Collapsed, Watch
+from treetune.runtime.record import Collapsed, Record, Watch
 from treetune.store.files import write_json
 
 STOP = Diagnostics(

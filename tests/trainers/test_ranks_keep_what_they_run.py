@@ -14,8 +14,8 @@ from tests.trainers import update_program
 from tests.trainers.helpers import episodes, launch, paired_episodes, threaded_episodes
 from tests.trainers.test_update_does_not_depend_on_the_cut import SETTINGS
 from treetune.rollouts.storage import StoredEpisodes, write_episodes
-from treetune.runtime import columns_of_ranks
-from treetune.runtime.columns_of_ranks import stored_for_all
+from treetune.runtime import generation
+from treetune.runtime.generation import stored_for_all
 from treetune.trainers.base import Trainer
 from treetune.trainers.batches import micro_batches, rows_of_rank
 from treetune.trainers.objectives.mle import MaximumLikelihood
@@ -105,7 +105,7 @@ def test_what_another_machine_shows_late_or_old_is_waited_for(
     write_episodes(old, episodes(4))
     write_episodes(new, episodes(8))
     shown = tmp_path / "episodes.arrow"
-    seal = columns_of_ranks.seal_of(new)
+    seal = generation.seal_of(new)
     monkeypatch.setattr(Ranks, "from_first", lambda self, name, own: seal)
     comes = iter([lambda: None, lambda: old.rename(shown), lambda: new.rename(shown)])
     monkeypatch.setattr(time, "sleep", lambda seconds: next(comes)())

@@ -12,8 +12,8 @@ from tests.runtime.in_process import small
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.shards import InTurn, NotInParts, in_parts, is_in_file, read_whole, weight_files
 from treetune.models.sources import TinyModel
-from treetune.runtime import start_model
-from treetune.runtime.start_model import StartModel
+from treetune.runtime import session as start_model
+from treetune.runtime.session import StartModel
 
 from . import dealing_program
 from .helpers import launch

@@ -32,7 +32,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from treetune.models.lora import Lora
     from treetune.rollouts.credit import Gae
     from treetune.rollouts.storage import write_episodes
-    from treetune.runtime.columns_of_ranks import stored_for_all
+    from treetune.runtime.generation import stored_for_all
     from treetune.trainers import core
     from treetune.trainers.base import Trainer
     from treetune.trainers.core import PolicyTrainer

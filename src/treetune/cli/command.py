@@ -88,9 +88,8 @@ def built(config: Config, command: str, wanted: str | None, beside: Sequence[str
     parts are looked for in the folders `beside`, too."""
     from treetune.config.build import build
     from treetune.config.errors import ConfigError, ConfigIssue, wrapped
-    from treetune.config.explain import Explanation
+    from treetune.config.explain import Explanation, overridden
     from treetune.config.imports import import_parts
-    from treetune.config.overridden import overridden
     from treetune.findings import notes
 
     explanation = Explanation(config, beside)

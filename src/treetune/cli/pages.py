@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from treetune.cli.arguments import COMMANDS
-from treetune.config import meanings, reference, schema
+from treetune.config import reference, schema
 from treetune.config.reference import PartEntry
 from treetune.config.registrable import Registrable
 
@@ -40,14 +40,14 @@ def _index(families: list[type[Registrable]]) -> str:
     for family in families:
         word = schema.family_word(family)
         names = ", ".join(f"`{entry.name}`" for entry in _own(family))
-        about = _cell(meanings.summary(family))
+        about = _cell(reference.summary(family))
         lines.append(f"| [{word}]({reference.as_word(word)}.md) | {about} | {names} |")
     return "\n".join(lines)
 
 
 def _family_page(family: type[Registrable]) -> str:
     word = schema.family_word(family)
-    lines = [f"# {word.capitalize()}", "", _prose(meanings.docstring(family)), ""]
+    lines = [f"# {word.capitalize()}", "", _prose(reference.docstring(family)), ""]
     entries = _own(family)
     plain: list[type] = []
     for entry in entries:

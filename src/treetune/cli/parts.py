@@ -15,7 +15,7 @@ WIDTH = 110
 
 
 def list_parts(options: argparse.Namespace) -> int:
-    from treetune.config import meanings, reference, schema
+    from treetune.config import reference, schema
 
     _known_parts(options)
     families = reference.families()
@@ -26,14 +26,14 @@ def list_parts(options: argparse.Namespace) -> int:
             raise _unknown("family of parts", options.family, list(words))
         families = [words[wanted]]
     for family in families:
-        about = meanings.summary(family)
+        about = reference.summary(family)
         say(f"{schema.family_word(family)}" + (f": {about}" if about else ""))
         entries = reference.entries(family)
         width = max(len(entry.name or "") for entry in entries)
         for entry in entries:
             outside = f"(of {entry.part.__module__}) " if schema.is_from_outside(entry.part) else ""
             about = textwrap.shorten(
-                outside + meanings.summary(entry.part), WIDTH - width - 4, placeholder=" …"
+                outside + reference.summary(entry.part), WIDTH - width - 4, placeholder=" …"
             )
             say(f"  {entry.name:<{width}}  {about}")
         say("")

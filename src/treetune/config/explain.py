@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config import lexer
-from treetune.config.errors import ConfigError, KeyPath
-from treetune.config.jsonnet import Config, Layer, evaluate, find_file, read_layer, text_of
+from treetune.config.errors import ConfigError, KeyPath, dotted
+from treetune.config.jsonnet import Config, Layer, evaluate, find_file, read_layer, sum_of, text_of
 from treetune.config.jsonnet_errors import frames
 from treetune.config.registrable import Registrable
 
@@ -336,3 +336,51 @@ def key_paths(data: Any, prefix: KeyPath = ()) -> list[KeyPath]:
     for name, value in data.items() if isinstance(data, dict) else ():
         found += [(*prefix, name), *key_paths(value, (*prefix, name))]
     return found
+
+
+# Files that change nothing because everything that they set is set again on their right
+
+SHOWN_KEYS = 4
+
+
+def overridden(config: Config) -> Iterator[str]:
+    """Yields a sentence for each file that could be left out, and that would say something elsewhere.
+
+    A preset on the left of the experiment that it is for is the commonest of them. A file may say
+    again what one on its left says already.
+    """
+    for place, layer in enumerate(config.layers):
+        if layer.path is None or place + 1 == len(config.layers):
+            continue
+        without = [*config.layers[:place], *config.layers[place + 1 :]]
+        if _sum_or_none(without, config) != config.data:
+            continue
+        before, after = (
+            _sum_or_none(config.layers[:place], config),
+            _sum_or_none(config.layers[: place + 1], config),
+        )
+        if after is None or before == after:
+            continue
+        # The file's own values, without objects that hold more specific ones.
+        changed = [path for path in key_paths(after) if value_at(before, path) != value_at(after, path)]
+        lost = [path for path in changed if not isinstance(value_at(after, path), dict)]
+        winners = [right.name for right in config.layers[place + 1 :] if _sets_any(right, lost, config)]
+        shown = ", ".join(dotted(path) for path in lost[:SHOWN_KEYS])
+        more = ", …" if len(lost) > SHOWN_KEYS else ""
+        yield (
+            f"{layer.name} changes nothing: all that it sets ({shown}{more}) is set again on its right, by"
+            f" {' and '.join(winners)}: put it further to the right, or leave it out"
+        )
+
+
+def _sets_any(layer: Layer, paths: Sequence[KeyPath], config: Config) -> bool:
+    alone = Explanation(Config({}, (layer,), config.variables))
+    return any(alone.settings(path[:depth]) for path in paths for depth in range(len(path), 0, -1))
+
+
+def _sum_or_none(layers: Any, config: Config) -> Any:
+    """Returns what some of the layers make, or None where they make nothing without the others."""
+    try:
+        return sum_of(layers, config.variables) if layers else {}
+    except ConfigError:
+        return None

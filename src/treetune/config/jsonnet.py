@@ -15,8 +15,8 @@ from typing import Any
 import _jsonnet
 
 from treetune.config.errors import ConfigError, ConfigIssue, nearest
-from treetune.config.flatten import flattened
 from treetune.config.jsonnet_errors import TOTAL, frames, issue, shown_place
+from treetune.config.lexer import flattened
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 """The repository's fragments, found from any working directory."""

@@ -1,4 +1,4 @@
-"""Just enough of Jsonnet's lexical grammar to find imports and the lines on which keys are set."""
+"""Jsonnet's lexical grammar, as far as it takes to find imports and the lines on which keys are set."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 _TOKEN = re.compile(
     r"""
@@ -17,6 +18,9 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+Read = Callable[[Path], str]
+Find = Callable[[str, Path], Path]
+
 _IMPORTS = {"import", "importstr", "importbin"}
 _FIELD_COLONS = {":", "::", ":::", "+:", "+::", "+:::"}
 
@@ -87,7 +91,7 @@ def _import_tokens(text: str) -> Iterator[tuple[Token, Token]]:
 
 
 def mentions(text: str, name: str) -> bool:
-    """Whether a name or string literal of the file is `name`."""
+    """Returns whether a name or string literal of the file is `name`."""
     return any(token.is_field_name and token.value == name for token in tokens(text))
 
 
@@ -135,3 +139,37 @@ def field_line(text: str, path: tuple[str, ...]) -> int | None:
     if exact:
         return exact[-1]
     return by_name[0] if len(by_name) == 1 else None
+
+
+def flattened(operands: list[tuple[str, Path]], find: Find, read: Read) -> str:
+    """Returns the sum of the texts, each with the folder that its imports are relative to, without an import:
+    Jsonnet reads its standard library anew for every import, 10 to 20 ms a file, which is nearly all of the
+    time of a configuration of thirty fragments.
+
+    Every imported file is a local variable, which Jsonnet evaluates once and only if it is needed, as it
+    does an import. Raises RuntimeError where a file asks for its own name; what `find` and `read` raise goes
+    through.
+    """
+    names: dict[Path, str] = {}
+    definitions: list[str] = []
+    texts: list[str] = []
+
+    def own(text: str, folder: Path) -> str:
+        texts.append(text)
+
+        def instead(keyword: str, name: str) -> str:
+            path = find(name, folder)
+            return variable(path) if keyword == "import" else f"{keyword} {json.dumps(str(path))}"
+
+        return f"(\n{replace_imports(text, instead)}\n)"
+
+    def variable(path: Path) -> str:
+        if path not in names:
+            names[path] = f"imported_file_{len(names)}"
+            definitions.append(f"{names[path]} = {own(read(path), path.parent)}")
+        return names[path]
+
+    total = " + ".join(own(text, folder) for text, folder in operands)
+    if any("thisFile" in text for text in texts):
+        raise RuntimeError("std.thisFile would be the name of the whole")
+    return f"local {', '.join(definitions)};\n{total}" if definitions else total

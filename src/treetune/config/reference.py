@@ -1,21 +1,33 @@
-"""What can be written into a configuration: every registered part with its keys, for people."""
+"""Describes for people everything that a configuration can hold: each registered part with its keys.
+
+A key is explained by the text literal below its field or, where there is none, by the sentences of the
+class's docstring that name it in backticks. The class itself is asked before those that it builds on.
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from treetune.config import meanings, schema
+from treetune.config import schema
 from treetune.config.explain import as_plain
 from treetune.config.registrable import Registrable
+
+_ABBREVIATION = re.compile(r"(?:\b(?:al|dr|eq|sec|e\.g|i\.e|vs|cf|fig|no)\.)$", re.IGNORECASE)
+_END = re.compile(r"(?<=[.!?])\s+(?=[^a-z\s])")
 
 
 @dataclass(frozen=True)
 class KeyEntry:
-    """One key. `default` is as Jsonnet has it; None where the key must be given."""
+    """A key of a part. `default` is as Jsonnet has it; None where the key must be given."""
 
     name: str
     type: str
@@ -25,7 +37,7 @@ class KeyEntry:
 
 @dataclass(frozen=True)
 class PartEntry:
-    """One part: a registered one with the `name` that users write as `type`, or a plain object's class."""
+    """A part: a registered one with the `name` that users write as `type`, or a plain object's class."""
 
     family: str
     name: str | None
@@ -38,7 +50,7 @@ class PartEntry:
 
     @property
     def text(self) -> str:
-        return meanings.docstring(self.part)
+        return docstring(self.part)
 
     @property
     def place(self) -> str:
@@ -68,14 +80,14 @@ def key_entry(part: type, key: schema.Key) -> KeyEntry:
 
 
 def key_meaning(part: type, key: schema.Key) -> str:
-    """What the part's class says of the key, or else what the objects are that may stand there."""
+    """Returns the words of the part's class for the key, or else the summary of the objects that it may
+    hold."""
     if key is schema.IMPORTS:
         return "Modules of your own, such as 'my_package.my_part': their parts can then be chosen by `type`."
-    found = meanings.meaning(part, key.name)
-    if found:
-        return found
-    objects = [inner for inner in held(key.annotation) if meanings.summary(inner)]
-    return meanings.summary(objects[0]) if objects else ""
+    if words := meaning(part, key.name):
+        return words
+    objects = [inner for inner in held(key.annotation) if summary(inner)]
+    return summary(objects[0]) if objects else ""
 
 
 def held(annotation: Any) -> Iterator[type]:
@@ -103,7 +115,7 @@ def plain_parts(part: type) -> list[type]:
 
 
 def describable() -> dict[str, list[PartEntry]]:
-    """What `describe` knows, by every name that it may be asked for: type, family.type, object."""
+    """Returns the entries of `describe` by every name that it takes: type, family.type, object."""
     found: dict[str, list[PartEntry]] = {}
     plain: list[type] = []
     for family in families():
@@ -125,3 +137,77 @@ def as_word(name: str) -> str:
 def as_jsonnet(value: Any) -> str:
     """A default as a configuration would say it."""
     return json.dumps(value, ensure_ascii=False, default=as_plain)
+
+
+# Meanings: the words that a class has for itself and its keys
+
+
+def docstring(part: type) -> str:
+    """Returns the class's own docstring, or "" where it has none. (A dataclass's signature is no
+    docstring.)"""
+    text = inspect.cleandoc(part.__dict__.get("__doc__") or "")
+    return "" if text.startswith(f"{part.__name__}(") else text
+
+
+def summary(part: type) -> str:
+    """Returns the first sentence of a part's docstring."""
+    for one in part.__mro__[:-1]:
+        if found := sentences(docstring(one)):
+            return found[0]
+    return ""
+
+
+def meaning(part: type, key: str) -> str:
+    """Returns the meaning of a part's key, or "" where nothing explains it."""
+    name = re.compile(rf"(?<!`)`{re.escape(key)}`(?!`)")
+    for one in part.__mro__[:-1]:
+        if found := _texts_of_file(inspect.getsourcefile(one) or "").get(one.__qualname__, {}).get(key):
+            return found
+        if named := [sentence for sentence in sentences(docstring(one)) if name.search(sentence)]:
+            return " ".join(named)
+    return ""
+
+
+def sentences(text: str) -> list[str]:
+    """Returns the sentences of a docstring, each in one line; code and lists are passed over."""
+    found: list[str] = []
+    for paragraph in re.split(r"\n\s*\n", textwrap.dedent(text)):
+        joined = True
+        for piece in _END.split(" ".join(paragraph.split())):
+            if found and not joined and _ABBREVIATION.search(found[-1]):
+                found[-1] += f" {piece}"
+            elif piece:
+                found.append(piece)
+            joined = False
+    return found
+
+
+@functools.cache
+def _texts_of_file(file: str) -> dict[str, dict[str, str]]:
+    """Returns for every class of a file the texts that stand below its fields."""
+    if not Path(file).is_file():
+        return {}
+    found: dict[str, dict[str, str]] = {}
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                found[prefix + node.name] = _texts_of_class(node)
+                visit(node.body, f"{prefix}{node.name}.")
+
+    visit(ast.parse(Path(file).read_text(encoding="utf-8")).body, "")
+    return found
+
+
+def _texts_of_class(node: ast.ClassDef) -> dict[str, str]:
+    texts = {}
+    for field, below in zip(node.body, node.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(below, ast.Expr)
+            and isinstance(below.value, ast.Constant)
+            and isinstance(below.value.value, str)
+        ):
+            texts[field.target.id] = " ".join(below.value.value.split())
+    return texts

@@ -16,9 +16,6 @@ from treetune.store.files import whole_file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.base import PolicyIteration
-    from treetune.runtime.directory import ExperimentDirectory
-    from treetune.runtime.sampler import Sampler
 
 ONE_LINE_REMEDY = "leave the analysis out, or set the rollout's parallel to false"
 
@@ -68,7 +65,7 @@ class Analyzer(Registrable):
     name: str | None
     needs_engine: bool = False
 
-    def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+    def check(self, experiment: Any) -> Iterable[Finding]:
         if self.name is not None and (
             self.name.startswith(".") or "/" in self.name or not self.name.isprintable()
         ):
@@ -82,14 +79,14 @@ class Analyzer(Registrable):
     def label(self) -> str:
         return self.name or self.type_name
 
-    def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
+    def points(self, config: Any, directory: Any) -> list[int]:
         """The points that it would look at, rising. Imports nothing heavy.
 
         Raises ValueError saying what the experiment lacks.
         """
         raise NotImplementedError
 
-    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, sampler: Any, points: Sequence[int], work: Path) -> Findings:
         """Looks. `sampler` has the session, and an engine where `needs_engine` asks for one. `work` is a
         folder for what must outlive an interruption: journals of requests.
 

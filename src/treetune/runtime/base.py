@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
@@ -10,7 +11,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Finding, Part
+from treetune.contracts import Finding, Need, Part, SampledAnswers, StaleAnswers
 from treetune.inference.settings import Engines
 from treetune.models.sources import ModelSource
 from treetune.rollouts.answers import check_lengths
@@ -18,9 +19,7 @@ from treetune.rollouts.base import Credit, Rollout, Selection, Shaping
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
-from treetune.runtime.lookahead_contract import Overlap, unfit_overlap
 from treetune.runtime.sinks import Sink
-from treetune.runtime.stop_after import StopAfter
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sampling import Replacement
 from treetune.trainers.base import Trainer
@@ -213,6 +212,44 @@ class Preset(Part):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class StopAfter(Part):
+    """Ends the run when it has sampled so many tokens to train on: those of answers and those of the
+    continuations that gave them credit. Evaluations are not among them. `iterations` stays the bound.
+
+    Iterations stay whole. The run ends at that end of an iteration that is nearest to `sampled_tokens`, the
+    next iteration being taken to sample as much as the last, so that methods with large and with small
+    iterations are on average equally far from the budget.
+    """
+
+    sampled_tokens: Annotated[int, Gt(0)]
+    """Tokens of answers and continuations together."""
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (Need(SampledAnswers(), "it counts sampled tokens", "leave stop_after out"),)
+
+    def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        if experiment.length_matters is not None:
+            yield Finding(
+                f"stop_after ends the run at an iteration that nobody knows, and {experiment.length_matters}",
+                "sampled_tokens",
+                "choose a constant learning rate after warm-up steps, or leave stop_after out",
+            )
+
+    def further_iterations(self, of_iterations: Sequence[int]) -> int | None:
+        """Returns how many are still to come, if they are all as large as the last, from the sampled tokens
+        of each so far: 0 where the run is over, None where there has been none."""
+        if not of_iterations:
+            return None
+        left = self.sampled_tokens - sum(of_iterations)
+        return max(0, math.floor(left / max(1, of_iterations[-1]) + 0.5))
+
+
+Overlap = Literal["none", "one_step"]
+WITHOUT_OVERLAP = "or leave overlap at 'none'"
+
+
 @Runtime.register("policy_iteration")
 @dataclass(frozen=True, kw_only=True)
 class PolicyIteration(Runtime):
@@ -392,3 +429,42 @@ def twice(key: str, labels: Sequence[str], remedy: str = "give each a name of it
     several = sorted({label for label in labels if labels.count(label) > 1})
     if several:
         yield Finding(f"two different ones are called {', '.join(several)}", key, remedy)
+
+
+def unfit_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
+    """Yields what is wrong with an overlap of one step: parts that need trainer and engine in turn, or the
+    weights that training is just changing, can't have them while both are at work."""
+    if not experiment.rollout.needs_engine:
+        yield Finding(
+            "overlap 'one_step' samples while it trains, and this rollout samples nothing",
+            "overlap",
+            "set it to 'none'",
+        )
+        return
+    if StaleAnswers() not in experiment.trainer.gives:
+        yield Finding(
+            "overlap 'one_step' trains on answers of the version before, and nothing in the loss corrects for"
+            " that",
+            "trainer.objective.importance_cap",
+            f"{StaleAnswers.remedy}, {WITHOUT_OVERLAP}",
+        )
+    if experiment.credit.asks_critic:
+        yield Finding(
+            "the credit asks the trainer's critic, which is being trained while overlap 'one_step' samples",
+            "credit",
+            f"choose values that the engine gives, such as {{type: 'continuations'}}, {WITHOUT_OVERLAP}",
+        )
+    if experiment.choose_checkpoint is not None:
+        yield Finding(
+            "choose_checkpoint measures candidates in the middle of training, on the engine that overlap"
+            " 'one_step' samples the next iteration with",
+            "choose_checkpoint",
+            f"leave it out, {WITHOUT_OVERLAP}",
+        )
+    if getattr(experiment.engines.policy, "sleep", False):
+        yield Finding(
+            "engines.policy.sleep gives the engine's memory to the trainer, and overlap 'one_step' has both"
+            " at work at once",
+            "engines.policy.sleep",
+            f"set it to false and let both fit, or give the engine devices of its own, {WITHOUT_OVERLAP}",
+        )

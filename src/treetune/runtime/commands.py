@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,55 +13,63 @@ from treetune.models.policy_files import resolve_policy
 from treetune.processes import lifetime
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.claims import Claims
-from treetune.runtime.clock import Clock
-from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.due import is_last, iterations_of
-from treetune.runtime.evaluation import set_problems
-from treetune.runtime.evaluators import follow, measure_claimed, unmeasured
+from treetune.runtime.console import Clock
+from treetune.runtime.directory import ExperimentDirectory, is_last, iterations_of
+from treetune.runtime.evaluation import follow, measure_claimed, set_problems, unmeasured
 from treetune.runtime.generation import generate
-from treetune.runtime.lent_critic import lent_critic
 from treetune.runtime.loop import run_iterations
 from treetune.runtime.machine import yield_to_others
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.record import tidy_checkpoints
+from treetune.runtime.record import kept_for_good, refuse_collapsed, tidy_checkpoints
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
-from treetune.runtime.training import make_trainer
-from treetune.runtime.watch import kept_for_good, refuse_collapsed
+from treetune.runtime.training import open_trainer
 
 
 def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: Any = None) -> int:
-    """Carries out one command on a checked experiment; the exit code."""
+    """Carries out one command on a checked experiment; returns the exit code."""
     assert isinstance(root, PolicyIteration)
     lifetime.exit_on_signals()
     lifetime.end_with_launcher()
-    if command not in (clean_up_checkpoints.__name__, check_finished.__name__):
-        root.model.require()  # before anything heavy is imported
-        if root.engines.judge is not None:
-            resolve_policy(root.engines.judge.model)
-        if missing := root.missing_for_grades():
-            raise ValueError("what answers need isn't here: " + "; ".join(missing))
-        for one in root.evaluation.sets:
-            set_problems(root, one)  # before days of training, not after them
-    if command == run_iteration_loop.__name__ and _done_when_finished(root) is None:
-        for check in BEFORE_A_RUN:
-            check(root)
-        yield_to_others()
-    if command in (run_iteration_loop.__name__, only_generate_episodes.__name__) and root.shaping:
-        problems = root.task.problems("train")
-        for part in root.shaping:
-            part.prepare(problems)
     COMMANDS[command](root, plain_config)
     return 0
 
 
+def preflight(config: PolicyIteration) -> None:
+    """Raises ValueError where the model, the judge, graders or problems lack something: before anything heavy
+    is imported, and before days of training rather than after them."""
+    config.model.require()
+    if config.engines.judge is not None:
+        resolve_policy(config.engines.judge.model)
+    if missing := config.missing_for_grades():
+        raise ValueError("what answers need isn't here: " + "; ".join(missing))
+    for chosen in config.evaluation.sets:
+        set_problems(config, chosen)
+
+
+def prepare_shaping(config: PolicyIteration) -> None:
+    """Raises ValueError where shaping lacks something for the training problems."""
+    if config.shaping:
+        problems = config.task.problems("train")
+        for part in config.shaping:
+            part.prepare(problems)
+
+
 def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
+    """Trains the experiment to its end, from where it is."""
+    preflight(config)
     directory = _directory(config)
-    if (done := _done_when_finished(config)) is not None:
+    done = directory.resumable() or 0
+    if done and is_last(config, directory, done):
+        prepare_shaping(config)
         refuse_another(directory.path, plain, config)
         _say_once(f"{directory.path} is finished: all {done} iterations are done")
         return
+    for check in BEFORE_A_RUN:
+        check(config)
+    yield_to_others()
+    prepare_shaping(config)
     if directory.resumable() and not directory.is_running():
         refuse_another(directory.path, plain, config)
         refuse_collapsed(config, directory)
@@ -69,15 +77,9 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         Session.open(config, plain) as session,
         PolicyServer.start(session, needed=config.needs_engine, trains=True) as server,
         Sampler.open(session, server) as sampler,
+        open_trainer(sampler) as trainer,
     ):
-        # On a CPU, the server is on its way up meanwhile.
-        with server.asleep():
-            server.trainer = trainer = make_trainer(session)
-        if config.credit.asks_critic:
-            sampler.critic = lent_critic(session, server, trainer.values)
-        with closing(trainer):
-            sampler.reference = trainer.prefetch
-            run_iterations(session, server, sampler, trainer)
+        run_iterations(session, server, sampler, trainer)
 
 
 def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
@@ -85,6 +87,7 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
 
     Started several times, also on several machines, the evaluators share the work.
     """
+    preflight(config)
     directory = _directory(config)
     if not directory.checkpoints() and not directory.is_running():
         raise ValueError(f"{directory.path} has no checkpoint to evaluate: run_iteration_loop makes them")
@@ -98,6 +101,7 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
 
 def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Measures all sets on the start weights, as checkpoint 0."""
+    preflight(config)
     _require_sets(config)
     with evaluating(config, plain) as sampler:
         claims = Claims()
@@ -110,7 +114,7 @@ def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]
 
 @contextmanager
 def evaluating(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[Sampler]:
-    """The experiment with an engine and without a trainer, beside whoever else is at work on it."""
+    """Opens the experiment with an engine and without a trainer, beside other processes that work on it."""
     with (
         Session.open(config, plain, "evaluation") as session,
         PolicyServer.start(session) as server,
@@ -121,10 +125,13 @@ def evaluating(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[Sa
 
 def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Samples and credits the next iteration's episodes, and leaves them for the run to train on."""
+    preflight(config)
+    prepare_shaping(config)
     with (
         Session.open(config, plain) as session,
         PolicyServer.start(session, needed=config.rollout.needs_engine) as server,
         Sampler.open(session, server) as sampler,
+        ExitStack() as stack,
     ):
         directory, say = session.directory, session.console.say
         iteration = session.ranks.from_first("newest checkpoint", directory.resumable()) or 0
@@ -134,11 +141,8 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
         if server.engine is not None:
             server.load_checkpoint(iteration)
         if config.credit.asks_critic:
-            with server.asleep():
-                server.trainer = trainer = make_trainer(session)
-                if iteration:
-                    trainer.load(directory.checkpoint(iteration) / "trainer")
-            sampler.critic = lent_critic(session, server, trainer.values)
+            state = directory.checkpoint(iteration) / "trainer" if iteration else None
+            stack.enter_context(open_trainer(sampler, state=state, trains=False))
         episodes, metrics = generate(sampler, iteration, Clock())
         say(
             f"{len(episodes)} episodes of iteration {iteration + 1}, reward"
@@ -147,7 +151,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
 
 
 def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
-    """Deletes what `checkpoints` in the configuration doesn't keep."""
+    """Deletes the checkpoints that `checkpoints` in the configuration doesn't keep."""
     directory = _directory(config)
     with directory.locked():
         deleted = tidy_checkpoints(directory, config.checkpoints.keep_every, kept_for_good(config, directory))
@@ -180,15 +184,8 @@ COMMANDS = {
 }
 
 
-def _done_when_finished(config: PolicyIteration) -> int | None:
-    """The iterations of a run that has all of them and the trainer's state after them; None: it goes on."""
-    directory = _directory(config)
-    done = directory.resumable() or 0
-    return done if done and is_last(config, directory, done) else None
-
-
 def _say_once(message: str) -> None:
-    """On standard output, by the first rank; before the ranks have met."""
+    """Prints a line on the first rank, before the ranks have met."""
     if os.environ.get("RANK", "0") == "0":
         print(message)
 

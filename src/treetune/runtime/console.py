@@ -1,4 +1,5 @@
-"""What a person sees of a run: one live line on a terminal, plain lines elsewhere and in the log."""
+"""Shows a run to people (one live line on a terminal, plain lines elsewhere and in the log), and keeps its
+time."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from treetune.store.timeline import Timeline
+from treetune.vocabulary import Metrics
 
 LOGGER = "treetune"
 SHOWN_EVERY_S = 0.2
@@ -55,8 +58,9 @@ class Console:
     def say(self, message: str) -> None:
         self.log.info(message)
 
-    def aside(self) -> Console:
-        """For what goes on beside a phase that is shown: it says its lines, and shows no progress."""
+    def for_thread(self) -> Console:
+        """Returns a console for a thread beside a phase that is shown: it says its lines, and shows no
+        progress."""
         quiet = copy.copy(self)
         quiet._visible = quiet._live = False
         quiet._lane = "work beside training"
@@ -176,3 +180,69 @@ def duration(seconds: float) -> str:
     if seconds < 99.5 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+PHASES = ("generation", "credit", "training", "choice", "waiting", "sync", "evaluation", "commit")
+"""``waiting`` is for an engine that is still starting, ``choice`` for measuring each epoch's weights."""
+
+
+class Clock:
+    """Adds up seconds by phase; the seconds of no phase are ``other``.
+
+    A `timeline` gets the beginning and end of each phase of this `iteration`; `lane` says who is at work.
+    """
+
+    def __init__(
+        self, timeline: Timeline | None = None, iteration: int | None = None, lane: str = "phases"
+    ) -> None:
+        self._timeline, self._iteration, self._lane = timeline or Timeline(), iteration, lane
+        self._start = time.perf_counter()
+        self._earlier = 0.0
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.tokens: dict[str, int] = defaultdict(int)
+        """Sampled tokens of phases, on all ranks."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        assert name in PHASES, name
+        start = time.perf_counter()
+        try:
+            with self._timeline.span(self._lane, name, iteration=self._iteration):
+                yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def move(self, name: str, to: str, stretches: Sequence[tuple[float, float]], tokens: int) -> None:
+        """Counts stretches of one phase, from when to when in seconds since 1970, as another's, which was
+        carried out in the midst of it."""
+        assert name in PHASES and to in PHASES, (name, to)
+        for start, end in stretches:
+            self._timeline.past(self._lane, to, start, end, iteration=self._iteration)
+            self.seconds[name] -= end - start
+            self.seconds[to] += end - start
+        self.tokens[name] -= tokens
+        self.tokens[to] += tokens
+
+    def beside(self, name: str, other: str, start: float, end: float) -> None:
+        """Draws one phase in the timeline beside another, whose seconds these are."""
+        self._timeline.past(f"phases beside {other}", name, start, end, iteration=self._iteration)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stops the clock for a block."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._start += time.perf_counter() - start
+
+    def add_earlier(self, name: str, seconds: float) -> None:
+        """Counts a phase that an earlier process finished and left on disk."""
+        assert name in PHASES, name
+        self.seconds[name] += seconds
+        self._earlier += seconds
+
+    def metrics(self) -> Metrics:
+        total = time.perf_counter() - self._start + self._earlier
+        named = {f"seconds/{name}": self.seconds[name] for name in PHASES}
+        return {**named, "seconds/other": total - sum(named.values()), "seconds/total": total}

@@ -10,14 +10,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from treetune.store.checksums import Damaged, read_record, record_of, sealed, verify_once
 from treetune.vocabulary import Metrics
 
+if TYPE_CHECKING:
+    from treetune.runtime.base import EvaluationSet, PolicyIteration, StopAfter
+
 LOCK_TRIES, LOCK_TRY_S = 4, 0.05
 
 EVALUATORS_MOST = 1000
+
+EPISODES = "episodes.arrow"
+"""In an iteration's folder: the episodes to train on, written when all else of sampling and credit is."""
+
+SAMPLED_TOKENS, VALUE_TOKENS = "rollout/sampled_tokens", "credit/value_tokens"
+"""Metrics of how much an iteration sampled; the first counts a token that several answers share once."""
 
 METRICS_REMEDY = "delete it; its line of metrics.jsonl is lost, and the run goes on"
 """With a damaged record of an iteration that was trained."""
@@ -183,3 +192,96 @@ def verify_answers(path: Path) -> None:
     summary = path.with_name("summary.json")
     if summary.is_file() and (digest := read_record(summary, MEASURE_AGAIN).get("answers")):
         verify_once(path, MEASURE_AGAIN, digest)
+
+
+def is_last(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
+    """Whether the run is over after `done` iterations: it has all of them, or its budget is spent.
+
+    The last of them may be generated and not yet trained on."""
+    return done >= iterations_of(config, directory, done)
+
+
+def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> int:
+    """How many the run has; where a budget ends it, as far as the first `done` of them let expect."""
+    return expected_iterations(config.iterations, config.stop_after, directory, done)
+
+
+def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
+    """Whether the iteration's episodes lie on disk, whole."""
+    return (directory.iteration(iteration) / EPISODES).is_file()
+
+
+def is_measured(directory: ExperimentDirectory, done: int, chosen: EvaluationSet) -> bool:
+    """Whether the summary of the set after `done` iterations is there."""
+    return (directory.evaluation(done, chosen.label) / "summary.json").is_file()
+
+
+def due_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> list[EvaluationSet]:
+    """The evaluation sets that are due after `done` iterations and not yet measured."""
+    evaluation = config.evaluation
+    last = is_last(config, directory, done)
+    while_training = bool(evaluation.every) and done % (evaluation.every or 1) == 0
+    due = [s for s in evaluation.sets if last or (while_training and s.while_training)]
+    return [s for s in due if not is_measured(directory, done, s)]
+
+
+def samples_in(config: PolicyIteration, directory: ExperimentDirectory, iteration: int) -> bool:
+    """Whether the iteration's rollout samples, which it need not where an interrupted run left episodes."""
+    return (
+        config.rollout.needs_engine
+        and not is_last(config, directory, iteration)
+        and not is_generated(directory, iteration)
+    )
+
+
+def sampled_by(config: PolicyIteration, iteration: int) -> int:
+    """The policy version that an iteration's answers and continuations are sampled from: that which it begins
+    with, or the one before where iterations overlap."""
+    return max(0, iteration - 1) if config.overlap == "one_step" else iteration
+
+
+def samples_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
+    """Whether a rollout that is still to come or an evaluation samples from the weights after `done` (one or
+    more) iterations."""
+    following = done + (config.overlap == "one_step")
+    rollout = not is_last(config, directory, done) and samples_in(config, directory, following)
+    return rollout or bool(due_sets(config, directory, done))
+
+
+def expected_iterations(
+    most: int, budget: StopAfter | None, directory: ExperimentDirectory, done: int
+) -> int:
+    """Of a run that has `done` of at most so many: `done` itself where it is over."""
+    if budget is None or done >= most:
+        return most
+    further = budget.further_iterations(tokens_sampled(directory, done))
+    return most if further is None else min(most, done + further)
+
+
+def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
+    """In each of the first `done` iterations, from what rollout and credit wrote when they were done.
+
+    Raises ValueError where that is gone, or from before tokens were counted."""
+    return [_in_iteration(directory.iteration(number)) for number in range(done)]
+
+
+def _in_iteration(folder: Path) -> int:
+    answers = _metrics(folder / "rollout.json")
+    if SAMPLED_TOKENS not in answers:
+        raise ValueError(
+            f"{folder} was sampled by a version that did not count its tokens: leave stop_after out, or begin"
+            " again under another experiment_name"
+        )
+    return round(answers[SAMPLED_TOKENS] + _metrics(folder / "credit.json").get(VALUE_TOKENS, 0.0))
+
+
+def _metrics(path: Path) -> Metrics:
+    try:
+        return read_record(path, f"delete {path.parent} but for its journal/, and give the command again")[
+            "metrics"
+        ]
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{path} is gone, which says how many tokens were sampled there: put it back, or leave stop_after"
+            " out"
+        ) from error

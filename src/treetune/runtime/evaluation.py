@@ -1,26 +1,36 @@
-"""Measuring weights: n samples for each of a split's problems, every answer kept with its grade."""
+"""Measures weights: n samples for each of a split's problems, every answer kept with its grade.
+
+Several processes, also on several machines, may measure the checkpoints of one experiment: they share the
+sets by claims."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from treetune.rollouts import unavailable
-from treetune.rollouts.base import Rollout
 from treetune.rollouts.metrics import PREFIX
 from treetune.rollouts.numbers import by_group, columns, evaluated, number_metrics
 from treetune.runtime.base import EvaluationSet, PolicyIteration
-from treetune.runtime.claims import Claim
-from treetune.runtime.clock import Clock
-from treetune.runtime.columns_of_ranks import trajectories_on_first
-from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN
-from treetune.runtime.due import due_sets, is_measured
+from treetune.runtime.claims import Claim, Claims
+from treetune.runtime.console import Clock
+from treetune.runtime.directory import (
+    ANSWERS,
+    MEASURE_AGAIN,
+    ExperimentDirectory,
+    due_sets,
+    is_measured,
+)
+from treetune.runtime.generation import trajectories_on_first
 from treetune.runtime.intervals import interval_of_mean
 from treetune.runtime.sampler import Sampler
+from treetune.runtime.weights_folder import CheckpointGone
 from treetune.seeds import derived_random
 from treetune.store.checksums import digest_of, read_record, write_record
 from treetune.store.files import whole_file
@@ -28,7 +38,11 @@ from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 
 EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
-"""What becomes a metric of the run, of all problems and of each domain's."""
+"""The numbers of a summary that become metrics of the run, of all problems and of each domain's."""
+
+FOLLOW_EVERY_S = 5.0
+
+Verdict = Literal["ours", "another's", "measured"]
 
 
 def evaluate_due(sampler: Sampler, done: int, clock: Clock) -> Metrics:
@@ -47,6 +61,10 @@ def evaluate(
     With the first rank's `claim`, nothing is written where somebody else took over meanwhile.
     """
     directory = sampler.session.directory
+
+    def known(beginning: str, summary: Mapping[str, Any]) -> Metrics:
+        return {beginning + name: summary[name] for name in EVALUATED if summary[name] is not None}
+
     for chosen in sets:
         folder = directory.evaluation(done, chosen.label)
         measure(sampler, done, chosen, folder, f"{chosen.label} after iteration {done}", claim)
@@ -54,21 +72,18 @@ def evaluate(
     for chosen in sampler.session.config.evaluation.sets:
         if is_measured(directory, done, chosen):
             summary = read_record(directory.evaluation(done, chosen.label) / "summary.json", MEASURE_AGAIN)
-            metrics |= _known(f"evaluation/{chosen.label}/", summary)
+            metrics |= known(f"evaluation/{chosen.label}/", summary)
             for domain, own in summary.get("domains", {}).items():
-                metrics |= _known(f"evaluation/{chosen.label}/{PREFIX}{domain}/", own)
+                metrics |= known(f"evaluation/{chosen.label}/{PREFIX}{domain}/", own)
             if summary.get("unavailable"):
                 metrics[f"evaluation/{chosen.label}/unavailable"] = float(summary["unavailable"])
             metrics |= evaluated(chosen.label, summary)
     return metrics
 
 
-def _known(beginning: str, summary: Mapping[str, Any]) -> Metrics:
-    return {beginning + name: summary[name] for name in EVALUATED if summary[name] is not None}
-
-
 def set_problems(config: PolicyIteration, chosen: EvaluationSet) -> list[Problem]:
-    """The problems of a set, in the order of their split. ValueError if there are not enough."""
+    """Returns the problems of a set, in the order of their split. Raises ValueError if there are not
+    enough."""
     problems = list((chosen.task or config.task).problems(chosen.split))
     if chosen.problems is None:
         return problems
@@ -141,38 +156,27 @@ def measure(
                 f"evaluating {name}: taken over by another process while this one stood still"
             )
         else:
-            summary = _summary(rollout, chosen, done, trajectories, len(problems) - len(answerable), seed)
-            summary |= services
+            assert rollout.sampling is not None
+            summary = {
+                "split": chosen.split,
+                "iteration": done,
+                **summarise(trajectories, seed),
+                **by_domain(trajectories, seed),
+                "too_long": len(problems) - len(answerable),
+                "temperature": rollout.sampling.temperature,
+                "top_p": rollout.sampling.top_p,
+                "seed": seed,
+                **by_group(number_metrics(columns(trajectories))),
+                **services,
+            }
             write_evaluation(folder, summary, trajectories)
             session.console.say(f"{name}: {_in_words(summary)}")
     session.ranks.barrier("evaluation written")
 
 
-def _summary(
-    rollout: Rollout,
-    chosen: EvaluationSet,
-    done: int,
-    trajectories: Sequence[Trajectory],
-    too_long: int,
-    seed: int,
-) -> dict[str, Any]:
-    sampling = rollout.sampling
-    assert sampling is not None
-    return {
-        "split": chosen.split,
-        "iteration": done,
-        **summarise(trajectories, seed),
-        **by_domain(trajectories, seed),
-        "too_long": too_long,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "seed": seed,
-        **by_group(number_metrics(columns(trajectories))),
-    }
-
-
 def by_domain(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
-    """`summarise` for each domain, where there are several; a domain of which nothing was graded has none."""
+    """Returns `summarise` of each domain, where there are several; a domain without a graded answer has
+    none."""
     of_domain: dict[str, list[Trajectory]] = {}
     for one in trajectories:
         if one.problem.domain:
@@ -184,7 +188,7 @@ def by_domain(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
 
 
 def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterable[Trajectory]) -> None:
-    """A measured set: all answers, then the summary, which has their checksum."""
+    """Writes a measured set: all answers, then the summary, which has their checksum."""
     with whole_file(folder / ANSWERS) as file:
         file.writelines(json.dumps(_row(one)) + "\n" for one in trajectories)
     # Last: it says that the set is measured.
@@ -203,7 +207,7 @@ def _in_words(summary: dict[str, Any]) -> str:
 
 
 def _unanswered(problem: Problem, sample: int, length: int, context_length: int) -> Trajectory:
-    """What stands for an answer to a problem that can't be asked."""
+    """Returns the answer that stands for a problem whose prompt fills the context."""
     message = f"the prompt of {length} tokens fills the context of {context_length}"
     return Trajectory(
         problem=problem,
@@ -237,7 +241,7 @@ def _row(trajectory: Trajectory) -> dict:
 
 
 def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
-    """pass@1 with its interval, pass@k, majority vote and lengths, over problems.
+    """Returns pass@1 with its interval, pass@k, majority vote and lengths, over problems.
 
     pass@1 is the mean over problems of the share of their samples that are right; for its 95 % interval
     see `interval_of_mean`. pass@k for k = 1, 2, 4, … up to the number of samples n is the
@@ -247,8 +251,8 @@ def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
     answer is right and not what it says, there is no vote: problems of such a domain are left out, and it is
     None where all are.
 
-    What nobody could grade is no part of these: a problem has the samples that were graded, is left out
-    of pass@k where it has fewer than k, and of everything where it has none. `unavailable` counts them.
+    Answers that nobody could grade are no part of these: a problem has the samples that were graded, is left
+    out of pass@k where it has fewer than k, and of everything where it has none. `unavailable` counts them.
     """
     groups: dict[str, list[Trajectory]] = {}
     samples: Counter[str] = Counter()
@@ -262,6 +266,11 @@ def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
     correct = [(len(group), sum(t.grade.correct for t in group)) for group in groups.values()]
     most = max(len(group) for group in groups.values())
     ks = [2**i for i in range(n.bit_length()) if 2**i <= min(n, most)]
+
+    def mean_pass_at(k: int) -> float:
+        each = [pass_at_k(count, right, k) for count, right in correct if count >= k]
+        return math.fsum(each) / len(each)
+
     silent = {t.problem.domain for t in trajectories if t.grade.correct and t.grade.extracted is None}
     voting = [group for group in groups.values() if group[0].problem.domain not in silent]
     return {
@@ -270,7 +279,7 @@ def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
         "pass_at_1": math.fsum(means) / len(means),
         "ci_low": low,
         "ci_high": high,
-        "pass_at_k": {str(k): _mean_pass_at_k([one for one in correct if one[0] >= k], k) for k in ks},
+        "pass_at_k": {str(k): mean_pass_at(k) for k in ks},
         "majority_vote": sum(map(_majority_is_right, voting)) / len(voting) if voting else None,
         "unfinished": sum(t.unfinished for t in trajectories) / len(trajectories),
         "mean_tokens": sum(len(t.response_ids) for t in trajectories) / len(trajectories),
@@ -278,13 +287,8 @@ def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
     }
 
 
-def _mean_pass_at_k(correct: Sequence[tuple[int, int]], k: int) -> float:
-    """Over problems of so many answers, of which so many are right."""
-    return math.fsum(pass_at_k(n, c, k) for n, c in correct) / len(correct)
-
-
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Probability that k of n samples, of which c are right, hold a right one."""
+    """Returns the probability that k of n samples, of which c are right, hold a right one."""
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
@@ -294,3 +298,71 @@ def _majority_is_right(group: Sequence[Trajectory]) -> bool:
         return False
     winner = votes.most_common(1)[0][0]
     return any(t.grade.extracted == winner and t.grade.correct for t in group)
+
+
+# Many checkpoints, many evaluators
+
+
+def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) -> list[int]:
+    """Returns the checkpoints that lack a summary of some set."""
+    return [
+        number
+        for number in directory.checkpoints()
+        if not all(is_measured(directory, number, one) for one in sets)
+    ]
+
+
+def follow(sampler: Sampler, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:
+    """Measures every set on every checkpoint that nobody else measures, until all are measured and
+    the experiment, if it goes on, has ended. Collective.
+
+    A set that another evaluator has claimed is waited for, and taken over if that evaluator dies. It lives
+    while it shows signs of life, and what it does has deadlines of its own.
+    """
+    session, last_message = sampler.session, ""
+    directory, sets = session.directory, session.config.evaluation.sets
+    while True:
+        going_on = session.ranks.from_first("is it running", directory.is_running())
+        numbers = session.ranks.from_first("checkpoints", unmeasured(directory, sets))
+        verdicts = {
+            (number, one.label): measure_claimed(sampler, number, one, claims)
+            for number in numbers
+            for one in sets
+        }
+        if not numbers and not going_on:
+            return
+        others = [pair for pair, verdict in verdicts.items() if verdict == "another's"]
+        if numbers and (not others or "ours" in verdicts.values()):
+            continue
+        if others:
+            number, label = others[0]
+            holder = claims.holder(directory.evaluation(number, label) / "claims")
+            message = f"waiting for {holder}, which evaluates {label} after iteration {number}"
+            if message != last_message:
+                session.console.say(message)
+            last_message = message
+        time.sleep(every_s)
+
+
+def measure_claimed(sampler: Sampler, number: int, chosen: EvaluationSet, claims: Claims) -> Verdict:
+    """Measures one set on one checkpoint (0: the start weights), unless somebody else does. Collective."""
+    session, directory = sampler.session, sampler.session.directory
+    claim: Claim | None = None
+    verdict: Verdict = "measured"
+    if session.ranks.is_first and not is_measured(directory, number, chosen):
+        claim = claims.take(directory.evaluation(number, chosen.label) / "claims")
+        verdict = "ours" if claim else "another's"
+    with contextlib.ExitStack() as stack:
+        if claim is not None:
+            stack.callback(claim.release)
+            if is_measured(directory, number, chosen):  # by the one who had claimed it just before
+                verdict = "measured"
+        verdict = session.ranks.from_first("claim", verdict)
+        if verdict == "ours":
+            try:
+                sampler.server.load_checkpoint(number)
+            except CheckpointGone as gone:
+                session.console.say(f"{gone}, before {chosen.label} was measured on it")
+            else:
+                evaluate(sampler, number, [chosen], claim)
+    return verdict

@@ -1,4 +1,5 @@
-"""What made a run: configuration, versions, code, data."""
+"""The manifest of a run (configuration, versions, code, data), and in what another configuration differs from
+it."""
 
 from __future__ import annotations
 
@@ -8,32 +9,38 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from treetune.config.build import part_at
+from treetune.config.explain import as_plain
 from treetune.config.folders import own_modules, searched
-from treetune.config.hashing import config_hash
-from treetune.runtime.base import PolicyIteration, unsafe_remarks, without_sandbox
-from treetune.runtime.differences import Difference, differences
+from treetune.config.schema import keys_of
+from treetune.contracts import Part
+from treetune.runtime.base import PolicyIteration, Runtime, unsafe_remarks, without_sandbox
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.machine import bits_rest_on, unlike
-from treetune.store.checksums import Damaged, read_record, write_record
+from treetune.store.checksums import Damaged, config_hash, read_record, write_record
 from treetune.store.files import write_json
 from treetune.tasks.base import Task
 
 CONFIG, MANIFEST = "config.json", "manifest.json"
 
+NOT_SET = object()
+SHOWN = 60
+"""Characters of a value in a message."""
+
 
 def begin(
     directory: ExperimentDirectory, config: PolicyIteration, plain: Mapping[str, Any], ranks: int
 ) -> list[str]:
-    """Writes `config.json` and `manifest.json`, and what has changed where a run goes on; remarks for a
+    """Writes `config.json` and `manifest.json`, with the changes where a run goes on. Returns remarks for a
     person.
 
-    Raises ValueError if what lies there was computed with a configuration that computes something
-    else. A mistake that ended the run before it had made anything binds nobody.
-    """
+    Raises ValueError if the folder holds the results of a configuration that computes something else. A
+    mistake that ended the run before it had made anything binds nobody."""
     now = bits_rest_on(ranks, config.engines.policy)
     if not (directory.path / CONFIG).is_file() or not directory.has_work():
         write_record(
@@ -85,7 +92,7 @@ def begin(
 
 
 def command_line() -> dict[str, Any]:
-    """What this process was started with: from it, and the files that it names, its configuration comes."""
+    """Returns the words, folder and variables that this process was started with."""
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith("APP_")}
     return {"words": sys.argv[1:], "folder": os.getcwd(), "variables": variables}
 
@@ -96,8 +103,8 @@ def read_manifest(directory: ExperimentDirectory) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The configuration that is stored in an experiment's folder. Raises Damaged where the manifest says that
-    it was another one."""
+    """Returns the configuration that is stored in an experiment's folder. Raises Damaged where the manifest
+    says that it was another one."""
     remedy = f"put it back from `treetune … print_config` into {path / CONFIG}"
     config = read_record(path / CONFIG, remedy)
     manifest = read_manifest(ExperimentDirectory(path))
@@ -108,19 +115,19 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def changed_modules(manifest: Mapping[str, Any]) -> list[str]:
-    """The user's own modules that are not what they were when the experiment began, by name."""
+    """Returns the user's own modules that have changed since the experiment began, by name."""
     before = manifest.get("own_modules", {})
     return sorted(name for name, now in own_modules().items() if before.get(name, now) != now)
 
 
 def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
-    """Keys in which two configurations differ so that they compute something else."""
+    """Returns the keys in which two configurations differ so that they compute something else."""
     return [one.name for one in differences(stored, plain) if not one.changeable]
 
 
 def refuse_another(path: Path, plain: Mapping[str, Any], config: PolicyIteration) -> list[Difference]:
     """Raises ValueError if the configuration in `path` computed something else than `plain` would have so
-    far; otherwise those keys that are others from here on."""
+    far; otherwise returns the keys whose values change from here on."""
     found = differences(read_config(path), plain)
     elsewhere = " It was left as it is: give this one another name (APP_EXPERIMENT_NAME), or move that away"
     if different := [one for one in found if not one.changeable]:
@@ -138,7 +145,7 @@ def refuse_another(path: Path, plain: Mapping[str, Any], config: PolicyIteration
 
 
 def data_hash(task: Task, split: Any) -> str | None:
-    """A fingerprint of a split's problems; None for a split that the task doesn't have."""
+    """Returns a fingerprint of a split's problems; None for a split that the task doesn't have."""
     digest = hashlib.blake2b(digest_size=8)
     try:
         problems = task.problems(split)
@@ -150,7 +157,7 @@ def data_hash(task: Task, split: Any) -> str | None:
 
 
 def code_commit() -> str | None:
-    """The code's git commit, with ``+changes`` where files differ from it; None outside of git."""
+    """Returns the code's git commit, with ``+changes`` where files differ from it; None outside of git."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -164,3 +171,68 @@ def code_commit() -> str | None:
         return head + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key whose value is another one. `changeable` says whether a run goes on with it."""
+
+    key: tuple[str, ...]
+    before: Any
+    now: Any
+    changeable: bool
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.key)
+
+    def __str__(self) -> str:
+        return f"{self.name} was {_shown(self.before)} and is {_shown(self.now)}"
+
+
+def differences(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[Difference]:
+    """Returns the keys whose values differ, as deep as both have the same parts. A default that one of them
+    spells out is no difference."""
+    return list(_between((), stored, plain, plain, changeable=False))
+
+
+def _between(
+    path: tuple[str, ...], before: Any, now: Any, root: Mapping[str, Any], changeable: bool
+) -> Iterator[Difference]:
+    if before == now or _plain(before) == _plain(now):
+        return
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        if before.get("type") != now.get("type"):
+            yield Difference((*path, "type"), before.get("type"), now.get("type"), changeable)
+            return
+        part = part_at(Runtime, root, path)
+        defaults = {} if part is None else {name: key.default for name, key in keys_of(part).items()}
+        free = part.changeable(now) if part is not None and issubclass(part, Part) else frozenset()
+        for key in sorted(before.keys() | now.keys()):
+            default = defaults.get(key, NOT_SET)
+            pair = before.get(key, default), now.get(key, default)
+            yield from _between((*path, key), *pair, root, changeable or key in free)
+    elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        for i, pair in enumerate(zip(before, now, strict=True)):
+            yield from _between((*path, str(i)), *pair, root, changeable)
+    else:
+        yield Difference(path, before, now, changeable)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value in JSON's types: defaults are Python's objects."""
+    if value is NOT_SET or isinstance(value, str | int | float | bool | None):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    described = value if isinstance(value, Mapping) else as_plain(value)
+    if isinstance(described, Mapping):
+        return {key: _plain(item) for key, item in described.items()}
+    return described
+
+
+def _shown(value: Any) -> str:
+    if value is NOT_SET:
+        return "not set"
+    text = repr(_plain(value))
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

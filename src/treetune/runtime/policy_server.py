@@ -1,38 +1,44 @@
-"""The engine of a run and the weights that are in it."""
+"""Keeps the engine of a run on the newest weights, and checks by canaries that they arrived."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.inference.base import Engine, EngineLaunch, Rendezvous, TransferMethod
+from treetune.inference.base import Canary, Engine, EngineLaunch, Rendezvous, TransferMethod
 from treetune.inference.engine import start_engine
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.canary import stored_canary, trainers_canary
-from treetune.runtime.clock import Clock
-from treetune.runtime.due import samples_after
+from treetune.runtime.console import Clock
+from treetune.runtime.directory import samples_after
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import WeightsFolder
 from treetune.trainers.ranks import Ranks
-from treetune.vocabulary import Metrics
+from treetune.vocabulary import Metrics, TokenIds
 
 if TYPE_CHECKING:
     from treetune.trainers.core import PolicyTrainer
+
+CANARY_PROMPTS = 4
+
+Score = Callable[[Sequence[tuple[TokenIds, TokenIds]]], list[list[float]]]
+"""Returns the log-probs of each answer's tokens, from prompts and answers."""
 
 
 class PolicyServer:
     """Holds the engine on the newest weights that somebody samples from; `engine` is None where nobody does.
 
-    Whoever samples waits in `ready`: for a server that is still starting, and for weights that a trainer
-    has offered and that nobody has needed so far.
+    Callers wait in `ready` before they sample: for a server that is still starting, and for weights that a
+    trainer has offered and that nobody has needed so far.
     """
 
     def __init__(self, session: Session, engine: Engine | None, folder: WeightsFolder | None) -> None:
         self.engine, self.folder = engine, folder
         self.trainer: PolicyTrainer | None = None
-        """Whose memory the engine's is in turn."""
+        """The trainer that has the memory in turn with the engine."""
         self._session = session
         self._started = False
         self._offer: tuple[PolicyTrainer, int] | None = None
@@ -40,8 +46,8 @@ class PolicyServer:
     @staticmethod
     @contextmanager
     def start(session: Session, *, needed: bool = True, trains: bool = False) -> Iterator[PolicyServer]:
-        """The server starts in the background, on the start model's weights. `trains` says whether a trainer
-        is going to offer others: adapters can be sent by one alone. Collective.
+        """Starts the server in the background, on the start model's weights. `trains` says whether a trainer
+        is going to offer others: only a trainer can send adapters. Collective.
         """
         if not needed:
             yield PolicyServer(session, None, None)
@@ -65,29 +71,28 @@ class PolicyServer:
                 logs=directory.logs if session.purpose == "run" else directory.logs / session.purpose,
                 seed=config.seed,
                 context_length=config.context_length,
+                ranks=Rendezvous(ranks.rank, ranks.world_size, folder.path, ranks.barrier),
                 device=ranks.device.type,
                 end_ids=session.model.codec.end_ids,
-                ranks=Rendezvous(ranks.rank, ranks.world_size, folder.path, ranks.barrier),
-                transfer=transfer,
                 adapter_rank=sent.rank if sent is not None else None,
+                transfer=transfer,
             )
             engine = start_engine(policy, launch)
             stack.callback(engine.close)
             yield PolicyServer(session, engine, folder)
 
     def ready(self) -> None:
-        """Returns when a token has been sampled from the newest weights. Collective."""
+        """Waits until the engine has sampled a token and has the newest weights. Collective."""
         self._wait()
         self._sync()
 
     def offer(self, trainer: PolicyTrainer, version: int) -> None:
-        """The trainer's present weights are the newest: whoever samples next gets them."""
+        """Makes the trainer's present weights the newest: the next sample is from them."""
         self._offer = trainer, version
 
     def update(self, trainer: PolicyTrainer, version: int, clock: Clock) -> Metrics:
-        """The trainer's weights after `version` iterations, in the engine now if somebody is going to sample
-        from them. Collective.
-        """
+        """Offers the trainer's weights after `version` iterations, and puts them into the engine now if
+        somebody is going to sample from them. Returns the metrics of that. Collective."""
         self.offer(trainer, version)
         if not samples_after(self._session.config, self._session.directory, version):
             return {}
@@ -97,7 +102,7 @@ class PolicyServer:
             return self._sync()
 
     def load_checkpoint(self, number: int) -> None:
-        """A checkpoint's weights (0: the start weights), where no trainer holds them, verified. Raises
+        """Loads a checkpoint's weights (0: the start weights), where no trainer holds them, verified. Raises
         CheckpointGone. Collective.
         """
         assert self.engine is not None and self.folder is not None
@@ -111,9 +116,8 @@ class PolicyServer:
 
     @contextmanager
     def asleep(self) -> Iterator[None]:
-        """Inside, the engine's memory belongs to the trainer, if so configured, and outside the trainer's to
-        the engine: whoever trains, saves or loads the trainer does it inside. Collective.
-        """
+        """Gives the engine's memory to the trainer for a block, if so configured, and outside of it the
+        trainer's to the engine. The trainer trains, saves and loads inside. Collective."""
         if self.engine is None:
             yield
             return
@@ -126,14 +130,14 @@ class PolicyServer:
                 self.trainer.offload()
 
     def _wait(self) -> None:
-        """Until the engine has sampled a token; at once where it has before."""
+        """Waits until the engine has sampled a token."""
         if self.engine is not None and not self._started:
             with self._session.console.phase("waiting for the engine"):
                 self.engine.wait_ready()
             self._started = True
 
     def _sync(self) -> Metrics:
-        """What was offered into the live engine, verified."""
+        """Puts offered weights into the live engine, verified."""
         if self.engine is None or self.folder is None or self._offer is None:
             return {}
         (trainer, version), self._offer = self._offer, None
@@ -166,3 +170,47 @@ def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
             f" ({', '.join(machines)}): a server listens on its own machine's loopback only; set it"
             " to 'per_rank', or name servers that all reach (engines.policy.addresses)"
         )
+
+
+# Canaries: samples of the engine, scored by whoever has the weights that it should have
+
+
+def trainers_canary(session: Session, trainer: PolicyTrainer) -> Canary:
+    """Returns samples of the engine's own, to be scored by the trainer, on all ranks."""
+    temperature = session.temperature
+    return _canary(session, lambda pairs: trainer.score(pairs, temperature))
+
+
+def stored_canary(session: Session, weights: Path) -> Canary:
+    """Returns samples of the engine's own, to be scored by weights in a folder of Hugging Face's format."""
+    return _canary(session, partial(stored_logprobs, weights, session.temperature))
+
+
+def _canary(session: Session, score: Score) -> Canary:
+    return Canary(
+        prompts=[session.model.codec.encode_prompt(p) for p in session.train_problems[:CANARY_PROMPTS]],
+        score=score,
+        tolerance=session.config.engines.policy.tolerance(session.ranks.device.type),
+        temperature=session.temperature,
+    )
+
+
+def stored_logprobs(
+    weights: Path, temperature: float, pairs: Sequence[tuple[TokenIds, TokenIds]]
+) -> list[list[float]]:
+    """Returns the log-probs of each answer's tokens, in float32 on the CPU: the accelerator's memory is the
+    engine's."""
+    if not pairs:
+        return []
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
+    scores = []
+    for prompt, answer in pairs:
+        ids_1T = torch.tensor([[*prompt, *answer]])
+        with torch.no_grad():
+            logits_TV = model(input_ids=ids_1T).logits[0, len(prompt) - 1 : -1]
+        logprobs_TV = (logits_TV / temperature).log_softmax(-1)
+        scores.append(logprobs_TV.gather(-1, torch.tensor(answer)[:, None])[:, 0].tolist())
+    return scores

@@ -1,4 +1,5 @@
-"""What a run writes down of itself: the end of an iteration, from which on a crash costs nothing of it."""
+"""Commits an iteration: metrics, checkpoint, signs of collapse; from there on a crash costs nothing before
+it."""
 
 from __future__ import annotations
 
@@ -7,21 +8,45 @@ import copy
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.config.hashing import config_hash
-from treetune.runtime.clock import Clock
-from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
-from treetune.runtime.due import is_last, iterations_of
+from treetune.rollouts.metrics import name_in
+from treetune.rollouts.numbers import in_words
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.console import Clock, duration
+from treetune.runtime.diagnostics import (
+    REMEDIES,
+    Finding,
+    Sign,
+    Watched,
+    diagnose,
+    good_weights,
+    last_good,
+    verdict,
+)
+from treetune.runtime.directory import (
+    METRICS_REMEDY,
+    ExperimentDirectory,
+    is_last,
+    iterations_of,
+    metrics_row,
+)
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.runtime.sinks import Mirrors
-from treetune.runtime.summary import summary_line
-from treetune.runtime.watch import Watch
-from treetune.store.checksums import Damaged, damage_of, read_record, seal_folder, sealed, write_record
+from treetune.store.checksums import (
+    Damaged,
+    config_hash,
+    damage_of,
+    read_record,
+    seal_folder,
+    sealed,
+    write_record,
+)
 from treetune.store.files import replace_folder, why_not_written, write_text
 from treetune.vocabulary import Metrics
 
@@ -31,8 +56,15 @@ if TYPE_CHECKING:
     from treetune.trainers.core import PolicyTrainer
 
 
+SHOWN_SECONDS = 0.05
+"""Phases that took fewer seconds are left out of the line of an iteration."""
+
+MOST_DOMAINS = 8
+"""With more domains, the line has none: the report has all."""
+
+
 def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> int:
-    """Puts the trainer where the newest resumable checkpoint was; the next iteration's number.
+    """Puts the trainer where the newest resumable checkpoint was; returns the next iteration's number.
 
     Metrics lines are made again from the iterations' own files, so that a line that a crash kept
     from being written, or one that will be written again, is neither lost nor doubled. Collective.
@@ -54,14 +86,14 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
 
 
 def _whole(session: Session) -> int:
-    """The newest checkpoint whose trainer's state is as it was written; 0 where there is none at all. Raises
+    """Returns the newest checkpoint whose trainer's state is as it was written; 0 where there is none. Raises
     Damaged where only damaged ones are left."""
     directory, damaged = session.directory, list[str]()
     for number in reversed(directory.resumables()):
         damage = damage_of(directory.checkpoint(number) / "trainer")
         if damage is None:
-            for words in damaged:
-                session.console.say(f"{words}: going on from the checkpoint before it, {number}")
+            for message in damaged:
+                session.console.say(f"{message}: going on from the checkpoint before it, {number}")
             return number
         damaged.append(damage)
     if damaged:
@@ -74,7 +106,7 @@ def _whole(session: Session) -> int:
 
 
 class Record:
-    """Lines of metrics and their mirrors, checkpoints, and what the metrics show so far."""
+    """The record of a run: lines of metrics and their mirrors, checkpoints, signs of collapse."""
 
     def __init__(
         self, session: Session, server: PolicyServer, trainer: PolicyTrainer, watch: Watch, mirrors: Mirrors
@@ -85,13 +117,16 @@ class Record:
     @staticmethod
     @contextmanager
     def open(session: Session, server: PolicyServer, trainer: PolicyTrainer, start: int) -> Iterator[Record]:
-        """The record of a run that goes on after `start` iterations. Collective."""
+        """Opens the record of a run that goes on after `start` iterations. Collective."""
         watch = Watch.of(session, start)
-        with contextlib.closing(Mirrors.of(session)) as mirrors:
+        config = session.config
+        sinks = config.sinks if session.ranks.is_first else ()
+        mirrors = Mirrors(sinks, session.directory.path, config.experiment_name, session.plain_config)
+        with contextlib.closing(mirrors):
             yield Record(session, server, trainer, watch, mirrors)
 
     def commit(self, iteration: int, metrics: Metrics, clock: Clock) -> None:
-        """Checkpoint (where one is due) and metrics of a finished iteration. Collective.
+        """Writes the metrics of a finished iteration and, where one is due, a checkpoint. Collective.
 
         A checkpoint is due where `checkpoints` says so, after the last iteration, and where the run stops.
         The line is kept before the checkpoint, which makes the iteration count as done, and once more
@@ -156,7 +191,7 @@ class Record:
 
 
 def generation_config(session: Session, trainer: PolicyTrainer) -> GenerationConfig | None:
-    """How the model says that it is sampled from, with the tokens that end an answer here."""
+    """Returns the model's own settings of sampling, with the tokens that end an answer here."""
     described = copy.deepcopy(trainer.model.generation_config)
     if described is not None:
         described.eos_token_id = list(session.model.codec.end_ids)
@@ -166,7 +201,7 @@ def generation_config(session: Session, trainer: PolicyTrainer) -> GenerationCon
 
 @contextmanager
 def _failure_explained(place: Path) -> Iterator[None]:
-    """Each library has its own words for a full disk, and some are none."""
+    """Says why a checkpoint can't be written: each library has its own words for a full disk, or none."""
     from safetensors import SafetensorError
 
     try:
@@ -197,3 +232,148 @@ def tidy_checkpoints(
             shutil.rmtree(place)
             deleted.append(number)
     return deleted
+
+
+# The line of an iteration, for people
+
+
+def summary_line(row: Mapping[str, Any], iterations: int) -> str:
+    """Returns one finished iteration for a person: what it earned, how it moved, where its time went."""
+    parts = [f"iteration {row['iteration'] + 1}/{iterations}"]
+    was_shaped = row.get("episodes/score") != row.get("episodes/reward")
+    if was_shaped and "episodes/score" in row:
+        parts.append(f"score {row['episodes/score']:.3f}")
+    for name, key, form in (
+        ("reward", "episodes/reward", "{:.3f}"),
+        ("unfinished", "episodes/unfinished", "{:.1%}"),
+        ("loss", "train/loss", "{:.4f}"),
+        ("KL", "train/kl", "{:.4f}"),
+        ("tokens/s", "engine/tokens_per_second", "{:.0f}"),
+    ):
+        if key in row:
+            parts.append(f"{name} {form.format(row[key])}")
+        if name == "reward":
+            domains = {of[0]: row[key] for key in row if (of := name_in(key)) and of[1] == "reward"}
+            if 0 < len(domains) <= MOST_DOMAINS:
+                parts.append(f"({', '.join(f'{domain} {mean:.3f}' for domain, mean in domains.items())})")
+    parts += in_words(row)
+    named = [(key.split("/"), value) for key, value in row.items() if key.endswith("/pass_at_1")]
+    scores = [f"{steps[1]} {value:.3f}" for steps, value in named if len(steps) == 3]  # of all domains
+    phases = {key.removeprefix("seconds/"): row[key] for key in row if key.startswith("seconds/")}
+    total = phases.pop("total")
+    times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= SHOWN_SECONDS]
+    parts += [*scores, f"{total:.1f} s ({', '.join(times)})"]
+    if left := (iterations - row["iteration"] - 1) * total:
+        parts.append(f"{duration(left)} left")
+    return "  ".join(parts)
+
+
+# Signs of collapse
+
+
+class Collapsed(RuntimeError):
+    """The run was stopped by a sign of collapse, as its configuration says."""
+
+
+@dataclass
+class Watch:
+    """Diagnostics at work in a run: its metrics so far, and the signs of collapse after the last of them."""
+
+    session: Session
+    rows: list[dict[str, Any]]
+    signs: Mapping[Sign, Finding] = field(default_factory=dict)
+
+    @staticmethod
+    def of(session: Session, start: int) -> Watch:
+        """Reads the metrics of the iterations before `start`. Collective."""
+        rows = session.ranks.from_first("the metrics so far", history(session.directory, start))
+        return Watch(session, rows, _look(session.config, rows))
+
+    def look(self, iteration: int, metrics: Metrics) -> Metrics:
+        """Returns the metrics of the signs after an iteration, and logs each sign that counts from here on,
+        or no more. Collective."""
+        before = self.signs
+        # The numbers as they are kept, so that a continued run reads the same.
+        self.rows.append(metrics_row(iteration, 0.0, metrics))
+        self.signs = self.session.ranks.from_first("diagnosis", _look(self.session.config, self.rows))
+        for sign, now in self.signs.items():
+            was = before.get(sign, Finding(sign))
+            if now.counts and not was.counts:
+                assert now.since is not None
+                self.session.console.say(
+                    f"warning: {sign} in iterations {now.since + 1} to {iteration + 1}: {now.words};"
+                    f" {REMEDIES[sign]}"
+                )
+            elif was.counts and not now.counts:
+                self.session.console.say(f"{sign} is over in iteration {iteration + 1}")
+        counting = {f"diagnostics/{sign}": float(one.counts) for sign, one in self.signs.items()}
+        may_stop = bool(self.session.config.diagnostics.stops)
+        return counting | ({"diagnostics/stop": float(self.stopping)} if may_stop else {})
+
+    @property
+    def stopping(self) -> bool:
+        """Returns whether a sign ends the run here; a run that is finished anyway is not stopped."""
+        config, done = self.session.config, _done(self.rows)
+        over = is_last(config, self.session.directory, done)
+        return not over and bool(verdict(config.diagnostics, self.signs))
+
+    @property
+    def last_good(self) -> int | None:
+        """Returns the newest checkpoint from before any sign: see `diagnostics.last_good`."""
+        return last_good(self.session.config.diagnostics, self.signs, _done(self.rows) - 1)
+
+    def stop_if_collapsed(self) -> None:
+        """Raises Collapsed after the commit of an iteration in which a sign that may stop the run counts."""
+        if self.stopping:
+            raise Collapsed(_message(self.session.config, self.session.directory, self.rows, self.signs))
+
+
+def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) -> None:
+    """Raises Collapsed, in the same words, where the run stopped for it or was killed before it could."""
+    rows = history(directory, directory.resumable() or 0)
+    found = _look(config, rows)
+    if verdict(config.diagnostics, found):
+        raise Collapsed(_message(config, directory, rows, found))
+
+
+def kept_for_good(config: PolicyIteration, directory: ExperimentDirectory) -> int | None:
+    """Returns the last good checkpoint of the run so far; None where none is kept for that."""
+    rows = history(directory, directory.resumable() or 0)
+    return last_good(config.diagnostics, _look(config, rows), _done(rows) - 1)
+
+
+def history(directory: ExperimentDirectory, done: int) -> list[dict[str, Any]]:
+    """Returns the rows of the first `done` iterations, from the iterations' own files."""
+    files = (directory.iteration(i) / "metrics.json" for i in range(done))
+    return [read_record(file, METRICS_REMEDY) for file in files if file.is_file()]
+
+
+def _done(rows: list[dict[str, Any]]) -> int:
+    return int(rows[-1]["iteration"]) + 1 if rows else 0
+
+
+def _look(config: PolicyIteration, rows: list[dict[str, Any]]) -> dict[Sign, Finding]:
+    sampling = config.rollout.sampling
+    watched = Watched(config.rollout.needs_engine, None if sampling is None else sampling.max_tokens)
+    return diagnose(config.diagnostics, watched, rows)
+
+
+def _message(
+    config: PolicyIteration,
+    directory: ExperimentDirectory,
+    rows: list[dict[str, Any]],
+    found: Mapping[Sign, Finding],
+) -> str:
+    done = _done(rows)
+    reasons = [
+        f"{one.sign} since iteration {(one.since or 0) + 1}: {one.words}"
+        for one in verdict(config.diagnostics, found)
+    ]
+    good = last_good(config.diagnostics, found, done - 1)
+    assert good is not None
+    weights = good_weights(good, {n: directory.checkpoint(n) for n in directory.checkpoints()})
+    return (
+        f"{directory.path} is stopped after iteration {done} of {config.iterations}, as"
+        f" diagnostics.on_collapse says: {'; '.join(reasons)}. {weights[0].upper()}{weights[1:]}. To go on"
+        f" from iteration {done} all the same, set on_collapse to 'warn', or another threshold"
+    )

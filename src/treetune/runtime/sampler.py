@@ -1,4 +1,5 @@
-"""What whoever samples is lent: engine, graders, problems, ranks."""
+"""Gives rollout, credit, evaluation and analyses what they sample and grade with: engine, graders,
+services."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class Sampler:
-    """Lends rollout, credit, evaluation and analyses what they need of the session and its server."""
+    """Makes contexts for rollout, credit, evaluation and analyses, from the session, its server and its
+    graders."""
 
     def __init__(
         self,
@@ -37,16 +39,17 @@ class Sampler:
     ) -> None:
         """`services` are for graders that are services; rollouts get those in it by their types."""
         self.session, self.server, self.grader, self._services = session, server, grader, services
-        self.critic: Critic | None = None
-        """That of the run's trainer, where its credit asks one: see `lent_critic`."""
         self._services_were_checked = False
+        self.critic: Critic | None = None
+        """The critic of the run's trainer, where the credit asks it (`training.open_trainer`)."""
         self.reference: ReferencePrefetch | None = None
-        """That of the run's trainer, where it scores answers while others are sampled."""
+        """The reference of the run's trainer, where it scores answers while others are sampled."""
 
     @staticmethod
     @contextmanager
     def open(session: Session, server: PolicyServer) -> Iterator[Sampler]:
-        """Starts what grades, the model that judges too, where answers are made. Collective."""
+        """Starts graders and services, the model that judges among them, where answers are made.
+        Collective."""
         config = session.config
         # Modules and all else that is there by now stays: each pass of the garbage collector over it takes a
         # quarter of a second, in the middle of sampling. The trainer's models come later, and may go.
@@ -64,8 +67,8 @@ class Sampler:
             yield Sampler(session, server, grader, services)
 
     def ready(self) -> None:
-        """Returns when the engine samples from the newest weights, and the run's judge has answered once.
-        Raises ValueError where it can't. Collective."""
+        """Waits until the engine samples from the newest weights and services have answered once. Raises
+        ValueError where they can't. Collective."""
         self.server.ready()
         session = self.session
         checked = [one for one in self._services.services if isinstance(one, CheckedService)]
@@ -82,10 +85,10 @@ class Sampler:
             raise ValueError(problem)
         self._services_were_checked = True
 
-    def aside(self) -> Sampler:
-        """The same one for a second thread. Only one of the two samples at a time. Collective."""
+    def for_thread(self) -> Sampler:
+        """Returns a copy for a second thread. Only one of the two samples at a time. Collective."""
         sampler = copy.copy(self)
-        sampler.session = self.session.aside()
+        sampler.session = self.session.for_thread()
         return sampler
 
     def context(
@@ -136,7 +139,7 @@ class Sampler:
 
     @contextmanager
     def grader_of(self, task: Task | None) -> Iterator[GraderPool]:
-        """The run's graders, or, while inside, those of another task that grades otherwise."""
+        """Gives the run's graders or, for the block, those of another task that grades otherwise."""
         if task is None or task.grader == self.session.config.task.grader:
             yield self.grader
             return
@@ -144,8 +147,8 @@ class Sampler:
             yield pool
 
     def service_metrics(self, grader: GraderPool, beginning: str = "") -> Metrics:
-        """What the pool's services have done on all ranks since this was last asked, by names such as
-        ``judge/asked``, with `beginning` before what comes after the slash. Collective where there are any.
+        """Returns the numbers of the pool's services on all ranks since the last call, by names such as
+        ``judge/asked``, with `beginning` behind the slash. Collective where there are services.
         """
         if not grader.has_services:
             return {}
@@ -161,22 +164,23 @@ class Sampler:
         }
 
     def phase(self, what: str, unit: str) -> AbstractContextManager[Callable[[int, int], None]]:
-        """A phase on the console, with the engine's speed and how the last iteration went."""
-        return self.session.console.phase(what, unit, self._news)
+        """Shows a phase on the console, with the engine's speed and the last iteration's results."""
 
-    def _news(self) -> str:
-        words = []
-        engine, last = self.server.engine, self.session.last_row
-        if engine is not None and engine.tokens_per_second:
-            words.append(f"{engine.tokens_per_second:.0f} tokens/s")
-        for name, key, form in (
-            ("reward", "episodes/reward", "{:.3f}"),
-            ("unfinished", "episodes/unfinished", "{:.0%}"),
-            ("KL", "train/kl", "{:.4f}"),
-        ):
-            if key in last:
-                words.append(f"{name} {form.format(last[key])}")
-        return "  ".join(words)
+        def news() -> str:
+            words = []
+            engine, last = self.server.engine, self.session.last_row
+            if engine is not None and engine.tokens_per_second:
+                words.append(f"{engine.tokens_per_second:.0f} tokens/s")
+            for name, key, form in (
+                ("reward", "episodes/reward", "{:.3f}"),
+                ("unfinished", "episodes/unfinished", "{:.0%}"),
+                ("KL", "train/kl", "{:.4f}"),
+            ):
+                if key in last:
+                    words.append(f"{name} {form.format(last[key])}")
+            return "  ".join(words)
+
+        return self.session.console.phase(what, unit, news)
 
 
 def grader_pool(session: Session, task: Task, services: ServiceContext) -> GraderPool:

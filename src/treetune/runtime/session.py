@@ -1,4 +1,5 @@
-"""One process's hold on an experiment: opened first, closed last."""
+"""The session of one process on an experiment: opened first, closed last; with the model that the run starts
+from."""
 
 from __future__ import annotations
 
@@ -17,30 +18,31 @@ from treetune.contracts import RANKS_MEET
 from treetune.processes.lifetime import TERMINATED, Stopped
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
-from treetune.runtime.directory import ExperimentDirectory, Lock
-from treetune.runtime.due import is_last
+from treetune.runtime.directory import ExperimentDirectory, Lock, is_last
 from treetune.runtime.manifest import begin
-from treetune.runtime.start_model import StartModel
 from treetune.store.files import own_folder
 from treetune.store.timeline import SUFFIX, Timeline
 from treetune.trainers.ranks import Meeting, Ranks
 from treetune.vocabulary import Problem
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from transformers import PretrainedConfig, PreTrainedModel
+
     from treetune.models.logprobs import Nucleus
+    from treetune.models.sources import ModelSource
 
 
 LAST_START_ENDS_WITHIN_S = 120.0
 
+log = logging.getLogger(__name__)
+
 
 @dataclass
 class Session:
-    """Who this process is among the ranks, the experiment's directory, the console, the start model.
-
-    `purpose` names what the process is here for, apart from all others that are here at the same time:
-    ``run``, ``analysis``, or ``evaluation-`` and a number. `iteration` is the one at work, where the loop
-    is, and `last_row` the line of the last finished one.
-    """
+    """One process among the ranks of a run, with the experiment's directory, the console and the start
+    model."""
 
     config: PolicyIteration
     plain_config: Mapping[str, Any]
@@ -49,8 +51,11 @@ class Session:
     console: Console
     model: StartModel
     purpose: str
+    """``run``, ``analysis``, or ``evaluation-`` and a number: no two processes have the same at one time."""
     iteration: int | None = None
+    """The iteration that the loop is in."""
     last_row: Mapping[str, Any] = field(default_factory=dict)
+    """The metrics of the last finished iteration."""
 
     @staticmethod
     @contextmanager
@@ -82,13 +87,18 @@ class Session:
             purpose = ranks.from_first("the experiment directory is ours", purpose)
             # All ranks do the same at the same time: the first one says when.
             times = Timeline(directory.logs / f"{purpose}{SUFFIX}" if ranks.is_first else None)
-            log = directory.logs / "run.log" if ranks.is_first else None
-            console = Console(log, ranks.is_first, times)
+            log_file = directory.logs / "run.log" if ranks.is_first else None
+            console = Console(log_file, ranks.is_first, times)
             stack.callback(console.close)
             stack.push(console.record_failure)
             for remark in remarks:
                 console.say(remark)
-            quiet_libraries()
+            import transformers
+
+            # Libraries report their own progress on standard error, in the middle of our live line.
+            transformers.utils.logging.disable_progress_bar()
+            for name in ("DeepSpeed", "deepspeed"):
+                logging.getLogger(name).setLevel(logging.WARNING)
             model = StartModel(config, ranks.device)
             session = Session(config, plain_config, directory, ranks, console, model, purpose)
             try:
@@ -102,23 +112,24 @@ class Session:
                 raise
 
     def remaining_iterations(self, start: int) -> Iterator[int]:
-        """Those that the experiment still lacks, after `start`."""
+        """Yields the iterations that the experiment still lacks, after `start`."""
         iteration = start
         while not is_last(self.config, self.directory, iteration):
             self.iteration = iteration
             yield iteration
             iteration += 1
 
-    def aside(self) -> Session:
-        """The same one for a second thread of each rank, whose meetings are their own. Collective."""
-        self.train_problems  # noqa: B018  made once for both
+    def for_thread(self) -> Session:
+        """Returns a copy for a second thread of each rank, which talks to the others' second threads.
+        Collective."""
         session = copy.copy(self)
-        session.ranks, session.console = self.ranks.for_thread(), self.console.aside()
+        session.train_problems = self.train_problems  # made once for both
+        session.ranks, session.console = self.ranks.for_thread(), self.console.for_thread()
         return session
 
     @cached_property
     def train_problems(self) -> list[Problem]:
-        """Those that are trained on: the split's, without those whose prompts are too long."""
+        """The problems to train on: the split's, without those whose prompts are too long."""
         problems = list(self.config.task.problems("train"))
         most = self.config.rollout.max_prompt_tokens
         if most is None:
@@ -138,14 +149,14 @@ class Session:
 
     @property
     def temperature(self) -> float:
-        """Of the distribution whose log-probs the trainer computes: the rollout's."""
+        """The temperature of the distribution whose log-probs the trainer computes: the rollout's."""
         sampling = self.config.rollout.sampling
         # At temperature 0 the distribution is a point; the trainer scores the untempered one.
         return sampling.temperature if sampling is not None and sampling.temperature > 0 else 1.0
 
     @property
     def nucleus(self) -> Nucleus | None:
-        """What the rollout's top-p and top-k leave of that distribution; None where they leave it whole."""
+        """The part of that distribution that the rollout's top-p and top-k leave; None: all of it."""
         from treetune.models.logprobs import Nucleus
 
         sampling = self.config.rollout.sampling
@@ -156,15 +167,71 @@ class Session:
 
 
 def patience_for_last_start() -> float:
-    """How long (seconds) the ranks of this job's last start may take to end: SLURM may queue a job again
-    while a node that it lost still ends them."""
+    """Returns for how many seconds the ranks of this job's last start may still be ending: SLURM may queue a
+    job again while a node that it lost still ends them."""
     return LAST_START_ENDS_WITHIN_S if int(os.environ.get("SLURM_RESTART_COUNT", "0")) else 0.0
 
 
-def quiet_libraries() -> None:
-    """Libraries report their own progress on standard error, in the middle of our live line."""
-    import transformers
+class StartModel:
+    """Tokenizer, codec and fresh copies of the experiment's start model, on this rank's device.
 
-    transformers.utils.logging.disable_progress_bar()
-    for name in ("DeepSpeed", "deepspeed"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    Raises ValueError where tokens are new to a model whose embeddings are not trained.
+    """
+
+    def __init__(self, config: PolicyIteration, device: torch.device) -> None:
+        self.source: ModelSource = config.model
+        self.tokenizer = self.source.load_tokenizer(config.task.alphabet)
+        self.codec = self.source.codec(self.tokenizer)
+        self._config, self._device = config, device
+        self._said_why_whole = False
+        if config.trainer.lora is not None and (unlearned := self.source.unlearned_tokens()):
+            raise ValueError(
+                f"model.added_tokens has {', '.join(map(repr, unlearned))}, which the model doesn't know yet,"
+                " and trainer.lora trains no embeddings, so they would stay the mean of other tokens: train"
+                " all weights (trainer.lora: null), or start from a checkpoint of a run that did"
+            )
+
+    def load(self, device: torch.device | None = None) -> PreTrainedModel:
+        """Returns a fresh copy in the trainer's precision, on `device` (None: this rank's)."""
+        config = self._config
+        model = self.source.load_model(config.seed, config.task.alphabet)
+        from treetune.trainers.deepspeed_model import cast_parameters, torch_dtype
+
+        self._refuse_too_few_rows(model)
+        cast_parameters(model, torch_dtype(config.trainer.precision))
+        return model.to(device=device or self._device)
+
+    def on_cpu(self) -> PreTrainedModel:
+        """Returns a fresh copy on the CPU, to be written or dealt out to ranks."""
+        import torch
+
+        return self.load(torch.device("cpu"))
+
+    def in_parts(self) -> PreTrainedModel:
+        """Returns a fresh copy to be dealt out to ranks weight by weight: where that can be, its weights are
+        in their files until then; otherwise whole, on the CPU, and the log says once why."""
+        from treetune.models.shards import NotInParts
+        from treetune.trainers.deepspeed_model import torch_dtype
+
+        try:
+            model = self.source.load_in_parts(torch_dtype(self._config.trainer.precision))
+        except NotInParts as reason:
+            if not self._said_why_whole:
+                log.info("each rank reads the whole model into the machine's memory at first: %s", reason)
+                self._said_why_whole = True
+            return self.on_cpu()
+        self._refuse_too_few_rows(model)
+        return model
+
+    def weights(self) -> tuple[dict[str, Tensor], PretrainedConfig]:
+        """Returns the weights by name, on the CPU, and the architecture."""
+        model = self.on_cpu()
+        return dict(model.named_parameters()), model.config
+
+    def _refuse_too_few_rows(self, model: PreTrainedModel) -> None:
+        rows = model.get_input_embeddings().num_embeddings
+        if len(self.tokenizer) > rows:
+            raise ValueError(
+                f"the tokenizer has {len(self.tokenizer)} tokens, and the model embeds only {rows}: they do"
+                " not belong together, or tokens were added and the model's embeddings not resized"
+            )

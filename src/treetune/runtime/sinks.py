@@ -1,4 +1,4 @@
-"""Where metrics go besides `metrics.jsonl`: mirrors that a run can lose without noticing."""
+"""Mirrors of the metrics besides `metrics.jsonl`, which a run can lose without noticing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from treetune.config.registrable import Registrable
 from treetune.vocabulary import Metrics
-
-if TYPE_CHECKING:
-    from treetune.runtime.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +19,7 @@ class Sink(Registrable):
     """A mirror of the metrics. `open` may fail; a sink that fails later is dropped with a warning."""
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
-        """Begins; what it returns is handed to `log` and `close`."""
+        """Begins; returns the handle that `log` and `close` get."""
         raise NotImplementedError
 
     def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
@@ -40,7 +37,7 @@ class WandbSink(Sink):
     project: str = "treetune"
     """The project's name there."""
     entity: str | None = None
-    """User or team; null: the default of whoever is logged in."""
+    """User or team; null: the default of the user who is logged in."""
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         import wandb
@@ -68,13 +65,11 @@ class WandbSink(Sink):
 @Sink.register("tensorboard")
 @dataclass(frozen=True, kw_only=True)
 class TensorboardSink(Sink):
-    """Event files under ``tensorboard/`` in the experiment.
-
-    `further_names` are names under which metrics are written as well, each with the metric's own name: for
-    dashboards of another program. What a run doesn't record is left out.
-    """
+    """Event files under ``tensorboard/`` in the experiment."""
 
     further_names: Mapping[str, str] = field(default_factory=dict)
+    """Names under which metrics are written as well, each with the metric's own name: for dashboards of
+    another program. Metrics that a run doesn't record are left out."""
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         from torch.utils.tensorboard import SummaryWriter
@@ -104,13 +99,6 @@ class Mirrors:
                 self._open.append((sink, sink.open(directory, name, config)))
             except Exception as error:  # a mirror must not end a run, whatever a vendor's library raises
                 logger.warning("%s is off for this run: %s", type(sink).__name__, error)
-
-    @staticmethod
-    def of(session: Session) -> Mirrors:
-        """Those of the experiment; the first rank has them alone."""
-        config = session.config
-        sinks = config.sinks if session.ranks.is_first else ()
-        return Mirrors(sinks, session.directory.path, config.experiment_name, session.plain_config)
 
     def log(self, iteration: int, metrics: Metrics) -> None:
         for sink, handle in list(self._open):

@@ -1,31 +1,40 @@
-"""One iteration's training, and the choice among its epochs where one is made."""
+"""Trains an iteration, and chooses among its epochs where a choice is made."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.rollouts.base import Critic
+from treetune.rollouts.credit import scoring_row
 from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
-from treetune.runtime.clock import Clock
+from treetune.runtime.console import Clock
 from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, verify_answers
 from treetune.runtime.evaluation import measure
+from treetune.runtime.generation import episodes_everywhere
+from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.store.checksums import Damaged, damage_of, read_record, seal_folder, write_record
 from treetune.store.files import write_text
-from treetune.vocabulary import Episode, Metrics
+from treetune.vocabulary import Column, Episode, Metrics, Trajectory, are_sampled
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from treetune.trainers.core import PolicyTrainer
+    from treetune.trainers.tokens import Sequences
 
 
 def make_trainer(session: Session) -> PolicyTrainer:
-    """The trainer of the experiment, on the start weights. Collective."""
+    """Returns the trainer of the experiment, on the start weights. Collective."""
     from treetune.trainers.core import PolicyTrainer
 
     config, model = session.config, session.model
@@ -42,6 +51,60 @@ def make_trainer(session: Session) -> PolicyTrainer:
         from_values=config.credit.from_values if config.credit.leaves_values_to_trainer else None,
         restarts=config.restart == "every_iteration",
     )
+
+
+@contextmanager
+def open_trainer(
+    sampler: Sampler, *, state: Path | None = None, trains: bool = True
+) -> Iterator[PolicyTrainer]:
+    """Makes the trainer, from a stored `state` where one is given, and connects it: the server shares memory
+    with it, and the sampler gets its critic and, where it `trains`, its reference. Collective."""
+    session, server = sampler.session, sampler.server
+    with server.asleep():  # on a CPU, the server is on its way up meanwhile
+        server.trainer = trainer = make_trainer(session)
+        if state is not None:
+            trainer.load(state)
+    with closing(trainer):
+        if session.config.credit.asks_critic:
+            sampler.critic = critic_for_credit(session, server, trainer.values)
+        if trains:
+            sampler.reference = trainer.prefetch
+        yield trainer
+
+
+def critic_for_credit(
+    session: Session, server: PolicyServer, values: Callable[[Sequences], Tensor]
+) -> Critic:
+    """Returns a critic that credit can ask; `values` computes those of all ranks' answers on all ranks, of
+    the state before each trained token.
+
+    The engine gives its memory up while they are computed, if so configured.
+    """
+
+    def critic_values(answers: Sequence[Trajectory]) -> list[Column]:
+        import numpy as np
+
+        from treetune.trainers.tokens import Sequences
+
+        ranks = session.ranks
+        counts = [count for (count,) in ranks.exchange("critic-counts", [len(answers)])]
+        rows = episodes_everywhere(ranks, "critic-answers", [scoring_row(answer) for answer in answers])
+        if not rows:
+            return []
+        sequences = Sequences.of(rows)
+        with server.asleep():
+            values_N = values(sequences).double().numpy()
+        first = sum(counts[: ranks.rank])
+        bounds = list(pairwise(sequences.starts))[first : first + len(answers)]
+        columns = []
+        for answer, (start, end) in zip(answers, bounds, strict=True):
+            trained = are_sampled(answer.segments)
+            column = np.full(len(trained), np.nan)  # tokens that the policy didn't sample have no value
+            column[trained] = values_N[start:end]
+            columns.append(column)
+        return columns
+
+    return Critic(critic_values)
 
 
 def train(
@@ -132,7 +195,7 @@ class _Choice:
 
     @property
     def chosen(self) -> int:
-        """The number of the candidate."""
+        """Returns the number of the best candidate so far."""
         return choose(self.accuracies, self.rule)
 
     @property

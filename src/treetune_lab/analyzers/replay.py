@@ -10,21 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.config.hashing import config_hash
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.analysis import write_result
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.columns_of_ranks import episodes_of_first
-from treetune.runtime.crediting import credited
-from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
-from treetune.runtime.due import sampled_by
-from treetune.runtime.generation import remembered
+from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row, sampled_by
+from treetune.runtime.generation import credited, episodes_of_first, remembered
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
-from treetune.store.checksums import read_record
+from treetune.store.checksums import config_hash, read_record
 from treetune.store.files import replace_folder
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Episode, Metrics

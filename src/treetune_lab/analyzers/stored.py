@@ -17,9 +17,9 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.rollouts.storage import read_trajectories
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.lent_critic import lent_critic
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
+from treetune.runtime.training import critic_for_credit
 from treetune.seeds import derive_seed
 from treetune.tasks.sampling import sample_problems
 from treetune.trainers.scoring import Scored, Scorer
@@ -123,7 +123,7 @@ def lent_critic_at(sampler: Sampler, point: int) -> Critic | None:
 
         return StoredModels(session, point, session.temperature).values(sequences)
 
-    return lent_critic(session, sampler.server, values)
+    return critic_for_credit(session, sampler.server, values)
 
 
 def answers_at(

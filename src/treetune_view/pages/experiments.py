@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 
 from treetune.runtime.console import duration
-from treetune.runtime.stop_after import ANSWERS, CONTINUATIONS
+from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune_view.charts import Better, number, thinned
 from treetune_view.curves import (
     PHASES,
@@ -218,8 +218,8 @@ def _costs(experiments: Sequence[Experiment]) -> list[Comparison]:
     return [
         row("finished iterations", lambda one: (str(len(one.metrics)), "")),
         row("optimiser steps", total("train/steps")),
-        row("sampled tokens of answers", total(ANSWERS)),
-        row("sampled tokens of continuations", total(CONTINUATIONS)),
+        row("sampled tokens of answers", total(SAMPLED_TOKENS)),
+        row("sampled tokens of continuations", total(VALUE_TOKENS)),
         row("trained tokens", total("train/tokens")),
         row("time in iterations", seconds, "down"),
         row("tokens of an answer, newest", newest("episodes/response_tokens")),

@@ -18,7 +18,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from treetune.runtime.clock import PHASES
+from treetune.runtime.console import PHASES
 from treetune.store.timeline import SUFFIX, Process, Span, read_timeline
 from treetune_view.experiment import Experiment
 from treetune_view.page import Page, View, paged
