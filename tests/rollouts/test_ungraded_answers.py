@@ -96,7 +96,7 @@ def test_one_line_says_how_many_answers_were_lost_on_all_ranks_and_why(world_siz
 
     def work(context: RolloutContext) -> None:
         own = lose(answers(), 0, 1) if context.ranks.rank == 0 else answers()
-        unavailable.tell(replace(context, log=Log(say=said.append)), "iteration 4", own)
+        unavailable.report(replace(context, log=Log(say=said.append)), "iteration 4", own)
 
     mdp.on_ranks(world_size, work)
     total = world_size * len(answers())
@@ -108,7 +108,7 @@ def test_where_no_answer_could_be_graded_that_is_an_error_on_every_rank() -> Non
     def work(context: RolloutContext) -> None:
         everyones = answers()
         with pytest.raises(unavailable.NothingGraded, match="the judge is down"):
-            unavailable.tell(context, "iteration 4", lose(everyones, *range(len(everyones))))
+            unavailable.report(context, "iteration 4", lose(everyones, *range(len(everyones))))
 
     mdp.on_ranks(2, work)
 

@@ -20,44 +20,19 @@ from treetune.vocabulary import Column, Episode, Metrics, Problem, TextCodec, Tr
 if TYPE_CHECKING:
     from treetune.rollouts.values import EarlyContinuations
 
-
-@dataclass(frozen=True)
-class Critic:
-    """The critic of the run, as it is before the iteration's training: a service of contexts."""
-
-    values: Callable[[Sequence[Trajectory]], list[Column]]
-    """Returns for each answer of this rank the value of the state before each response token; nan before
-    tokens that nobody sampled. Collective."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticSettings:
-    """How the critic is trained: a copy of the start model with a linear head and an optimiser of its own,
-    which has the trainer's schedule, precision and sharding.
-
-    `learning_rate` None is the policy's. `value_clip` bounds how far a value may move from what
-    it was before the iteration's training while that still lowers the loss (Schulman et al.'s code of
-    PPO); None: there is no bound.
-    """
-
-    learning_rate: Annotated[float, Gt(0)] | None = None
-    value_clip: Annotated[float, Gt(0)] | None = 0.2
-
-
-def check_critic_goes_on(experiment: Experiment, what: str, remedy: str) -> Iterator[Finding]:
-    """What is wrong where training begins again in every iteration. `what` has the critic; `remedy` is one
-    way to do without."""
-    if experiment.restart == "every_iteration":
-        yield Finding(
-            f"restart 'every_iteration' throws away what was trained, and the critic of {what} goes on"
-            " learning",
-            "$.restart",
-            f"set restart to 'never', or {remedy}",
-        )
+THREADS_REMEDY = (
+    "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'}, or set the rollout's parallel"
+    " to false"
+)
+STATES_REMEDY = (
+    "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'} for threads and"
+    " {type: 'turns'} for turns"
+)
+UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
 
 
 class Rollout(Registrable):
-    """From problems to trees of graded answers."""
+    """Makes trees of graded answers to problems."""
 
     samples: int = 1
     """Answers to a problem."""
@@ -65,7 +40,7 @@ class Rollout(Registrable):
     max_prompt_tokens: int | None = None
     """Problems with longer prompts are not trained on. None: there must not be any."""
     carries: bool = False
-    """Whether it keeps answers from one iteration to the next."""
+    """Whether it keeps answers from one iteration to the next, in its context's `CarryOver`."""
 
     @property
     def needs_engine(self) -> bool:
@@ -73,21 +48,21 @@ class Rollout(Registrable):
 
     @property
     def sampling(self) -> SamplingParams | None:
-        """How the policy is sampled; None where nothing is."""
+        """The policy's sampling parameters; None where nothing is sampled."""
         return None
 
     @property
     def sampler(self) -> Rollout | None:
-        """What makes the answers where problems are fixed, as in evaluation and analyzers; None for plain
-        sampling with this rollout's settings. Everybody asks by `single_turn.for_fixed_problems`."""
+        """The rollout where problems are fixed, as in evaluation and analyzers; None for plain sampling with
+        this rollout's settings. Everybody asks by `single_turn.for_fixed_problems`."""
         return None
 
     def most_answers(self, problems: int) -> int:
-        """How many answers there may be at most to an iteration of so many problems."""
+        """Returns how many answers there may be at most to an iteration of so many problems."""
         return problems * self.samples
 
     def missing(self, task: Task) -> Sequence[str]:
-        """What it needs for the task's problems and isn't there, in words, with what to do about it."""
+        """Returns messages about what it needs for the task's problems and isn't there, with remedies."""
         return ()
 
     def prepare(self, codec: TextCodec) -> None:
@@ -95,14 +70,14 @@ class Rollout(Registrable):
         anything is sampled."""
 
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
-        """Given all problems of the iteration, the trees of this rank's contiguous share of them (and of
-        what else was rolled out), in their order, and the metrics of all ranks. Collective.
+        """Given all problems of the iteration, returns the trees of this rank's contiguous share of them (and
+        of what else was rolled out), in their order, and the metrics of all ranks. Collective.
         """
         raise NotImplementedError
 
 
 class Shaping(Registrable):
-    """What an answer earns beside its score, between rollout and credit."""
+    """Adds bonuses to the scores of answers, between rollout and credit."""
 
     remembers: bool = False
     """Whether it uses the context's `ShapingMemory`."""
@@ -111,7 +86,7 @@ class Shaping(Registrable):
 
     @property
     def label(self) -> str:
-        """Its place in metric names: the type under which it is registered."""
+        """Its name in metrics: the type under which it is registered."""
         return next(name for name, part in Shaping.registered().items() if part is type(self))
 
     @property
@@ -132,7 +107,7 @@ class Shaping(Registrable):
         """
 
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
-        """What is added to each trajectory's reward; negative for a penalty.
+        """Returns the number that is added to each trajectory's reward; negative for a penalty.
 
         All answers to one problem are there. It may depend on them and their scores, on what it remembers,
         on nothing that another shaping gave, and not on chance.
@@ -142,25 +117,47 @@ class Shaping(Registrable):
     def assess(
         self, context: RolloutContext, trajectories: Sequence[Trajectory]
     ) -> tuple[list[float], Mapping[str, Sequence[float]]]:
-        """`bonuses`, and the numbers that it `measures`, whose means over all ranks become the metrics
-        ``<label>/<name>``: as many on a rank as it has. Collective, and once an iteration.
+        """Returns `bonuses`, and the numbers that it `measures`, whose means over all ranks become the
+        metrics ``<label>/<name>``: as many on a rank as it has. Collective, and once an iteration.
         """
         return self.bonuses(context, trajectories), {}
 
 
-THREADS_REMEDY = (
-    "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'}, or set the rollout's parallel"
-    " to false"
-)
-STATES_REMEDY = (
-    "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'} for threads and"
-    " {type: 'turns'} for turns"
-)
-UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
+@dataclass(frozen=True, kw_only=True)
+class CriticSettings:
+    """Settings of the critic: a copy of the start model with a linear head and an optimiser of its own,
+    which has the trainer's schedule, precision and sharding."""
+
+    learning_rate: Annotated[float, Gt(0)] | None = None
+    """Peak of its schedule; None: the policy's."""
+    value_clip: Annotated[float, Gt(0)] | None = 0.2
+    """Bounds how far a value may move from what it was before the iteration's training while that still
+    lowers the loss (Schulman et al.'s code of PPO); None: there is no bound."""
+
+
+@dataclass(frozen=True)
+class Critic:
+    """The critic of the run, as it is before the iteration's training: a service of contexts."""
+
+    values: Callable[[Sequence[Trajectory]], list[Column]]
+    """Returns for each answer of this rank the value of the state before each response token; nan before
+    tokens that nobody sampled. Collective."""
+
+
+def check_critic_goes_on(experiment: Experiment, what: str, remedy: str) -> Iterator[Finding]:
+    """Returns a finding where training begins again in every iteration. `what` has the critic; `remedy` is
+    one way to do without."""
+    if experiment.restart == "every_iteration":
+        yield Finding(
+            f"restart 'every_iteration' throws away what was trained, and the critic of {what} goes on"
+            " learning",
+            "$.restart",
+            f"set restart to 'never', or {remedy}",
+        )
 
 
 class Credit(Registrable):
-    """From trees to episodes with (or, for `gae`, without) advantages, one for each answer.
+    """Makes episodes of trees, one for each answer, with advantages or (`gae`) without.
 
     Credit turns the rewards of answers into advantages, unless its own `gives` says otherwise.
     """
@@ -177,30 +174,30 @@ class Credit(Registrable):
     def needs_critic(self) -> bool:
         return contracts.CriticValues() in self.gives
 
-    def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
-        """Returns the continuations that it requests with each answer, while others are sampled."""
-        return None
-
-    def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
-        """How many it samples for answers of so many tokens on average and `limit` at most, usually and at
-        most, for whoever plans a run. Credit that doesn't say so is planned as if it sampled none."""
-        return 0, 0
-
-    @property
-    def critic_settings(self) -> CriticSettings | None:
-        """How the critic is trained, for credit that needs one."""
-        return None
-
     @property
     def asks_critic(self) -> bool:
-        """Whether `assign` asks the critic, rather than leave its values to the trainer."""
+        """True where `assign` asks the critic, rather than leave its values to the trainer."""
         return self.needs_critic and contracts.Advantages(before_training=True) in self.gives
 
     @property
     def leaves_values_to_trainer(self) -> bool:
-        """Whether the trainer makes the advantages, with `from_values`, once its critic has valued the
+        """True where the trainer makes the advantages, with `from_values`, once its critic has valued the
         answers."""
         return self.needs_critic and not self.asks_critic
+
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        """Settings of the critic, for credit that needs one."""
+        return None
+
+    def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
+        """Returns, for plans, how many continuations it samples for answers of so many tokens on average and
+        `limit` at most: usually and at most. Credit that doesn't say so is planned as if it sampled none."""
+        return 0, 0
+
+    def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
+        """Returns the continuations that it requests with each answer, while others are sampled."""
+        return None
 
     def from_values(
         self, rewards: Sequence[float], values: Sequence[float]
@@ -216,8 +213,8 @@ class Credit(Registrable):
         raise NotImplementedError
 
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        """One episode for each answer of this rank's trees, in their order, and the metrics of all ranks.
-        All answers to one problem are in one tree. Collective.
+        """Returns one episode for each answer of this rank's trees, in their order, and the metrics of all
+        ranks. All answers to one problem are in one tree. Collective.
         """
         raise NotImplementedError
 
@@ -229,7 +226,7 @@ class GroupCredit(Credit):
     """
 
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
-        """One for each answer to a problem, from what they earned."""
+        """Returns one advantage for each answer to a problem, from what they earned."""
         raise NotImplementedError
 
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
@@ -249,7 +246,7 @@ class GroupCredit(Credit):
 
 
 class Selection(Registrable):
-    """Which episodes are trained on. An empty choice is returned as such: the runtime decides."""
+    """Chooses the episodes that are trained on. An empty choice is returned as such: the runtime decides."""
 
     at_most: int | None = None
     """How many groups it keeps at most. None: there is no bound."""
@@ -257,11 +254,12 @@ class Selection(Registrable):
     """Whether it keeps all answers to a problem or none."""
 
     def most_kept(self, answers: int, problems: int) -> int:
-        """How many rows (pairs, where it makes such) it keeps at most of so many answers and problems."""
+        """Returns how many rows (pairs, where it makes such) it keeps at most of so many answers and
+        problems."""
         return answers
 
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
-        """A part of all ranks' `episodes`, problem after problem in their order; groups are whole.
+        """Returns a part of all ranks' `episodes`, problem after problem in their order; groups are whole.
 
         Called on the first rank alone, so that it may ask no other: what is drawn derives from the context's
         seed and iteration. Metrics are of `episodes`.

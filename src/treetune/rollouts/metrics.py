@@ -15,21 +15,22 @@ from treetune.vocabulary import Episode, Metrics, Trajectory
 def pooled(
     context: RolloutContext, name: str, columns: Mapping[str, Sequence[float]]
 ) -> dict[str, list[float]]:
-    """The columns of all ranks, one below the other in rank order; a rank may lack some. Collective."""
+    """Returns the columns of all ranks, one below the other in rank order; a rank may lack some.
+    Collective."""
     ranks = [columns_of_rank for (columns_of_rank,) in context.ranks.exchange(name, [dict(columns)])]
     names = dict.fromkeys(name for rank in ranks for name in rank)
     return {name: [value for rank in ranks for value in rank.get(name, ())] for name in names}
 
 
 def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """The (weighted) mean, without rounding errors that depend on the order."""
+    """Returns the (weighted) mean, without rounding errors that depend on the order."""
     if weights is None:
         return math.fsum(values) / len(values)
     return math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
 
 
 def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajectory]) -> Metrics:
-    """What the answers of all ranks were like; all answers to one problem are on one rank.
+    """Returns the metrics of all ranks' answers; all answers to one problem are on one rank.
 
     ``episodes/score``: the grader's mean verdict; ``episodes/correct``: the share of correct answers;
     ``episodes/reward``: the mean of what credit is given for, which shaping changes afterwards;
@@ -37,8 +38,8 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
     ``episodes/unique``: mean share of different texts among the answers to a problem;
     ``episodes/mixed``: share of problems whose answers differ in score;
     ``episodes/no_answer``, ``timeout``, ``error``: shares of what the grader could not grade;
-    ``episodes/unavailable``: share of what nobody could grade, which is no part of what is said of scores;
-    ``<group>/…``: means of the answers' named numbers; ``domains/<name>/…``: see `domains`.
+    ``episodes/unavailable``: share of what nobody could grade, which no metric of scores counts;
+    ``<group>/…``: means of the answers' named numbers; ``domains/<name>/…``: see `domain_columns`.
     Collective.
     """
     graded = [t for t in trajectories if t.grade.is_known]
@@ -67,11 +68,11 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
         "unique": [len({t.text for t in g}) / len(g) for g in groups.values()],
         "mixed": [float(len({t.score for t in g if t.grade.is_known}) > 1) for g in groups.values()],
     }
-    own = {f"episodes/{key}": values for key, values in (answers | problems).items()}
+    fixed = {f"episodes/{key}": values for key, values in (answers | problems).items()}
     named = number_columns(trajectories) | domain_columns(groups)
-    columns = pooled(context, "rollout-metrics", own | named)
-    numbers = {name: columns[name] for name in columns if name not in own}
-    metrics = {name: mean(columns[name]) for name in own if columns[name]} | number_metrics(numbers)
+    columns = pooled(context, "rollout-metrics", fixed | named)
+    numbers = {name: columns[name] for name in columns if name not in fixed}
+    metrics = {name: mean(columns[name]) for name in fixed if columns[name]} | number_metrics(numbers)
     if columns["episodes/response_tokens"]:
         metrics["episodes/response_tokens_max"] = max(columns["episodes/response_tokens"])
     return metrics | {
@@ -91,7 +92,7 @@ _OF_PROBLEM = "mixed"
 
 
 def name_in(key: str) -> tuple[str, str] | None:
-    """The domain and the number that a name is of; None for names that are of no domain."""
+    """Returns the domain and the number of a metric's name; None for names without a domain."""
     if not key.startswith(PREFIX):
         return None
     domain, _, number = key.removeprefix(PREFIX).partition("/")
@@ -99,7 +100,15 @@ def name_in(key: str) -> tuple[str, str] | None:
 
 
 def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list[float]]:
-    """The numbers of a rank's answers, given by problem, and of its problems; their means are metrics."""
+    """Returns the numbers of a rank's answers, given by problem, and of its problems; their means are the
+    metrics ``domains/<name>/…``.
+
+    Of answers: ``reward``, ``correct``, ``unfinished``, ``unavailable``, ``error`` and ``response_tokens``,
+    as in ``episodes/``. Of problems: ``mixed``, the share whose answers differ in score; ``learnable``, the
+    mean of p (1 − p), where p is the share of right answers to a problem (unbiased, of problems with several
+    answers). `domain_counts` adds ``problems``, how many the domain gave; `domain_advantages` adds
+    ``advantage_std`` and ``advantage_zero`` of trained tokens.
+    """
     columns: dict[str, list[float]] = {}
     for answers in groups.values():
         domain = answers[0].problem.domain
@@ -125,7 +134,7 @@ def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list
 
 
 def domain_counts(columns: Mapping[str, Sequence[float]]) -> Metrics:
-    """How many problems each domain gave, from all ranks' columns."""
+    """Counts the problems that each domain gave, from all ranks' columns."""
     return {
         f"{PREFIX}{of[0]}/problems": float(len(values))
         for key, values in columns.items()
@@ -134,7 +143,8 @@ def domain_counts(columns: Mapping[str, Sequence[float]]) -> Metrics:
 
 
 def domain_advantages(episodes: Sequence[Episode]) -> Metrics:
-    """How far apart each domain's advantages lie, over its trained tokens, and the share that are 0."""
+    """Returns the standard deviation of each domain's advantages, over its trained tokens, and the share that
+    are 0."""
     import numpy as np
 
     advantages: dict[str, list[np.ndarray]] = {}

@@ -24,20 +24,20 @@ LARGEST = "_max"
 
 @dataclass(frozen=True)
 class Number:
-    """What is known of a number for those who show it.
-
-    `title` says what a chart of it shows, `better` which way a difference is an improvement, `share`
-    whether it is one (shown in percent). With `largest`, the largest is recorded beside the mean; with
-    `while_training`, its means at each evaluation are metrics of the run (all are in ``summary.json``).
-    `label` is for those few that the line of an iteration and the report's table of results show.
-    """
+    """Describes a number for charts and tables."""
 
     title: str
+    """Title of its charts."""
     better: Better = "neither"
+    """The direction in which a difference is an improvement."""
     share: bool = False
+    """Whether it is a share, shown in percent."""
     largest: bool = False
+    """Whether the largest is recorded beside the mean."""
     while_training: bool = False
+    """Whether its means at each evaluation are metrics of the run (all are in ``summary.json``)."""
     label: str | None = None
+    """Name in the line of an iteration and the report's table of results; None: it isn't there."""
 
 
 Measure = Callable[[Sequence[Trajectory], TextCodec], Sequence[Mapping[str, float]]]
@@ -45,19 +45,16 @@ Measure = Callable[[Sequence[Trajectory], TextCodec], Sequence[Mapping[str, floa
 
 @dataclass(frozen=True)
 class NumberGroup:
-    """Numbers that belong together: number `x` of group `g` is ``g/x`` on a trajectory and in metrics.
-
-    `ratios` compare two experiments in a table, the higher the better: the mean of the first number in the
-    other one, over the mean of the second in this one.
-
-    `measure` gives what can be said of finished answers, whatever rollout made them: of each a number or
-    none by each short name. None where a rollout alone can count it, and puts it on its trajectories.
-    """
+    """Numbers that belong together: number `x` of group `g` is ``g/x`` on a trajectory and in metrics."""
 
     name: str
     numbers: Mapping[str, Number]
     measure: Measure | None = None
+    """Returns the numbers of finished answers by short name, whatever rollout made them; an answer may lack
+    some. None where only a rollout can count them, which puts them on its trajectories."""
     ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Compare two experiments in a table, the higher the better: the mean of the first number in the other
+    one, over the mean of the second in this one."""
 
     @classmethod
     def register(
@@ -86,7 +83,7 @@ def registered() -> dict[str, NumberGroup]:
 
 
 def declared() -> dict[str, Number]:
-    """All numbers of registered groups by full name, in the order of their declaration."""
+    """Returns the numbers of all groups by full name, in the order of their declaration."""
     return {
         f"{group.name}/{name}": number for group in _groups.values() for name, number in group.numbers.items()
     }
@@ -104,50 +101,51 @@ def full_name(name: str) -> str | None:
 
 
 def declared_ratios() -> dict[str, tuple[str, str]]:
-    """Registered groups' ratios, of full names."""
+    """Returns all groups' ratios, of full names."""
     return {
-        name: (f"{group.name}/{theirs}", f"{group.name}/{own}")
+        name: (f"{group.name}/{other}", f"{group.name}/{this}")
         for group in _groups.values()
-        for name, (theirs, own) in group.ratios.items()
+        for name, (other, this) in group.ratios.items()
     }
 
 
 def measured(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
-    """The trees with what each registered group can measure of their answers, beside what the rollout had
+    """Returns the trees with the numbers that groups measure of their answers, beside those that the rollout
     counted."""
     trajectories = answers_of(trees)
     numbers = [dict(trajectory.numbers) for trajectory in trajectories]
     for group in _groups.values():
         if group.measure is not None:
-            for own, found in zip(numbers, group.measure(trajectories, codec), strict=True):
-                own |= {f"{group.name}/{name}": value for name, value in found.items()}
+            for of_answer, measured in zip(numbers, group.measure(trajectories, codec), strict=True):
+                of_answer |= {f"{group.name}/{name}": value for name, value in measured.items()}
     return with_answers(
-        trees, [replace(one, numbers=own) for one, own in zip(trajectories, numbers, strict=True)]
+        trees, [replace(answer, numbers=own) for answer, own in zip(trajectories, numbers, strict=True)]
     )
 
 
 def columns(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
-    """Each number of the answers that have it, and under its name with `OF_CORRECT` that of correct ones."""
-    found: dict[str, list[float]] = {}
+    """Returns each number of the answers that have it, and under its name with `OF_CORRECT` that of correct
+    answers."""
+    columns: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.numbers.items():
-            found.setdefault(name, []).append(value)
+            columns.setdefault(name, []).append(value)
             if trajectory.grade.correct:
-                found.setdefault(name + OF_CORRECT, []).append(value)
-    return found
+                columns.setdefault(name + OF_CORRECT, []).append(value)
+    return columns
 
 
-def number_metrics(everyones: Mapping[str, Sequence[float]]) -> Metrics:
-    """The means of all ranks' `columns`, and the largest where a number is declared so."""
-    metrics = {name: math.fsum(values) / len(values) for name, values in everyones.items()}
+def number_metrics(columns: Mapping[str, Sequence[float]]) -> Metrics:
+    """Returns the means of all ranks' `columns`, and the largest where a number is declared so."""
+    metrics = {name: math.fsum(values) / len(values) for name, values in columns.items()}
     for name, number in declared().items():
-        if number.largest and name in everyones:
-            metrics[name + LARGEST] = max(everyones[name])
+        if number.largest and name in columns:
+            metrics[name + LARGEST] = max(columns[name])
     return metrics
 
 
 def by_group(numbers: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """``{'g/x': 1.0}`` as ``{'g': {'x': 1.0}}``, as an evaluation's files have it."""
+    """Returns ``{'g/x': 1.0}`` as ``{'g': {'x': 1.0}}``, as an evaluation's files have it."""
     nested: dict[str, dict[str, float]] = {}
     for full, value in numbers.items():
         group, _, name = full.partition("/")
@@ -156,7 +154,7 @@ def by_group(numbers: Mapping[str, float]) -> dict[str, dict[str, float]]:
 
 
 def evaluated(label: str, summary: Mapping[str, Any]) -> Metrics:
-    """What an evaluation's summary has of the numbers that are metrics of the run."""
+    """Returns the numbers of an evaluation's summary that are metrics of the run."""
     return {
         f"evaluation/{label}/{full}{ending}": summary[group][name + ending]
         for full, number in declared().items()
@@ -167,7 +165,7 @@ def evaluated(label: str, summary: Mapping[str, Any]) -> Metrics:
 
 
 def in_words(metrics: Mapping[str, float]) -> list[str]:
-    """What the line of an iteration says of an iteration's metrics."""
+    """Returns the labelled numbers of an iteration for its line on the console."""
     return [
         f"{number.label} {metrics[name]:{'.0%' if number.share else '.1f'}}"
         for name, number in declared().items()

@@ -133,7 +133,7 @@ def measure(
         session.ranks.barrier("evaluation begins")
         own = answers_of(rollout.run(context, answerable)[0]) if answerable else []
         services = by_group(sampler.service_metrics(grader))
-    unavailable.tell(context, f"evaluating {name}", own)
+    unavailable.report(context, f"evaluating {name}", own)
     trajectories = trajectories_on_first(session.ranks, "evaluation", own)
     counts = Counter(one.problem.id for one in trajectories)
     other = next((p.id for p in answerable if counts[p.id] != chosen.samples), None)

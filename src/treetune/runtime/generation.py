@@ -143,7 +143,7 @@ def _roll_out(
         metrics |= sampler.service_metrics(context.grader)
         if config.rollout.needs_engine:
             # Before anything is written: where nothing was graded, the next try asks for grades again.
-            unavailable.tell(context, f"iteration {iteration + 1}", answers_of(trees))
+            unavailable.report(context, f"iteration {iteration + 1}", answers_of(trees))
     if early is not None:
         metrics |= _move_to_credit(ranks, clock, early.engine)
     answers: list[Trajectory] = []
