@@ -27,13 +27,13 @@ class PrefixTree:
 
     token_ids_T: Ids
     depths_T: Ids
-    """How many stand before it: its position."""
+    """Tokens before each node: its position."""
     parents_T: Ids
-    """-1 of a first token."""
+    """Each node's parent; -1 of a first token."""
     subtree_last_T: Ids
-    """The last node of its subtree."""
+    """The last node of each node's subtree."""
     paths: list[Ids]
-    """The node of each row's each token."""
+    """For each row, the nodes of its tokens."""
 
     @staticmethod
     def of(rows: Sequence[Ids]) -> PrefixTree:
@@ -49,7 +49,7 @@ class _Run:
 
     token_ids: Ids
     row: int
-    """The first that came through."""
+    """The first row that came through."""
     children: dict[int, _Run] = field(default_factory=dict)
     """By their first token, in the order in which they came."""
     start: int = 0
@@ -73,11 +73,11 @@ class GrowingTree:
 
     @property
     def count(self) -> int:
-        """How many rows were added."""
+        """The number of rows that were added."""
         return len(self._rows)
 
     def first(self, number: int, length: int) -> int:
-        """The number of the first row that begins with the same `length` tokens as this one."""
+        """Returns the number of the first row that begins with the same `length` tokens as this one."""
         row, run, done = self._rows[number], self._root, 0
         while done < length:
             run = run.children[int(row[done])]
@@ -114,7 +114,7 @@ class GrowingTree:
         )
 
     def _walk(self) -> list[_Run]:
-        """All runs, depth first, with their places."""
+        """Returns all runs, depth first, with their positions."""
         runs: list[_Run] = []
         start = 0
         waiting = list(reversed(self._root.children.values()))
@@ -143,9 +143,9 @@ class GrowingTree:
         return path_T
 
 
-def _common_prefix(one: Ids, other: Ids) -> int:
-    """How many tokens both begin with."""
-    length = min(len(one), len(other))
-    differs = one[:length] != other[:length]
-    first = int(differs.argmax())
-    return first if differs[first] else length
+def _common_prefix(first: Ids, second: Ids) -> int:
+    """Returns how many tokens both begin with."""
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    index = int(differs.argmax())
+    return index if differs[index] else length

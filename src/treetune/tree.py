@@ -107,7 +107,7 @@ class Tree:
 
     @property
     def forked(self) -> bool:
-        """Whether answers grew out of each other, so that they share tokens that were sampled once."""
+        """True where answers grew out of each other, so that they share tokens that were sampled once."""
         return any(leaf.fork is not None for leaf in self.leaves)
 
     def keeping(self, leaves: Sequence[int]) -> Tree:

@@ -30,14 +30,14 @@ advantages (float64), masks (bool)."""
 
 
 def token_array(token_ids: Sequence[int] | TokenIds) -> TokenIds:
-    """As int32 of shape [T]; what is that already is not copied."""
+    """Returns them as int32 of shape [T]; an array of that kind is not copied."""
     import numpy as np
 
     return np.asarray(token_ids, np.int32)
 
 
 def joined(parts: Sequence[TokenIds]) -> TokenIds:
-    """One after the other; a view where it is one alone."""
+    """Returns the arrays one after the other; a single one is not copied."""
     import numpy as np
 
     if len(parts) == 1:
@@ -46,7 +46,7 @@ def joined(parts: Sequence[TokenIds]) -> TokenIds:
 
 
 def logprob_array(values: Sequence[float] | Column) -> Column:
-    """As an array of shape [T]: float32 where that loses nothing, as with what vLLM sends."""
+    """Returns an array of shape [T]: float32 where that loses nothing, as with what vLLM sends."""
     import numpy as np
 
     if isinstance(values, np.ndarray) and values.dtype == np.float32:
@@ -100,7 +100,7 @@ as some published recipes do; shares of correct answers don't change with that."
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a conversation; `role` is ``system``, ``user`` or ``assistant``."""
+    """A turn of a conversation; `role` is ``system``, ``user`` or ``assistant``."""
 
     role: str
     content: str
@@ -135,7 +135,7 @@ class TextCodec:
             object.__setattr__(self, "end_ids", (self.eos_id, *self.end_ids))
 
     def framed(self, asked: str | Problem) -> str:
-        """The text of a whole prompt, up to where the answer begins.
+        """Returns the text of a whole prompt, up to where the answer begins.
 
         Raises ValueError for a conversation where the model has no chat template.
         """
@@ -153,7 +153,7 @@ class TextCodec:
         return self.conversation(asked.messages)
 
     def encode_prompt(self, asked: str | Problem) -> TokenIds:
-        """What the model is given when it is asked a text or a problem. Every prompt becomes ids here."""
+        """Returns the ids of the whole prompt for a text or a problem. Every prompt becomes ids here."""
         framed = self.framed(asked)
         ids = tuple(self.encode(framed))
         if isinstance(asked, Problem) and asked.as_is and ids[: len(self.begin)] == self.begin:
@@ -161,7 +161,7 @@ class TextCodec:
         return token_array((*self.begin, *ids) if framed else ())
 
     def encode_answer(self, asked: str | Problem, answer: str) -> TokenIds:
-        """The ids that would follow the prompt of `asked` for `answer`, without an end token.
+        """Returns the ids that would follow the prompt of `asked` for `answer`, without an end token.
 
         Prompt and answer are encoded together where that leaves the prompt's ids as they are, as
         they are when a model samples: some tokenizers put a space before whatever begins a text.
@@ -174,7 +174,7 @@ class TextCodec:
 
 @dataclass(frozen=True)
 class Problem:
-    """One row of a task: what the model is asked and what would be right.
+    """A row of a task: what the model is asked and what would be right.
 
     `id` is unique within the task and stable over runs (``train/17``): seeds derive from it. `domain` is the
     kind of problem that metrics are also taken by; empty where there is but one.
@@ -224,7 +224,7 @@ Empty outside of all blocks, so in every answer without threads."""
 
 
 def sees(branch: Branch, earlier: Branch) -> bool:
-    """Whether what is on `branch` was written in sight of an `earlier` part of the answer.
+    """Returns whether a part on `branch` was written in sight of an `earlier` part of the answer.
 
     Threads of one block don't see each other. A thread sees all that came before its block; what comes
     behind a block sees all of its threads.
@@ -263,7 +263,7 @@ class Segment(Columnar):
 
 
 def are_sampled(segments: Sequence[Segment]) -> Column:
-    """Whether each of their tokens was sampled: bool of shape [T]."""
+    """Returns whether each of their tokens was sampled: bool of shape [T]."""
     import numpy as np
 
     return np.repeat(
@@ -282,8 +282,8 @@ class Stretch:
 
 
 class Fork(NamedTuple):
-    """Where an answer grew out of another one to the same problem: that one's `sample`, and how many of its
-    response tokens they share. These were sampled once."""
+    """The branch point of an answer that grew out of another one to the same problem: that one's `sample`,
+    and how many of its response tokens they share. These were sampled once."""
 
     sample: int
     tokens: int
@@ -291,7 +291,7 @@ class Fork(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trajectory(Columnar):
-    """One answer to one problem.
+    """An answer to a problem.
 
     `text` is the decoded response without special tokens: a view for graders and people. It holds
     all that was sampled, so the stop string too where one ended it; graders are not shown that.
@@ -348,7 +348,7 @@ class Trajectory(Columnar):
 
 @dataclass(frozen=True, eq=False)
 class Episode(Columnar):
-    """One training row. All columns but `prompt_ids` have one entry per response token.
+    """A training row. All columns but `prompt_ids` have one entry per response token.
 
     `reward` is what credit was given for, shaping included; `score` (the reward where left out) is the
     grader's verdict alone, by which selections tell correct answers from others.

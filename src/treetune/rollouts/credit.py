@@ -231,7 +231,7 @@ class Outcome(GroupCredit):
 @Credit.register("none")
 @dataclass(frozen=True, kw_only=True)
 class NoCredit(Credit):
-    """No advantages, for objectives that need none (`mle`)."""
+    """Gives no advantages, for objectives that need none (`mle`)."""
 
     gives = (CreditForRewards(),)
 

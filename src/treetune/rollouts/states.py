@@ -100,7 +100,7 @@ class OneLineStates(StateRule):
 @StateRule.register("step_boundaries")
 @dataclass(frozen=True, kw_only=True)
 class StepBoundaries(OneLineStates):
-    """Before every step of the answer (Kazemnejad et al., arXiv:2410.01679, section 4)."""
+    """A state before every step of the answer (Kazemnejad et al., arXiv:2410.01679, section 4)."""
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return (0, *trajectory.step_ends[:-1])

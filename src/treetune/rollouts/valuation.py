@@ -313,12 +313,12 @@ class ValueEstimator(Registrable):
 
     @property
     def continues(self) -> bool:
-        """Whether it samples continuations."""
+        """True where it samples continuations."""
         return True
 
     @property
     def critic_settings(self) -> CriticSettings | None:
-        """How the critic is trained that it asks; None where it asks none."""
+        """Settings of the critic that it asks; None where it asks none."""
         return None
 
     def budget(self, samples: int) -> Budget:

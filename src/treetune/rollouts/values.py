@@ -138,7 +138,7 @@ class StepRows(NamedTuple):
 
 
 class StateRule(Registrable):
-    """Where values are wanted in an answer, and how the answer is continued from there."""
+    """A rule for where values are wanted in an answer, and how the answer is continued from there."""
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         """Returns how many of the answer's tokens stand before each of its steps, from 0 on. There its states

@@ -1,4 +1,4 @@
-"""Where a problem's tree branches while it is sampled, and into how many answers."""
+"""Rules for where a problem's tree branches while it is sampled, and into how many answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treetune.vocabulary import Trajectory, joined
 
 
 class Branches(NamedTuple):
-    """So many `further` answers that begin with the first `tokens` response tokens of an answer."""
+    """A branch point: `further` answers that begin with the first `tokens` response tokens of an answer."""
 
     sample: int
     tokens: int
@@ -23,8 +23,8 @@ class Branches(NamedTuple):
 
 
 class Branching(Registrable):
-    """Where a tree branches. It grows in rounds: each branches from answers that are there, and all branches
-    are sampled to their ends."""
+    """A rule for where a tree branches. It grows in rounds: each branches from answers that are there, and
+    all branches are sampled to their ends."""
 
     to_declare = ("unbiased",)
 
@@ -33,12 +33,12 @@ class Branching(Registrable):
     follows from the state, and weighted by their `reach` they give the expectation of independent answers."""
 
     def most_answers(self, samples: int) -> int:
-        """How many answers a tree may have at most that begins with `samples` from the prompt."""
+        """Returns how many answers a tree may have at most that begins with `samples` from the prompt."""
         raise NotImplementedError
 
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
-        """What to sample in a round, counted from 0, given all answers so far, whose place is their `sample`;
-        nothing where the tree is grown.
+        """Returns what to sample in a round, counted from 0, given all answers so far, in the order of their
+        `sample`; nothing where the tree is grown.
 
         They have no grades yet. It must depend on the answers alone, so that a tree grows alike whenever its
         answers come in.
@@ -47,38 +47,38 @@ class Branching(Registrable):
 
 
 def forks_along(answers: Sequence[Trajectory]) -> list[list[int]]:
-    """Where the way of each answer has branched so far, in tokens from the prompt on, rising."""
-    along: list[list[int]] = []
+    """Returns where the path of each answer has branched so far, in tokens from the prompt on, rising."""
+    branched: list[list[int]] = []
     for answer in answers:
         own = {
             one.fork.tokens for one in answers if one.fork is not None and one.fork.sample == answer.sample
         }
         if answer.fork is not None:
             own |= {answer.fork.tokens}
-            own |= {tokens for tokens in along[answer.fork.sample] if tokens < answer.fork.tokens}
-        along.append(sorted(own))
-    return along
+            own |= {tokens for tokens in branched[answer.fork.sample] if tokens < answer.fork.tokens}
+        branched.append(sorted(own))
+    return branched
 
 
 def next_states(rule: StateRule, answers: Sequence[Trajectory], number: int) -> list[tuple[int, int]]:
-    """Of each answer whose way has branched so often, its `sample` and the first state of the rule behind the
-    last branching, where there is one before its end."""
-    found = []
+    """Returns for each answer whose path has branched so often its `sample` and the first state of the rule
+    behind the last branching, where there is one before its end."""
+    states = []
     for answer, forks in zip(answers, forks_along(answers), strict=True):
         if len(forks) != number:
             continue
         behind = forks[-1] if forks else 0
         following = [start for start in rule.step_starts(answer) if behind < start < len(answer.response_ids)]
         if following:
-            found.append((answer.sample, following[0]))
-    return found
+            states.append((answer.sample, following[0]))
+    return states
 
 
 @Branching.register("at_states")
 @dataclass(frozen=True, kw_only=True)
 class AtStates(Branching):
-    """Every answer goes on in ``ways[0]`` ways from its first state, each of these in ``ways[1]`` ways from
-    its second, and so on. An answer that ends before has no more of them.
+    """Trees in which every answer goes on in ``ways[0]`` ways from its first state, each of these in
+    ``ways[1]`` ways from its second, and so on. An answer that ends before has no more of them.
 
     With `states` at every 600 tokens, six answers from the prompt and `ways` [6, 6] this is the tree of
     SPO-tree (Guo et al., arXiv:2505.23564). There it grows by segments; here by whole answers, which go
@@ -107,8 +107,8 @@ class AtStates(Branching):
 @Branching.register("up_to_width")
 @dataclass(frozen=True, kw_only=True)
 class UpToWidth(Branching):
-    """At each state of the rule the answers that are still being written share what is left of `width`
-    answers, and none goes on in more than `most_ways` ways.
+    """Lets the answers that are still being written at a state of the rule share what is left of `width`
+    answers; none goes on in more than `most_ways` ways.
 
     With `states` at even distances these are TreePO's trees (Li et al., arXiv:2508.17445, section 3), without
     its early stops and its restarts from random places: answers that end early leave their share to the
@@ -140,7 +140,7 @@ class UpToWidth(Branching):
 @Branching.register("least_sure")
 @dataclass(frozen=True, kw_only=True)
 class LeastSure(Branching):
-    """In each of `rounds` rounds every tree that an answer from the prompt began branches before the
+    """Branches every tree that an answer from the prompt began, in each of `rounds` rounds, before the
     `positions` tokens that were sampled with the least probability, into `ways` further answers each
     (TreeRL's entropy-guided search, Hou et al., arXiv:2506.11902, section 3.1, which takes −log p of the
     sampled token for its uncertainty). M answers from the prompt make M (1 + rounds · positions · ways).

@@ -186,7 +186,7 @@ class _Asked(NamedTuple):
 
 @dataclass
 class _GrowingTree:
-    """One problem's tree while it grows.
+    """The tree of a problem while it grows.
 
     `answers` are those of all finished rounds, their segments still uncut. A round's answers are put in the
     order in which they were requested, so that it does not matter in which they come.

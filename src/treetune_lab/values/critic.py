@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from treetune.contracts import Experiment, Finding, Need, OneLine
 from treetune.rollouts.base import Critic, CriticSettings, check_critic_goes_on
@@ -31,8 +31,8 @@ UNKNOWN_VARIANCE = 0.25
 @ValueEstimator.register("critic")
 @dataclass(frozen=True, kw_only=True)
 class CriticValues(ValueEstimator):
-    """What the run's critic holds each state to be worth, as it is before the iteration's training. Nothing
-    is sampled. The critic learns the rewards of the answers that are trained on, as PPO's with γ = λ = 1.
+    """The values of the run's critic, as it is before the iteration's training. Nothing is sampled. The
+    critic learns the rewards of the answers that are trained on, as PPO's with γ = λ = 1.
 
     A step's advantage is the value behind it minus the value before it (the last one's: the reward minus the
     value before it): PPO's with λ = 0 from step to step (Schulman et al., arXiv:1506.02438, eq. 16).
@@ -44,6 +44,7 @@ class CriticValues(ValueEstimator):
     unbiased = False
 
     critic: CriticSettings = field(default_factory=CriticSettings)
+    """Settings of the critic's training."""
 
     needs = CRITIC_NEEDS
 
@@ -69,7 +70,7 @@ class CriticValues(ValueEstimator):
 
 
 def critic_values(valuation: Valuation) -> list[list[list[float | None]]]:
-    """The critic's values of each answer of each tree, one for each state of its way; None behind the last
+    """Returns the critic's values by tree and answer, one for each of its states; None behind the last
     sampled token. Collective."""
     critic = valuation.context.get(Critic)
     by_answer = iter(critic.values([leaf for tree in valuation.trees for leaf in tree.leaves]))
@@ -80,7 +81,7 @@ def critic_values(valuation: Valuation) -> list[list[list[float | None]]]:
 
 
 def _at(values: Column, length: int) -> float | None:
-    """Of the state behind so many tokens: what the critic says before the next sampled one."""
+    """Returns the critic's value of the state behind so many tokens: that before the next sampled one."""
     return next((value for value in values[length:].tolist() if value == value), None)
 
 
@@ -110,6 +111,7 @@ class ControlVariate(OverAnother):
     learns_from_others = True
 
     critic: CriticSettings = field(default_factory=CriticSettings)
+    """Settings of the critic's training."""
 
     needs = CRITIC_NEEDS
 
@@ -127,74 +129,59 @@ class ControlVariate(OverAnother):
         return self.critic
 
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        found, of_critic = self.over.values(valuation), critic_values(valuation)
-        own = [
-            Moments.of(
-                [
-                    errors
-                    for along, judged, leaf in zip(of_tree, of_tree_critic, tree.leaves, strict=True)
-                    for errors in _errors(along, judged, leaf.reward)
-                ]
+        values, of_critic = self.over.values(valuation), critic_values(valuation)
+        moments = []
+        for of_tree, critic_of_tree, tree in zip(values, of_critic, valuation.trees, strict=True):
+            errors = [
+                pair
+                for of_answer, critic, leaf in zip(of_tree, critic_of_tree, tree.leaves, strict=True)
+                for pair in _errors(of_answer, critic, leaf.reward)
+            ]
+            moments.append(
+                (
+                    math.fsum(own * own for own, _ in errors),
+                    math.fsum(own * after for own, after in errors),
+                    float(len(errors)),
+                )
             )
-            for of_tree, of_tree_critic, tree in zip(found, of_critic, valuation.trees, strict=True)
-        ]
-        everyones = [
-            one for of_rank in valuation.context.ranks.exchange("value-moments", own) for one in of_rank
-        ]
-        total = Sums(everyones, len(Moments._fields))
-        shares = [Moments(*total.without(one)).share for one in own]
-        valuation.metrics |= Moments(*total.rounded()).metrics
+        gathered = valuation.context.ranks.exchange("value-moments", moments)
+        total = Sums((of_problem for of_rank in gathered for of_problem in of_rank), 3)
+        squares, products, states = total.rounded()
+        if states:
+            # The two errors share no noise, so that the mean of their products is the critic's squared error.
+            valuation.metrics["credit/critic_error"] = math.sqrt(max(products / states, 0.0))
+            valuation.metrics["credit/critic_weight"] = 1 - _share(squares, products, states)
         return [
             [
-                [_with_baseline(*one, share) for one in zip(along, judged, strict=True)]
-                for along, judged in zip(of_tree, of_tree_critic, strict=True)
+                [
+                    _with_baseline(value, of_state, share)
+                    for value, of_state in zip(of_answer, critic, strict=True)
+                ]
+                for of_answer, critic in zip(of_tree, critic_of_tree, strict=True)
             ]
-            for of_tree, of_tree_critic, share in zip(found, of_critic, shares, strict=True)
+            for of_tree, critic_of_tree, share in zip(
+                values, of_critic, [_share(*total.without(one)) for one in moments], strict=True
+            )
         ]
-
-
-class Moments(NamedTuple):
-    """Of the critic's errors at so many states by two looks, the state's own and the next one's: the squares
-    of the first, and the products."""
-
-    squares: float
-    products: float
-    states: float
-
-    @staticmethod
-    def of(errors: Sequence[tuple[float, float]]) -> Moments:
-        return Moments(
-            math.fsum(own * own for own, _ in errors),
-            math.fsum(own * after for own, after in errors),
-            float(len(errors)),
-        )
-
-    @property
-    def share(self) -> float:
-        """c: how much of V̂ − V_φ is V − V_φ."""
-        return min(max(self.products / self.squares, 0.0), 1.0) if self.states and self.squares > 0 else 1.0
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The two looks share no noise, so that the mean of their products is the critic's squared error."""
-        if not self.states:
-            return {}
-        error = math.sqrt(max(self.products / self.states, 0.0))
-        return {"credit/critic_error": error, "credit/critic_weight": 1 - self.share}
 
 
 def _errors(
-    along: StepValues, judged: Sequence[float | None], reward: float
+    values: StepValues, of_critic: Sequence[float | None], reward: float
 ) -> Iterator[tuple[float, float]]:
-    """How far a state's own look and the next one's are from the critic's value of it, state by state."""
-    known = [(one, of_critic) for one, of_critic in zip(along, judged, strict=True) if one is not None]
-    looks = [*(one.value for one, _ in known[1:]), reward]
-    for (one, of_critic), look in zip(known, looks):
-        if of_critic is not None:
-            yield one.baseline_or_value - of_critic, look - of_critic
+    """Yields how far a state's own value and the next one's are from the critic's value of it."""
+    known = [(value, critic) for value, critic in zip(values, of_critic, strict=True) if value is not None]
+    following = [*(value.value for value, _ in known[1:]), reward]
+    for (value, critic), after in zip(known, following):
+        if critic is not None:
+            yield value.baseline_or_value - critic, after - critic
 
 
-def _with_baseline(one: Value | None, of_critic: float | None, share: float) -> Value | None:
-    if one is None or of_critic is None:
-        return one
-    return one._replace(baseline=of_critic + share * (one.baseline_or_value - of_critic))
+def _share(squares: float, products: float, states: float) -> float:
+    """Returns c, the share of V − V_φ in V̂ − V_φ, from sums over states."""
+    return min(max(products / squares, 0.0), 1.0) if states and squares > 0 else 1.0
+
+
+def _with_baseline(value: Value | None, critic: float | None, share: float) -> Value | None:
+    if value is None or critic is None:
+        return value
+    return value._replace(baseline=critic + share * (value.baseline_or_value - critic))

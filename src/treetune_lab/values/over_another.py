@@ -18,10 +18,10 @@ from treetune.rollouts.values import Budget
 
 @dataclass(frozen=True, kw_only=True)
 class OverAnother(ValueEstimator):
-    """Asks for what the other one asks for."""
+    """An estimator that requests what another one does, and makes more of its values."""
 
     over: ValueEstimator = field(default_factory=FreshContinuations)
-    """Whose values."""
+    """The estimator whose values it works on."""
 
     @property
     def continues(self) -> bool:
@@ -44,14 +44,14 @@ class Sums:
     from sums is decided by a tie, the rounding of the problem's own samples would decide it."""
 
     def __init__(self, parts: Iterable[Sequence[float]], columns: int) -> None:
-        everyones = list(parts)
-        self._exact = [sum((Fraction(one[at]) for one in everyones), Fraction()) for at in range(columns)]
+        gathered = list(parts)
+        self._exact = [sum((Fraction(one[at]) for one in gathered), Fraction()) for at in range(columns)]
 
     def rounded(self) -> list[float]:
         return [float(one) for one in self._exact]
 
     def without(self, part: Sequence[float]) -> list[float]:
-        """Of all but one."""
+        """Returns the sums of all problems but one."""
         return [float(one - Fraction(own)) for one, own in zip(self._exact, part, strict=True)]
 
 
@@ -65,13 +65,13 @@ LAGS = (1, 2, 3, 4)
 @ValueEstimator.register("smoothed")
 @dataclass(frozen=True, kw_only=True)
 class Smoothed(OverAnother):
-    """Takes the values of another estimator for noisy looks at a random walk, and gives the walk's
+    """Takes the values of another estimator for noisy observations of a random walk, and gives the walk's
     expectation at every state (Kalman's filter, and the pass backwards of Rauch, Tung and Striebel, AIAA
     Journal 3(8), 1965). The answer's reward is one more continuation of its last state.
 
-    How fast the walk goes and how noisy the looks are is learnt from the whole iteration: states further
-    apart differ more by what the walk does between them, and equally by noise. How the noise is shared among
-    looks is the binomial's.
+    How fast the walk goes and how noisy the observations are is learnt from the whole iteration: states
+    further apart differ more by what the walk does between them, and equally by noise. How the noise is
+    shared among observations is the binomial's.
 
     **Biased**: a value knows what came after it, and jumps are flattened. It lowers the error of few
     continuations most. On the tests' language, three steps long, values are off by 0.05 to 0.06, and it
@@ -82,41 +82,51 @@ class Smoothed(OverAnother):
     learns_from_others = True
 
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        found = self.over.values(valuation)
+        estimates = self.over.values(valuation)
         squares = {
-            str(lag): [square for of_tree in found for along in of_tree for square in _squares(along, lag)]
+            str(lag): [
+                square
+                for of_tree in estimates
+                for of_answer in of_tree
+                for square in _squares(of_answer, lag)
+            ]
             for lag in LAGS
         }
         variances = [
-            one.variance for of_tree in found for along in of_tree for one in along if one is not None
+            one.variance
+            for of_tree in estimates
+            for of_answer in of_tree
+            for one in of_answer
+            if one is not None
         ]
-        everyones = pooled(valuation.context, "value-walks", squares | {"variance": variances})
-        step, scale = _walk(everyones)
+        gathered = pooled(valuation.context, "value-walks", squares | {"variance": variances})
+        step, scale = _walk(gathered)
         return [
             [
-                smoothed(_noisy_looks(along, leaf.reward, scale), step)[:-1]
-                for along, leaf in zip(of_tree, tree.leaves, strict=True)
+                smoothed(_noisy_observations(of_answer, leaf.reward, scale), step)[:-1]
+                for of_answer, leaf in zip(of_tree, tree.leaves, strict=True)
             ]
-            for of_tree, tree in zip(found, valuation.trees, strict=True)
+            for of_tree, tree in zip(estimates, valuation.trees, strict=True)
         ]
 
 
-def _squares(along: StepValues, lag: int) -> list[float]:
-    """Of the differences of states that are so many steps apart."""
+def _squares(of_answer: StepValues, lag: int) -> list[float]:
+    """Returns the squared differences of the values of states that are so many steps apart."""
     return [
         (two.value - one.value) ** 2
-        for one, two in zip(along, along[lag:])
+        for one, two in zip(of_answer, of_answer[lag:])
         if one is not None and two is not None
     ]
 
 
-def _walk(everyones: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """The variance of a step, and the factor by which the binomial's variances are those of the looks.
+def _walk(gathered: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """Returns the variance of a step, and the factor by which the binomial's variances are those of the
+    observations.
 
-    The squared difference of two looks at a distance of m steps is on average m steps' variance and twice the
-    noise: a line whose slope and height are learnt by least squares.
+    The squared difference of two observations at a distance of m steps is on average m steps' variance and
+    twice the noise: a line whose slope and height are learnt by least squares.
     """
-    line = {lag: mean(everyones[str(lag)]) for lag in LAGS if everyones.get(str(lag))}
+    line = {lag: mean(gathered[str(lag)]) for lag in LAGS if gathered.get(str(lag))}
     if len(line) < 2:
         return LEAST_STEP_VARIANCE, 1.0
     centre = mean(list(line))
@@ -124,43 +134,45 @@ def _walk(everyones: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     slope = sum((lag - centre) * square for lag, square in line.items()) / spread
     step = max(slope, LEAST_STEP_VARIANCE)
     noise = max((mean(list(line.values())) - step * centre) / 2, LEAST_STEP_VARIANCE)
-    return step, noise / mean(everyones["variance"])
+    return step, noise / mean(gathered["variance"])
 
 
-def _noisy_looks(along: StepValues, reward: float, scale: float) -> StepValues:
-    """The values with their noise as it is, and the reward behind the last."""
-    looks: StepValues = [
-        None if one is None else one._replace(variance=one.variance * scale) for one in along
+def _noisy_observations(of_answer: StepValues, reward: float, scale: float) -> StepValues:
+    """Returns the values with their noise as it is, and the reward behind the last."""
+    observations: StepValues = [
+        None if one is None else one._replace(variance=one.variance * scale) for one in of_answer
     ]
-    last = next((one for one in reversed(looks) if one is not None), None)
-    return [*looks, None if last is None else Value(reward, last.variance * last.samples)]
+    last = next((one for one in reversed(observations) if one is not None), None)
+    return [*observations, None if last is None else Value(reward, last.variance * last.samples)]
 
 
 def smoothed(path: Sequence[Value | None], step_variance: float) -> StepValues:
-    """The expectation of a random walk at each place where it was looked at, given all of them."""
-    known = [(place, one) for place, one in enumerate(path) if one is not None]
+    """Returns the expectation of a random walk wherever it was observed, given all observations."""
+    known = [(index, one) for index, one in enumerate(path) if one is not None]
     filtered: list[Value] = []
     predicted: list[Value] = []
-    for number, (place, seen) in enumerate(known):
+    for number, (index, seen) in enumerate(known):
         if not number:
             predicted.append(seen)
             filtered.append(seen)
             continue
         before = filtered[-1]
-        ahead = Value(before.value, before.variance + step_variance * (place - known[number - 1][0]))
-        gain = ahead.variance / (ahead.variance + seen.variance)
-        predicted.append(ahead)
-        filtered.append(Value(ahead.value + gain * (seen.value - ahead.value), (1 - gain) * ahead.variance))
+        prediction = Value(before.value, before.variance + step_variance * (index - known[number - 1][0]))
+        gain = prediction.variance / (prediction.variance + seen.variance)
+        predicted.append(prediction)
+        filtered.append(
+            Value(prediction.value + gain * (seen.value - prediction.value), (1 - gain) * prediction.variance)
+        )
     for number in reversed(range(len(known) - 1)):
-        now, ahead, later = filtered[number], predicted[number + 1], filtered[number + 1]
-        back = now.variance / ahead.variance
+        now, prediction, later = filtered[number], predicted[number + 1], filtered[number + 1]
+        back = now.variance / prediction.variance
         filtered[number] = Value(
-            now.value + back * (later.value - ahead.value),
-            now.variance + back**2 * (later.variance - ahead.variance),
+            now.value + back * (later.value - prediction.value),
+            now.variance + back**2 * (later.variance - prediction.variance),
         )
     result: StepValues = [None] * len(path)
-    for (place, _), value in zip(known, filtered, strict=True):
-        result[place] = value
+    for (index, _), value in zip(known, filtered, strict=True):
+        result[index] = value
     return result
 
 
@@ -174,8 +186,8 @@ class Filtered(OverAnother):
     """Smooths another estimator's values in two halves, each from the side that it may know.
 
     What a step has brought about is seen from behind: q_i = (1 − g)·V̂_i + g·q_{i+1}, with the reward behind
-    the last. Values along an answer are a martingale, so that each later one has the mean V(s_i). What it is
-    held against is seen from before: f_i = (1 − h)·V̂_i + h·f_{i−1} knows nothing of what was done in s_i, and
+    the last. Values along an answer are a martingale, so that each later one has the mean V(s_i). Its
+    baseline is seen from before: f_i = (1 − h)·V̂_i + h·f_{i−1} knows nothing of what was done in s_i, and
     for any such f ∇log π(a|s)·f has the mean 0. A step's advantage is q_{i+1} − f_i: as unbiased as the other
     estimator, where `smoothed` sees both values from both sides.
 
@@ -187,7 +199,9 @@ class Filtered(OverAnother):
     one problem weighs among them."""
 
     behind: Annotated[float, Ge(0), Lt(1)] | None = None
+    """The gain g; None: it is learnt."""
     before: Annotated[float, Ge(0), Lt(1)] | None = None
+    """The gain h; None: it is learnt."""
 
     @property
     def learns_from_others(self) -> bool:  # type: ignore[override]
@@ -199,32 +213,35 @@ class Filtered(OverAnother):
         return self.over.unbiased and not (learns and self.over.learns_from_others)
 
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        found = self.over.values(valuation)
+        estimates = self.over.values(valuation)
         own = [
             Sums(
-                (_misses(along, leaf.reward) for along, leaf in zip(of_tree, tree.leaves, strict=True)),
+                (
+                    _misses(of_answer, leaf.reward)
+                    for of_answer, leaf in zip(of_tree, tree.leaves, strict=True)
+                ),
                 2 * len(GAINS),
             ).rounded()
-            for of_tree, tree in zip(found, valuation.trees, strict=True)
+            for of_tree, tree in zip(estimates, valuation.trees, strict=True)
         ]
-        everyones = [
+        gathered = [
             one for of_rank in valuation.context.ranks.exchange("value-misses", own) for one in of_rank
         ]
-        total = Sums(everyones, 2 * len(GAINS))
+        total = Sums(gathered, 2 * len(GAINS))
         valuation.metrics |= dict(
             zip(("credit/filter_behind", "credit/filter_before"), self._gains(total.rounded()), strict=True)
         )
         gains = [self._gains(total.without(one)) for one in own]
         return [
             [
-                filtered(along, leaf.reward, *of_problem)
-                for along, leaf in zip(of_tree, tree.leaves, strict=True)
+                filtered(of_answer, leaf.reward, *of_problem)
+                for of_answer, leaf in zip(of_tree, tree.leaves, strict=True)
             ]
-            for of_tree, tree, of_problem in zip(found, valuation.trees, gains, strict=True)
+            for of_tree, tree, of_problem in zip(estimates, valuation.trees, gains, strict=True)
         ]
 
     def _gains(self, misses: Sequence[float]) -> tuple[float, float]:
-        """Those that are given, or else those that miss least; the smallest of equals."""
+        """Returns the gains that are given, or else those that miss least; the smallest of equals."""
         sides = misses[: len(GAINS)], misses[len(GAINS) :]
         behind, before = (GAINS[min(range(len(GAINS)), key=side.__getitem__)] for side in sides)
         return (
@@ -233,42 +250,43 @@ class Filtered(OverAnother):
         )
 
 
-def _looks(along: StepValues, reward: float) -> list[float]:
-    return [*(one.value for one in along if one is not None), reward]
+def _observations(of_answer: StepValues, reward: float) -> list[float]:
+    return [*(one.value for one in of_answer if one is not None), reward]
 
 
-def _misses(along: StepValues, reward: float) -> list[float]:
-    """Sums of squares for each of `GAINS`: of what is seen from behind less the value before it, and then of
-    what is seen from before less the next."""
-    looks = _looks(along, reward)
-    held = [one.baseline_or_value for one in along if one is not None]
+def _misses(of_answer: StepValues, reward: float) -> list[float]:
+    """Returns sums of squares for each of `GAINS`: of what is seen from behind less the value before it, and
+    then of what is seen from before less the next."""
+    observations = _observations(of_answer, reward)
+    baselines = [one.baseline_or_value for one in of_answer if one is not None]
     behind, before = [], []
     for gain in GAINS:
-        after = _from_behind(looks, gain)
-        behind.append(math.fsum((one - look) ** 2 for one, look in zip(after[1:-1], looks)))
-        ahead = _from_before(held, gain)
-        before.append(math.fsum((one - look) ** 2 for one, look in zip(ahead, looks[1:])))
+        after = _from_behind(observations, gain)
+        behind.append(math.fsum((one - observed) ** 2 for one, observed in zip(after[1:-1], observations)))
+        prediction = _from_before(baselines, gain)
+        before.append(math.fsum((one - observed) ** 2 for one, observed in zip(prediction, observations[1:])))
     return behind + before
 
 
-def _from_behind(looks: Sequence[float], gain: float) -> list[float]:
-    found = [looks[-1]]
-    for look in reversed(looks[:-1]):
-        found.append((1 - gain) * look + gain * found[-1])
-    return found[::-1]
+def _from_behind(observations: Sequence[float], gain: float) -> list[float]:
+    estimates = [observations[-1]]
+    for observed in reversed(observations[:-1]):
+        estimates.append((1 - gain) * observed + gain * estimates[-1])
+    return estimates[::-1]
 
 
-def _from_before(looks: Sequence[float], gain: float) -> list[float]:
-    found: list[float] = []
-    for look in looks:
-        found.append((1 - gain) * look + gain * found[-1] if found else look)
-    return found
+def _from_before(observations: Sequence[float], gain: float) -> list[float]:
+    estimates: list[float] = []
+    for observed in observations:
+        estimates.append((1 - gain) * observed + gain * estimates[-1] if estimates else observed)
+    return estimates
 
 
-def filtered(along: StepValues, reward: float, behind: float, before: float) -> StepValues:
-    """The values of an answer with these gains."""
-    values = iter(_from_behind(_looks(along, reward), behind))
-    baselines = iter(_from_before([one.baseline_or_value for one in along if one is not None], before))
+def filtered(of_answer: StepValues, reward: float, behind: float, before: float) -> StepValues:
+    """Returns the values of an answer with these gains."""
+    values = iter(_from_behind(_observations(of_answer, reward), behind))
+    baselines = iter(_from_before([one.baseline_or_value for one in of_answer if one is not None], before))
     return [
-        None if one is None else one._replace(value=next(values), baseline=next(baselines)) for one in along
+        None if one is None else one._replace(value=next(values), baseline=next(baselines))
+        for one in of_answer
     ]
