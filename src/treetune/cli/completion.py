@@ -31,7 +31,7 @@ def configs(prefix: str, **_: object) -> list[str]:
     from treetune.config.jsonnet import CONFIGS, in_folder
 
     before, comma, last = prefix.rpartition(",")
-    folder, name = Path(last).parent, Path(last).name if not last.endswith("/") else ""
+    folder, name = (Path(last), "") if last.endswith("/") else (Path(last).parent, Path(last).name)
     found: dict[str, None] = {}
     for base in (Path.cwd(), CONFIGS):
         for path in in_folder(base / folder) if (base / folder).is_dir() else ():

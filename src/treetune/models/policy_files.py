@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.config.jsonnet import is_configuration
 from treetune.store.checksums import refuse_damaged
 from treetune.store.files import sync, whole_folder, why_not_written
 
@@ -87,7 +88,7 @@ def _how_to_make(path: Path) -> str:
         return "Give the path of a directory in Hugging Face format, relative to the working directory."
     experiment = Path(*path.parts[: path.parts.index(CHECKPOINTS)])
     likely = Path("configs", experiment.parent.name, f"{experiment.name}.jsonnet")
-    config = str(likely) if likely.is_file() else "CONFIG.jsonnet"
+    config = str(likely) if is_configuration(likely) else "CONFIG.jsonnet"
     return (
         f"Run the experiment {experiment.name!r} to its end first: "
         f"deepspeed --quiet --no_local_rank --num_gpus=1 src/treetune/main.py --configs {config}"
