@@ -319,9 +319,11 @@ def _no_such_file(name: str, places: Sequence[Path]) -> ConfigIssue:
     looked = ", ".join(shown(place / name) for place in places)
     known: dict[str, str] = {}
     for place in places:
+        folder = Path(os.path.abspath(place / name)).parent
+        beside = [path for path in in_folder(folder) if path.suffix == ".jsonnet"] if folder.is_dir() else []
         ours = place in (CONFIGS, CONFIGS.parent)
-        for path in [*sorted(place.glob("*sonnet")), *(configurations(CONFIGS) if ours else _table(place))]:
-            known[str(path.relative_to(place))] = shown(path)
+        for path in [*sorted(place.glob("*sonnet")), *beside, *(configurations(CONFIGS) if ours else [])]:
+            known[os.path.relpath(path, place)] = shown(path)
     wanted = Path(name)
     found = [known[match] for match in nearest(name, known, count=3)]
     by_stem: dict[str, list[str]] = {}
