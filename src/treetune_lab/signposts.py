@@ -29,7 +29,7 @@ class KnowsDecisions(Protocol):
         ...
 
     def decided(self, problem: Problem, response: str) -> float | None:
-        """What the answer earns however it goes on; None where that is still open."""
+        """Returns the reward of the answer however it goes on; None where that is still open."""
         ...
 
 
@@ -141,7 +141,7 @@ class Signposts(GeneratedTask):
             raise ValueError(f"period is {self.period}, more than the {self.steps} steps of a way")
 
     def prompts(self) -> int:
-        """How many different ones there are."""
+        """Returns how many different prompts there are."""
         return self.signs**self.period * self.letters**self.names
 
     def generate(self, count: int) -> Sequence[int]:
@@ -164,15 +164,15 @@ class Signposts(GeneratedTask):
         )
 
     def right(self, sign: int) -> int:
-        """The right direction at the sign with this number, from 1."""
+        """Returns the right direction at the sign with this number, from 1."""
         return derived_random(self.seed, "direction", sign).randint(1, self.options)
 
     def rate(self, sign: int) -> float:
-        """How often the teacher chooses right there."""
+        """Returns the teacher's rate of right choices at a sign."""
         return self.rates[sign % len(self.rates)]
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Lines of which one right choice is needed."""
+        """Returns groups of lines, each of which needs one right choice."""
         if self.rule == "once":
             return tuple(tuple(range(first, self.steps, self.period)) for first in range(self.period))
         lines = {"all": range(self.steps), "first": [0], "last": [self.steps - 1]}[self.rule]
@@ -214,7 +214,7 @@ class Signposts(GeneratedTask):
         return math.prod(1.0 - math.prod(misses[line] for line in group) for group in groups(problem))
 
     def decision(self, problem: Problem, response: str) -> str | None:
-        """Behind the sign of a line that counts, the right direction."""
+        """Returns the right direction behind the sign of a line that counts, else None."""
         line = response.count("\n") - self._first()
         place = len(response) - response.rfind("\n") - 1
         if place != 1 or not 0 <= line < self.steps or problem.gold[line] == BLANK:
