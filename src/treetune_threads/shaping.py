@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
@@ -22,17 +22,154 @@ from treetune.vocabulary import CORRECT_SCORE, Problem, Trajectory
 from treetune_threads.format import TagIds
 from treetune_threads.numbers import ThreadCounts, counts_of
 
+Counts = Sequence[ThreadCounts]
+Lengths = list[float | None]
+
+
+class ReferenceLength(Registrable):
+    """A length that the critical paths of correct answers are compared with."""
+
+    remembers: bool = False
+    """Whether it uses shaping's memory, under the label ``acceleration``."""
+
+    def prepare(self, problems: Sequence[Problem]) -> None:
+        """Raises ValueError where something that it needs isn't there; called as `Shaping.prepare` is."""
+
+    def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
+        """Returns a length in tokens for each answer; None for those that there is nothing to compare with.
+
+        Wrong answers have one or not, nobody asks for it. Collective.
+        """
+        raise NotImplementedError
+
+
+@ReferenceLength.register("total")
+@dataclass(frozen=True, kw_only=True)
+class Total(ReferenceLength):
+    """All tokens of the answer itself, as published.
+
+    A thread that adds nothing makes it longer and the critical path not much, so it pays to open some.
+    """
+
+    def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
+        return [float(of_answer.total_num_tokens) for of_answer in counts]
+
+
+@ReferenceLength.register("group")
+@dataclass(frozen=True, kw_only=True)
+class OfGroup(ReferenceLength):
+    """The median critical path of the other correct answers to the problem.
+
+    Without its own, an answer can do nothing about what it is compared with. One that is correct alone has
+    nothing to be compared with.
+    """
+
+    needs = (Need(Answers(2), "it compares the answers to a problem"),)
+
+    def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
+        lengths: Lengths = [None] * len(answers)
+        for indices in groups_of(answers).values():
+            correct = [index for index in indices if answers[index].grade.correct]
+            for index in indices:
+                others = [counts[one].num_tokens_in_the_longest_thread for one in correct if one != index]
+                lengths[index] = float(median(others)) if others else None
+        return lengths
+
+
+@ReferenceLength.register("sequential_demonstration")
+@dataclass(frozen=True, kw_only=True)
+class OfDemonstration(ReferenceLength):
+    """The task's sequential solution of the problem, with its end token: one and the same in all
+    iterations, though a noisy teacher wrote it."""
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        try:
+            experiment.task.check_demonstrations()
+        except ValueError as error:
+            yield Finding(str(error), "type", "choose another reference, such as 'group'")
+
+    def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
+        lengths: dict[str, float] = {}
+        for problem in {answer.problem.id: answer.problem for answer in answers}.values():
+            seed = derive_seed(context.seed, problem.id, "reference length")
+            solution = context.task.of(problem).sequential_demonstration(problem, seed)
+            lengths[problem.id] = float(len(context.codec.encode_answer(problem, solution)) + 1)
+        return [lengths[answer.problem.id] for answer in answers]
+
+
+@ReferenceLength.register("sequential_running")
+@dataclass(frozen=True, kw_only=True)
+class Running(ReferenceLength):
+    """A running mean of the lengths of correct answers to the problem that opened no block.
+
+    An iteration that has such answers moves it by ``1 - decay`` of the way to their mean, before anything
+    is compared. A problem that was never answered so has no reference: a policy that always opens
+    blocks gives none, and needs another reference.
+    """
+
+    decay: Annotated[float, Ge(0), Lt(1)] = 0.8
+    """How much of the running mean an iteration leaves."""
+
+    remembers = True
+
+    def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
+        memory = context.get(ShapingMemory).setdefault("acceleration", {})
+        changed: dict[str, float] = {}
+        for name, indices in groups_of(answers).items():
+            sequential = [
+                counts[index].total_num_tokens
+                for index in indices
+                if answers[index].grade.correct and not counts[index].with_parallel
+            ]
+            if sequential:
+                now = fmean(sequential)
+                before = memory.get(name)
+                changed[name] = now if before is None else self.decay * before + (1 - self.decay) * now
+        for of_rank in context.ranks.exchange("running-lengths", [changed]):
+            for one in of_rank:
+                memory.update(one)
+        return [memory.get(answer.problem.id) for answer in answers]
+
+
+@ReferenceLength.register("sequential_measured")
+@dataclass(frozen=True, kw_only=True)
+class Measured(ReferenceLength):
+    """The mean tokens of another experiment's correct answers to the problem.
+
+    A problem without correct answers there has no reference.
+    """
+
+    answers: Annotated[str, MinLen(1)]
+    """The evaluation's file (``…/evaluations/0400/train/answers.jsonl``), of the problems that are trained
+    on."""
+
+    def prepare(self, problems: Sequence[Problem]) -> None:
+        measured = measured_lengths(self.answers)
+        if all(length is None for length in [measured.of(problem) for problem in problems]):
+            raise ValueError(
+                f"{measured.path} has correct answers to {len(measured.tokens)} problems, to none of the"
+                f" {len(problems)} that are trained on: evaluate the sequential experiment on the split"
+                " 'train' (evaluation.sets) and name that set's answers.jsonl"
+            )
+
+    def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
+        measured = measured_lengths(self.answers)
+        return [measured.of(answer.problem) for answer in answers]
+
 
 @dataclass(frozen=True)
 class MeasuredLengths:
-    """By problem: `prompts` of all that were asked, mean tokens of their correct answers."""
+    """The lengths of correct answers in an evaluation that was made before."""
 
     path: str
     prompts: dict[str, str]
+    """By problem, of all that were asked."""
     tokens: dict[str, float]
+    """By problem, the mean tokens of its correct answers."""
 
     def of(self, problem: Problem) -> float | None:
-        """None where it has no correct answer. ValueError for a problem that reads otherwise there."""
+        """Returns None where it has no correct answer. Raises ValueError for a problem that reads otherwise
+        there."""
         prompt = self.prompts.get(problem.id, problem.prompt)
         if prompt != problem.prompt:
             raise ValueError(
@@ -41,20 +178,11 @@ class MeasuredLengths:
             )
         return self.tokens.get(problem.id)
 
-    def require_some(self, problems: Sequence[Problem]) -> None:
-        """ValueError where no problem has a length, or where any reads otherwise."""
-        lengths = [self.of(problem) for problem in problems]
-        if all(length is None for length in lengths):
-            raise ValueError(
-                f"{self.path} has correct answers to {len(self.tokens)} problems, to none of the"
-                f" {len(problems)} that are trained on: evaluate the sequential experiment on the split"
-                " 'train' (evaluation.sets) and name that set's answers.jsonl"
-            )
-
 
 @lru_cache(maxsize=4)
 def measured_lengths(path: str) -> MeasuredLengths:
-    """What an evaluation's ``answers.jsonl`` says. ValueError where it isn't there or isn't such a file."""
+    """Reads an evaluation's ``answers.jsonl``. Raises ValueError where it isn't there or isn't such a
+    file."""
     prompts: dict[str, str] = {}
     lengths: dict[str, list[int]] = {}
     number = 0
@@ -79,173 +207,11 @@ def measured_lengths(path: str) -> MeasuredLengths:
     return MeasuredLengths(path, prompts, {problem: fmean(tokens) for problem, tokens in lengths.items()})
 
 
-class ReferenceLength(Registrable):
-    """How long correct answers are to be compared with. `prepare` is shaping's."""
-
-    remembers: bool = False
-
-    def prepare(self, problems: Sequence[Problem]) -> None:
-        """Raises ValueError where something that it needs isn't there."""
-
-    def lengths(
-        self,
-        context: RolloutContext,
-        trajectories: Sequence[Trajectory],
-        counts: Sequence[ThreadCounts],
-        memory: dict[str, Any],
-    ) -> list[float | None]:
-        """For each answer, in tokens; None for those that there is nothing to compare with.
-
-        Wrong answers have one or not, nobody asks for it. `memory` is this part's alone, the same on
-        all ranks, and is changed on all of them alike. Collective.
-        """
-        raise NotImplementedError
-
-
-@ReferenceLength.register("total")
-@dataclass(frozen=True, kw_only=True)
-class Total(ReferenceLength):
-    """All tokens of the answer itself, as published.
-
-    A thread that adds nothing makes it longer and the critical path not much, so it pays to open some.
-    """
-
-    def lengths(
-        self,
-        context: RolloutContext,
-        trajectories: Sequence[Trajectory],
-        counts: Sequence[ThreadCounts],
-        memory: dict[str, Any],
-    ) -> list[float | None]:
-        return [float(of_answer.total_num_tokens) for of_answer in counts]
-
-
-@ReferenceLength.register("group")
-@dataclass(frozen=True, kw_only=True)
-class OfGroup(ReferenceLength):
-    """The median critical path of the other correct answers to the problem.
-
-    Without its own, an answer can do nothing about what it is compared with. One that is correct alone has
-    nothing to be compared with.
-    """
-
-    needs = (Need(Answers(2), "it compares the answers to a problem"),)
-
-    def lengths(
-        self,
-        context: RolloutContext,
-        trajectories: Sequence[Trajectory],
-        counts: Sequence[ThreadCounts],
-        memory: dict[str, Any],
-    ) -> list[float | None]:
-        lengths: list[float | None] = [None] * len(trajectories)
-        for positions in groups_of(trajectories).values():
-            correct = [position for position in positions if trajectories[position].grade.correct]
-            for position in positions:
-                others = [counts[p].num_tokens_in_the_longest_thread for p in correct if p != position]
-                lengths[position] = float(median(others)) if others else None
-        return lengths
-
-
-@ReferenceLength.register("sequential_demonstration")
-@dataclass(frozen=True, kw_only=True)
-class OfDemonstration(ReferenceLength):
-    """The task's sequential solution of the problem, with its end token: one and the same in all
-    iterations, though a noisy teacher wrote it."""
-
-    def check(self, experiment: Experiment) -> Iterable[Finding]:
-        try:
-            experiment.task.check_demonstrations()
-        except ValueError as error:
-            yield Finding(str(error), "type", "choose another reference, such as 'group'")
-
-    def lengths(
-        self,
-        context: RolloutContext,
-        trajectories: Sequence[Trajectory],
-        counts: Sequence[ThreadCounts],
-        memory: dict[str, Any],
-    ) -> list[float | None]:
-        problems = {trajectory.problem.id: trajectory.problem for trajectory in trajectories}
-        known = {name: _demonstrated(context, problem) for name, problem in problems.items()}
-        return [known[trajectory.problem.id] for trajectory in trajectories]
-
-
-@ReferenceLength.register("sequential_running")
-@dataclass(frozen=True, kw_only=True)
-class Running(ReferenceLength):
-    """A running mean of the lengths of correct answers to the problem that opened no block.
-
-    An iteration that has such answers moves it by ``1 - decay`` of the way to their mean, before anything
-    is compared. A problem that was never answered so has no reference: a policy that always opens
-    blocks gives none, and needs another reference.
-    """
-
-    decay: Annotated[float, Ge(0), Lt(1)] = 0.8
-    """How much of the running mean an iteration leaves."""
-
-    remembers = True
-
-    def lengths(
-        self,
-        context: RolloutContext,
-        trajectories: Sequence[Trajectory],
-        counts: Sequence[ThreadCounts],
-        memory: dict[str, Any],
-    ) -> list[float | None]:
-        own: dict[str, float] = {}
-        for name, positions in groups_of(trajectories).items():
-            sequential = [
-                counts[position].total_num_tokens
-                for position in positions
-                if trajectories[position].grade.correct and not counts[position].with_parallel
-            ]
-            if sequential:
-                now = fmean(sequential)
-                before = memory.get(name)
-                own[name] = now if before is None else self.decay * before + (1 - self.decay) * now
-        for of_rank in context.ranks.exchange("running-lengths", [own]):
-            for changed in of_rank:
-                memory.update(changed)
-        return [memory.get(trajectory.problem.id) for trajectory in trajectories]
-
-
-@ReferenceLength.register("sequential_measured")
-@dataclass(frozen=True, kw_only=True)
-class Measured(ReferenceLength):
-    """The mean tokens of another experiment's correct answers to the problem, read from its `answers`
-    (``…/evaluations/0400/train/answers.jsonl``), which are to be of the problems that are trained on.
-
-    A problem without correct answers there has no reference.
-    """
-
-    answers: Annotated[str, MinLen(1)]
-
-    def prepare(self, problems: Sequence[Problem]) -> None:
-        measured_lengths(self.answers).require_some(problems)
-
-    def lengths(
-        self,
-        context: RolloutContext,
-        trajectories: Sequence[Trajectory],
-        counts: Sequence[ThreadCounts],
-        memory: dict[str, Any],
-    ) -> list[float | None]:
-        measured = measured_lengths(self.answers)
-        return [measured.of(trajectory.problem) for trajectory in trajectories]
-
-
-def _demonstrated(context: RolloutContext, problem: Problem) -> float:
-    seed = derive_seed(context.seed, problem.id, "reference length")
-    solution = context.task.of(problem).sequential_demonstration(problem, seed)
-    return float(len(context.codec.encode_answer(problem, solution)) + 1)
-
-
 Form = Literal["saved", "ratio"]
 
 
 def acceleration(critical_path: float, reference: float, form: Form) -> float:
-    """How much shorter than the reference: 1 − critical path / reference (``saved``), or
+    """Returns how much shorter it is than the reference: 1 − critical path / reference (``saved``), or
     reference / critical path − 1 (``ratio``). Both are 0 where they are equal; lengths in tokens."""
     critical_path, reference = max(1.0, critical_path), max(1.0, reference)
     return 1.0 - critical_path / reference if form == "saved" else reference / critical_path - 1.0
@@ -255,22 +221,9 @@ def acceleration(critical_path: float, reference: float, form: Form) -> float:
 @dataclass(frozen=True, kw_only=True)
 class Acceleration(Shaping):
     """`weight` times the `acceleration` of a correct answer against the `reference`, at most `clip` and at
-    least `floor`; wrong answers get nothing.
+    least `floor`; wrong answers get nothing, nor do correct ones that there is nothing to compare with.
 
-    Critical paths are counted as `tasks.threads.counting` says, on responses only. `threads` that were
-    ``written`` count by their tags, as published, though a policy can write those one after the other and
-    save no time; ``forked`` ones were really sampled beside each other. The references are
-    `total` (as ThreadWeaver has it: against the answer's own tokens, which rewards threads that add
-    nothing), `group`, and three of a sequential answer's length: `sequential_demonstration`,
-    `sequential_running`, `sequential_measured`.
-
-    With a `floor` of 0, a correct answer never earns less for being slow: threads that don't pay yet cost
-    nothing, and a policy isn't taught to give them up before it can write them well. Below 0, up to
-    ``-floor`` can be lost too, so that there is something to learn between slow and slower. Against `total`
-    nothing is ever below 0.
-
-    A correct answer that there is nothing to compare with gets nothing. `opening` is for opening any block
-    at all in a correct answer.
+    Critical paths are counted as `numbers.count` says, on responses only.
 
     ``acceleration/without_reference`` is the share of correct answers without one; of the others
     ``acceleration/reference_tokens`` and ``acceleration/unclipped`` are the mean reference and the mean
@@ -278,13 +231,26 @@ class Acceleration(Shaping):
     """
 
     weight: Annotated[float, Gt(0)]
+    """Factor of the acceleration."""
     clip: Annotated[float, Gt(0)]
+    """Acceleration at most."""
     form: Form
     """``saved``: 1 - critical path / reference; ``ratio``: reference / critical path - 1."""
     reference: ReferenceLength
+    """The length that is compared: `total` (as ThreadWeaver has it: against the answer's own tokens, which
+    rewards threads that add nothing), `group`, and three of a sequential answer's length:
+    `sequential_demonstration`, `sequential_running`, `sequential_measured`."""
     floor: Annotated[float, Le(0)] = 0.0
+    """Acceleration at least. With 0, a correct answer never earns less for being slow: threads that don't pay
+    yet cost nothing, and a policy isn't taught to give them up before it can write them well. Below 0, up to
+    ``-floor`` can be lost too, so that there is something to learn between slow and slower. Against `total`
+    nothing is ever below 0."""
     threads: Literal["forked", "written"] = "forked"
+    """Threads that count: those that were ``written`` count by their tags, as published, though a policy can
+    write those one after the other and save no time; ``forked`` ones were really sampled beside each
+    other."""
     opening: Annotated[float, Ge(0)] = 0.0
+    """Added for opening any block at all in a correct answer."""
 
     measures = ("without_reference", "reference_tokens", "unclipped", "at_clip")
 
@@ -304,19 +270,18 @@ class Acceleration(Shaping):
         tags = TagIds.of(context.codec.encode)
         only_forked = self.threads == "forked"
         counts = [counts_of(trajectory, tags, only_forked=only_forked) for trajectory in trajectories]
-        memory = context.get(ShapingMemory).setdefault(self.label, {}) if self.remembers else {}
-        references = self.reference.lengths(context, trajectories, counts, memory)
+        references = self.reference.lengths(context, trajectories, counts)
         bonuses = [0.0] * len(trajectories)
         measured: dict[str, list[float]] = {name: [] for name in self.measures}
-        for position, (of_answer, reference) in enumerate(zip(counts, references, strict=True)):
-            if not trajectories[position].grade.correct:
+        for index, (of_answer, reference) in enumerate(zip(counts, references, strict=True)):
+            if not trajectories[index].grade.correct:
                 continue
-            bonuses[position] = self.opening * of_answer.with_parallel
+            bonuses[index] = self.opening * of_answer.with_parallel
             measured["without_reference"].append(float(reference is None))
             if reference is None:
                 continue
             value = acceleration(of_answer.num_tokens_in_the_longest_thread, reference, self.form)
-            bonuses[position] += self.weight * max(self.floor, min(value, self.clip))
+            bonuses[index] += self.weight * max(self.floor, min(value, self.clip))
             measured["reference_tokens"].append(reference)
             measured["unclipped"].append(value)
             measured["at_clip"].append(float(value >= self.clip))
@@ -362,8 +327,8 @@ class GroupLengthPenalty(Shaping):
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         tags = TagIds.of(context.codec.encode)
         bonuses = [0.0] * len(trajectories)
-        for positions in groups_of(trajectories).values():
-            group = [trajectories[position] for position in positions]
+        for indices in groups_of(trajectories).values():
+            group = [trajectories[index] for index in indices]
             penalties = group_penalties(
                 [counts_of(one, tags).num_tokens_in_the_longest_thread for one in group],
                 [one.grade.correct for one in group],
@@ -371,6 +336,6 @@ class GroupLengthPenalty(Shaping):
                 weight=self.weight,
                 window=self.window,
             )
-            for position, penalty in zip(positions, penalties, strict=True):
-                bonuses[position] = -penalty
+            for index, penalty in zip(indices, penalties, strict=True):
+                bonuses[index] = -penalty
         return bonuses
