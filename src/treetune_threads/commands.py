@@ -41,7 +41,7 @@ PROBES: tuple[Messages, ...] = (
 
 @dataclass(frozen=True)
 class ThinkModel:
-    """What was made: a prompt before and after, and the token that ends an answer, if that changed."""
+    """The result: a prompt before and after, and the token that ends an answer, if that changed."""
 
     before: str
     after: str
@@ -117,7 +117,7 @@ def _think(tokenizer: PreTrainedTokenizerBase, source: Path, system: str, openin
 
 
 def around(template: str, system: str, place: str, opening: str) -> str:
-    """The template between what gives the system message and what opens the thought."""
+    """Returns the template between what gives the system message and what opens the thought."""
     first, last = "", ""
     if place != "nowhere":
         text = _literal(system)
@@ -138,7 +138,8 @@ def around(template: str, system: str, place: str, opening: str) -> str:
 
 
 def with_system(messages: Messages, system: str, place: str) -> list[Mapping[str, str]]:
-    """The conversation as the old template has to be shown it, to say what the new one makes of it."""
+    """Returns the conversation as the old template has to be shown it, to say what the new one makes of
+    it."""
     first = messages[0]
     if place == "system" and first["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
@@ -148,7 +149,7 @@ def with_system(messages: Messages, system: str, place: str) -> list[Mapping[str
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
-    """What the template makes of it; a conversation that it refuses gives why."""
+    """Renders a conversation; one that the template refuses gives why."""
     try:
         return render(tokenizer, Chat(), list(messages))
     except ValueError as error:
@@ -158,7 +159,7 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
 
 
 def _refuses(tokenizer: PreTrainedTokenizerBase, system: str) -> str | None:
-    """Why the template doesn't take a system message, or says nothing of it."""
+    """Returns why the template doesn't take a system message; None where it does."""
     try:
         text = render(tokenizer, Chat(), [{"role": "system", "content": system}, _QUESTION])
     except ValueError as error:
@@ -193,7 +194,7 @@ def _end_with(folder: Path, token_id: int) -> None:
 
 
 def _literal(text: str) -> str:
-    """A text as Jinja writes it."""
+    """Returns a text as Jinja writes it."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -1,6 +1,6 @@
-"""One answer that forks into threads and joins them again, as a state machine without an engine.
+"""The state machine of an answer that forks into threads and joins them again, without an engine.
 
-It says which calls to make and is told what was sampled. A line of text (the main one, or a thread) is
+It returns the calls to make and takes what was sampled. A line of text (the main one, or a thread) is
 sampled until it lists outlines; then one thread per outline is sampled after everything before it, its
 own header and none of its siblings; when all have ended, their text is joined in the order of the
 outlines, and the line goes on in sight of all of them. (The grammar and the order of what is injected
@@ -54,7 +54,7 @@ class Limits(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Glue:
-    """What is injected, as tokens, and what it is recognised by. Raises ValueError in `of`."""
+    """The tokens that are injected, and the tags. Raises ValueError in `of`."""
 
     tags: TagIds
     codec: TextCodec
@@ -141,10 +141,10 @@ class _Line:
 
 
 class ForkJoin:
-    """One answer of at most `budget` tokens after `prompt_ids`.
+    """An answer of at most `budget` tokens after `prompt_ids`.
 
-    `begin` gives the first call; `receive` is given what was sampled for a call and gives those that
-    follow. `done` once none is out: then `segments` hold the whole answer in its joined order.
+    `begin` returns the first call; `receive` takes the completion of a call and returns the calls that
+    follow. It is `done` once none is out: then `segments` hold the whole answer in its joined order.
 
     Whatever ends it early (an end of text inside a thread, a malformed block, a limit) does so once the
     threads that are out have come in; the text that is open is closed by injected tags.
@@ -192,7 +192,7 @@ class ForkJoin:
         return self._close(line)
 
     def _end(self, reason: FinishReason, event: str | None = None) -> None:
-        """No further call; the first reason stands."""
+        """Ends the answer: there is no further call. The first reason stands."""
         self._finish = self._finish or reason
         if event is not None:
             self.events[event] += 1
@@ -251,7 +251,7 @@ class ForkJoin:
         return [call for thread in threads for call in self._go_on(thread)]
 
     def _close(self, line: _Line) -> list[Call]:
-        """The line has ended. Its block is joined if it was the last of its siblings."""
+        """Ends the line. Its block is joined if it was the last of its siblings."""
         line.closed = True
         parent = line.parent
         if parent is None:
@@ -274,7 +274,7 @@ class ForkJoin:
         return self._go_on(line)
 
     def _stop(self, line: _Line) -> list[Call]:
-        """Nothing more is sampled on this line, since the answer ends."""
+        """Ends the line without sampling more, since the answer ends."""
         if line.parent is not None:
             line.inject(self._glue.end_thread)
         return self._close(line)
@@ -302,9 +302,9 @@ class ForkJoin:
         return line.budget - line.length() - self._closing(line)
 
     def _closing(self, line: _Line) -> int:
-        """What has to be left for closing the line if it is cut."""
+        """Returns the tokens that have to be left for closing the line if it is cut."""
         return 0 if line.parent is None else len(self._glue.end_thread)
 
     def _sampled(self, line: _Line) -> int:
-        """Tokens of the thread beside its header, those of blocks within it included."""
+        """Returns the tokens of the thread beside its header, those of blocks within it included."""
         return line.length() - len(line.parts[0].token_ids) if isinstance(line.parts[0], Segment) else 0

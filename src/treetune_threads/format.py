@@ -78,7 +78,7 @@ class Numbers:
 
 
 def text_segments(text: str) -> list[TextSegment]:
-    """A written answer cut as a rollout would have made it; the segments one after the other are the text.
+    """Cuts a written answer as a rollout would have made it; the segments one after the other are the text.
 
     Sampled are: what goes up to ``</Outlines>``, each thread's text up to its ``</Thread>``, and what
     goes on with ``</Parallel>``. Injected are the newlines and thread headers between them, and with a
@@ -92,12 +92,12 @@ def text_segments(text: str) -> list[TextSegment]:
 
 
 def has_threads(text: str) -> bool:
-    """Whether any tag of a block is in the text."""
+    """Returns whether any tag of a block is in the text."""
     return _STRUCTURE.search(text) is not None
 
 
 def outline_numbers(text: str) -> Numbers:
-    """What a rollout reads off a text that ends with ``</Outlines>``: which threads to open.
+    """Reads the threads to open off a text that ends with ``</Outlines>``.
 
     Lax, since a model wrote it: whatever begins an ``<Outline>`` with a (dotted) number and a colon
     counts, behind the last ``<Outlines>``, if there is one.
@@ -108,7 +108,7 @@ def outline_numbers(text: str) -> Numbers:
 
 
 def without_threads(text: str) -> str:
-    """The sequential text that is left without tags, outlines and thread headers: the text before a
+    """Returns the sequential text that is left without tags, outlines and thread headers: the text before a
     block, its threads' texts in their order, each on lines of its own, its conclusion, what follows.
 
     For any text; what isn't closed loses its tags alone.
@@ -236,7 +236,7 @@ class _Reader:
         self._at += len(expected)
 
     def _cut(self, branch: Branch, *, injected: bool = False) -> None:
-        """What has been read since the last cut becomes a segment."""
+        """Makes a segment of the text since the last cut."""
         if self._at > self._cut_at:
             self._segments.append(TextSegment(self._text[self._cut_at : self._at], injected, branch))
         self._cut_at = self._at
@@ -273,7 +273,7 @@ def faults(
     adjacent: bool = False,
     most_threads: int = MOST_THREADS,
 ) -> list[str]:
-    """Each rule of ThreadWeaver's format (version 2) that a text breaks, and where; empty for a
+    """Returns each rule of ThreadWeaver's format (version 2) that a text breaks, and where; empty for a
     well-formed one, so for one without blocks.
 
     As many ``<Parallel>`` as ``</Parallel>``, none within another (but in threads with `nesting`). In a
@@ -284,10 +284,10 @@ def faults(
     Laxer than `text_segments` in white space, stricter in numbers.
     """
     rules = _Rules(nesting, conclusions, adjacent, most_threads)
-    found = []
+    broken = []
     opened, closed = text.count("<Parallel>"), text.count("</Parallel>")
     if opened != closed:
-        found.append(f"there are {opened} <Parallel> and {closed} </Parallel>")
+        broken.append(f"there are {opened} <Parallel> and {closed} </Parallel>")
     open_at: list[int] = []
     # Innermost blocks close first; each is then filled, so that the block around it has plain threads.
     for match in _ENDS.finditer(text):
@@ -297,14 +297,14 @@ def faults(
             begin = open_at.pop()
             where = f"the block at character {begin}"
             if open_at and not nesting:
-                found.append(f"{where} is within another")
+                broken.append(f"{where} is within another")
             body = text[begin + len("<Parallel>") : match.start()]
-            found += [f"{where} {what}" for what in rules.broken(body)]
+            broken += [f"{where} {what}" for what in rules.broken(body)]
             text = text[:begin] + _FILLER * (match.end() - begin) + text[match.end() :]
     outside = _STRUCTURE.search(text)
     if outside and opened == closed:
-        found.append(f"{outside[0]} at character {outside.start()} is outside of all blocks")
-    return found
+        broken.append(f"{outside[0]} at character {outside.start()} is outside of all blocks")
+    return broken
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ class _Rules:
     most_threads: int
 
     def broken(self, body: str) -> list[str]:
-        """What is wrong with the text between ``<Parallel>`` and ``</Parallel>``."""
+        """Returns what is wrong with the text between ``<Parallel>`` and ``</Parallel>``."""
         counts = [body.count(tag) for tag in ("<Outline>", "</Outline>", "<Thread>", "</Thread>")]
         if len(set(counts)) > 1 or not counts[0]:
             return [
@@ -346,8 +346,8 @@ class _Rules:
         return _tags_in("the conclusion", text[1])
 
     def _broken_order(self, body: str) -> list[str]:
-        """With the texts of outlines, threads and conclusion taken out, white space and their order are
-        all that is left."""
+        """Checks the order of outlines, threads and conclusion, and the white space between them: all that is
+        left once their texts are taken out."""
         bare = _CONCLUSION.sub("C", _THREAD.sub("T", _OUTLINE.sub("O", body)))
         if not re.fullmatch(r"\s*<Outlines>[O\s]*</Outlines>\s*T[T\s]*C?\s*", bare):
             return [

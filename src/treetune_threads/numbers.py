@@ -48,7 +48,7 @@ class ThreadCounts:
 
     @property
     def parallel_count(self) -> int:
-        """How many blocks were opened."""
+        """The number of blocks that were opened."""
         return len(self.threads_of_blocks)
 
     @property
@@ -67,7 +67,7 @@ class ThreadCounts:
 
 
 def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> ThreadCounts:
-    """The lengths of a response. Without `tags` (the tokenizer has none) all of it is one line.
+    """Returns the lengths of a response. Without `tags` (the tokenizer has none) all of it is one line.
 
     Outside of blocks every token counts, the tags of blocks too. In a block, what is outside of its
     threads counts, and so do the tags of all threads; of the threads' inner tokens those of the longest
@@ -142,7 +142,7 @@ class _Block:
 
 @dataclass
 class _Tally:
-    """What is known of blocks that have ended."""
+    """The counts of blocks that have ended."""
 
     parallel: int = 0
     threads: list[int] = field(default_factory=list)
@@ -198,7 +198,7 @@ NO_TOKEN = -1
 
 
 def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool = False) -> ThreadCounts:
-    """The lengths of an answer; its blocks may lie within each other as deep as the rollout let them.
+    """Returns the lengths of an answer; its blocks may lie within each other as deep as the rollout let them.
 
     Threads are what stands between tags, as in the reference, also where a model wrote the tags by itself
     and nothing was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.
@@ -213,8 +213,8 @@ def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool 
 
 @NumberGroup.register("threads", NUMBERS, ratios={"speed_up": (TOTAL, LONGEST)})
 def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
-    """Numbers of each answer, by short name; none of one that was not asked for, and none at all where the
-    tokenizer lacks the tags.
+    """Returns the numbers of each answer, by short name; none of one that was not asked for, and none at all
+    where the tokenizer lacks the tags.
 
     ``thread_counts_per_block`` and ``avg_tokens_per_parallel_block`` are numbers of answers that opened
     a block, so others lack them. ``format_correct`` is 1 where the text breaks no rule of the grammar, which
@@ -252,13 +252,13 @@ def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
 
 
 def _depth(trajectory: Trajectory) -> int:
-    """How deep blocks lay within each other; 1 also where nobody forked."""
+    """Returns how deep blocks lay within each other; 1 also where nobody forked."""
     return max((1, *(len(segment.branch) for segment in trajectory.segments)))
 
 
 def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:
-    """Seconds of the slowest way through: those of the line at `depth`, and of each of its blocks those
-    of its slowest thread, with the blocks within it. What wasn't measured counts nothing."""
+    """Returns the seconds of the slowest path through: those of the line at `depth`, and of each of its
+    blocks those of its slowest thread, with the blocks within it. What wasn't measured counts nothing."""
     line = [s.seconds for s in segments if len(s.branch) == depth and s.seconds is not None]
     blocks: dict[int, dict[int, list[Segment]]] = {}
     for segment in segments:

@@ -220,7 +220,7 @@ class ParallelThreads(GrowingRollout):
 
 
 def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
-    """What the engine had answered when the segment was sampled."""
+    """Returns what the engine had answered when the segment was sampled."""
     stopped = known.token_ids[-1] in (*call.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
     # Where it is only gone on from, nobody asks how likely it was.
