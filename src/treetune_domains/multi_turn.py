@@ -38,7 +38,7 @@ declare(
         {
             "count": Number("turns of an answer", largest=True, while_training=True, label="turns"),
             "observation_tokens": Number("tokens that the environment added to an answer"),
-            **{event: Number(words) for event, words in EVENTS.items()},
+            **{event: Number(title) for event, title in EVENTS.items()},
         },
     )
 )
@@ -46,7 +46,7 @@ declare(
 
 OBSERVATION = "{observation}"
 PLAIN = f"\n{OBSERVATION}\n"
-"""What stands between turns of a model without a chat, unless the rollout says otherwise."""
+"""The text between turns of a model without a chat, unless the rollout says otherwise."""
 
 
 @Rollout.register("multi_turn")
@@ -56,37 +56,37 @@ class MultiTurn(GrowingRollout):
     that says is put behind it, until the environment says that it is done. Every answer goes on as soon as
     its environment has spoken, whatever the others do.
 
-    What the environment says is injected: it has no log-probs and is not trained. Between two turns stands
-    what the model's chat template has there; for a model without a chat, `observation_format`. An observation
-    is encoded once, and nothing that was sampled is encoded again.
-
-    An answer has at most `max_turns` turns of at most `turn_tokens` tokens, and `max_tokens` in all,
-    observations included. A turn that comes to `turn_tokens` goes to the environment as it stands. An answer
-    that comes to the end of its turns or tokens is unfinished. Observations are cut to
-    `observation_characters`. The strings in `stop` end a turn; the environment reads what stands before them.
+    What the environment says is injected: it has no log-probs and is not trained. An observation is encoded
+    once, and nothing that was sampled is encoded again. An answer that comes to the end of its turns or
+    tokens, observations included, is unfinished.
 
     Where the environment hangs or fails, the answer ends with that outcome and earns nothing; where what the
     environment needs isn't there, the answer is left out of all that is learnt and measured.
 
-    ``turns/…`` are means over answers: turns, tokens of observations, and what happened (`EVENTS`).
+    ``turns/…`` are means over answers: turns, tokens of observations, and events (`EVENTS`).
     """
 
     environment: Environment | None = None
-    """What the policy acts in; None: the task's own."""
+    """The environment that the policy acts in; None: the task's own."""
     max_turns: Annotated[int, Gt(0)]
+    """Turns of an answer at most."""
     turn_tokens: Annotated[int, Gt(0)] | None = None
-    """Sampled tokens of a turn; None: as many as are left of the answer's."""
+    """Sampled tokens of a turn; None: as many as are left of the answer's. A turn that comes to so many goes
+    to the environment as it stands."""
     stop: tuple[str, ...] = ()
-    """Strings that end a turn, and stay in it."""
+    """Strings that end a turn, and stay in it; the environment reads what stands before them."""
     reward: Reward | None = None
-    """What an answer earns: its turns' rewards together (``environment``), what the task's grader gives to
+    """Reward of an answer: its turns' rewards together (``environment``), what the task's grader gives to
     its last turn (``grader``), or the ``sum`` of both. None: what the environment is made for."""
     unfinished_reward: float | None = 0.0
-    """What an answer earns in all that came to the end of its turns or tokens. None: what it has earned."""
+    """Reward of an answer that came to the end of its turns or tokens. None: what it has earned."""
     observation_characters: Annotated[int, Gt(0)] = 2000
+    """Characters to which observations are cut."""
     observation_format: str | None = None
-    """What stands between two turns, with ``{observation}`` in it. None: what the model's chat template has
+    """The text between two turns, with ``{observation}`` in it. None: what the model's chat template has
     there, or a line for the observation where the model has no chat."""
+
+    seed_name = "turns"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,14 +114,12 @@ class MultiTurn(GrowingRollout):
                 "give one, e.g. {type: 'tools', tools: [{type: 'python'}]}, or choose the task 'environment'",
             )
 
-    seed_name = "turns"
-
     def environment_of(self, task: Task) -> Environment:
-        """What answers to the task's problems act in; in a mixture, some may have nothing."""
+        """Returns the environment of answers to the task's problems; in a mixture, some may have none."""
         return self.environment or environment_of(task) or NOTHING
 
     def frame(self, codec: TextCodec) -> Callable[[str], str] | None:
-        """What stands between turns, around an observation; None: what the model's chat has there."""
+        """Returns the text between turns around an observation; None for that of the model's chat."""
         form = self.observation_format
         if form is None and codec.turn_frame is not None:
             return None
@@ -139,66 +137,69 @@ class MultiTurn(GrowingRollout):
         """Returns the requests for one answer from each start. The environment's seed derives from the
         problem, so that an answer does not depend on what else is sampled."""
         observer = context.find(AnswerObserver)
-        growing = {place: self._begun(context, start) for place, start in enumerate(starts)}
+        growing = {number: self._start(context, start) for number, start in enumerate(starts)}
         grown: dict[int, tuple[Conversation, Future[Grade]]] = {}
         # The request number i is of the start number `asked[i]`.
         asked: list[int] = []
 
-        def followed(place: int, played: Future[Played]) -> Sequence[Request | Later]:
-            """What follows once the environment has spoken, which it may have done at once."""
+        def after_turn(number: int, played: Future[Played]) -> Sequence[Request | Later]:
+            """Returns the requests that follow once the environment has spoken, perhaps at once."""
             if not played.done():
-                return [Later(played, lambda: heard(place, played.result()))]
-            return heard(place, played.result())
-
-        def heard(place: int, played: Played) -> list[Request | Later]:
-            conversation, start = growing[place][0], starts[place]
+                return [Later(played, lambda: after_turn(number, played))]
+            conversation, start = growing[number][0], starts[number]
+            turns, snapshot = played.result().turns, played.result().snapshot
             if conversation.segments:
-                (turn,) = played.turns
-                self._hear(conversation, turn, played.snapshot)
+                (turn,) = turns
+                earned = [one.reward for one in (*conversation.turns, turn)]
+                try:
+                    conversation.take_turn(turn, None if snapshot is None else packed(earned, snapshot))
+                except ValueError as error:  # there are no tokens for the observation
+                    conversation.turns.pop()
+                    conversation.take_turn(Turn(done=True, outcome="error", message=str(error)))
             elif any(segment.snapshot for segment in start.segments):
-                conversation.copied(start.segments, unpacked(start.segments)[0])
+                conversation.restore(start.segments, unpacked(start.segments)[0])
             else:
-                conversation.again(start.segments, played.turns)
-            return sampled(place)
+                conversation.replay(start.segments, turns)
+            return next_call(number)
 
-        def sampled(place: int) -> list[Request | Later]:
-            conversation, play = growing[place]
+        def next_call(number: int) -> list[Request | Later]:
+            conversation, play = growing[number]
             call = conversation.call
             if call is None:
                 play.end()
-                del growing[place]
-                grade = self._graded(context, starts[place], conversation)
-                grown[place] = conversation, grade
+                del growing[number]
+                grade = self._graded(context, starts[number], conversation)
+                grown[number] = conversation, grade
                 context.log.progress(len(grown), len(starts))
                 if observer is not None:
-                    observer.observe(self._ungraded(context, starts[place], conversation), grade)
+                    observer.observe(self._ungraded(context, starts[number], conversation), grade)
                 return []
-            asked.append(place)
+            asked.append(number)
             stop = conversation.limits.stop
             sampling = replace(self.sampling, max_tokens=call.max_tokens, stop=stop)
-            seed, read = derive_seed(starts[place].seed, call.turn), context.settings.reads_logprobs
+            seed, read = derive_seed(starts[number].seed, call.turn), context.settings.reads_logprobs
             return [Request(call.context_ids, seed, 1, sampling, reads_logprobs=read)]
 
         def on_result(index: int, completions: list[Completion]) -> Sequence[Request | Later]:
-            place = asked[index]
-            conversation, play = growing[place]
-            if not conversation.said(completions[0]):
-                return sampled(place)
-            return followed(place, play.act(conversation.actions[-1]))
+            number = asked[index]
+            conversation, play = growing[number]
+            if not conversation.take_completion(completions[0]):
+                return next_call(number)
+            return after_turn(number, play.act(conversation.actions[-1]))
 
         requests: list[Request | Later] = []
-        for place, start in enumerate(starts):
-            requests += followed(place, growing[place][1].begun) if start.segments else sampled(place)
+        for number, start in enumerate(starts):
+            requests += after_turn(number, growing[number][1].begun) if start.segments else next_call(number)
 
         def graded() -> list[Trajectory]:
             if (journal := context.find(TurnJournal)) is not None:
                 journal.close()
             assert len(grown) == len(starts), "the engine reports every request"
-            return [self._trajectory(context, start, *grown[place]) for place, start in enumerate(starts)]
+            return [self._trajectory(context, start, *grown[number]) for number, start in enumerate(starts)]
 
         return Growth(requests, on_result, graded)
 
-    def _begun(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
+    def _start(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
         task = context.task.of(start.problem)
         sampling = task.sampling(self.sampling)
         conversation = Conversation(
@@ -229,20 +230,9 @@ class MultiTurn(GrowingRollout):
         )
         return conversation, play
 
-    def _hear(self, conversation: Conversation, turn: Turn, snapshot: tuple[int, bytes] | None) -> None:
-        rewards = [one.reward for one in (*conversation.turns, turn)]
-        try:
-            conversation.heard(turn, None if snapshot is None else packed(rewards, snapshot))
-        except ValueError as error:  # there are no tokens for what it said
-            conversation.turns.pop()
-            conversation.heard(Turn(done=True, outcome="error", message=str(error)))
-
-    def _earns(self, context: RolloutContext, start: Start) -> Reward:
-        return self.reward or self.environment_of(context.task.of(start.problem)).earns
-
     def _graded(self, context: RolloutContext, start: Start, conversation: Conversation) -> Future[Grade]:
-        """What the answer earns beside its turns' rewards, or why it earns nothing."""
-        if conversation.outcome == "ok" and self._earns(context, start) != "environment":
+        """Returns what the answer earns beside its turns' rewards, or why it earns nothing."""
+        if conversation.outcome == "ok" and self._reward_of(context, start) != "environment":
             assert conversation.finish is not None
             decided = is_decided(conversation.finish, self.unfinished_reward)
             return context.grader.submit(conversation.actions[-1], start.problem, decided=decided)
@@ -251,16 +241,14 @@ class MultiTurn(GrowingRollout):
         graded.set_result(Grade(reward=0.0, outcome=last.outcome, message=last.message))
         return graded
 
+    def _reward_of(self, context: RolloutContext, start: Start) -> Reward:
+        return self.reward or self.environment_of(context.task.of(start.problem)).earns
+
     def _trajectory(
-        self,
-        context: RolloutContext,
-        start: Start,
-        conversation: Conversation,
-        graded: Future[Grade],
+        self, context: RolloutContext, start: Start, conversation: Conversation, graded: Future[Grade]
     ) -> Trajectory:
-        assert conversation.finish is not None
         grade, rewards = graded.result(), conversation.rewards
-        if self._earns(context, start) == "grader":
+        if self._reward_of(context, start) == "grader":
             rewards = [0.0] * len(rewards)
         rewards[-1] += grade.reward
         message, outcome = grade.message, grade.outcome
@@ -281,6 +269,7 @@ class MultiTurn(GrowingRollout):
     def _ungraded(self, context: RolloutContext, start: Start, conversation: Conversation) -> Trajectory:
         assert conversation.finish is not None
         response_ids = joined([segment.token_ids for segment in conversation.segments])
+        injected = [len(one.token_ids) for one in conversation.segments if one.origin == "injected"]
         return Trajectory(
             problem=start.problem,
             sample=0,
@@ -290,23 +279,18 @@ class MultiTurn(GrowingRollout):
             text=context.codec.decode(response_ids),
             grade=UNGRADED,
             step_ends=conversation.step_ends,
-            numbers=_numbers(conversation),
+            numbers={
+                "turns/count": float(len(conversation.step_ends)),
+                "turns/observation_tokens": float(sum(injected)),
+                **{f"turns/{event}": float(conversation.events[event]) for event in EVENTS},
+            },
         )
-
-
-def _numbers(conversation: Conversation) -> dict[str, float]:
-    injected = [len(one.token_ids) for one in conversation.segments if one.origin == "injected"]
-    return {
-        "turns/count": float(len(conversation.step_ends)),
-        "turns/observation_tokens": float(sum(injected)),
-        **{f"turns/{event}": float(conversation.events[event]) for event in EVENTS},
-    }
 
 
 @StateRule.register("turns")
 @dataclass(frozen=True, kw_only=True)
 class TurnStates(WholeAnswers):
-    """Where each of an answer's turns begins, behind what the environment said to the turn before.
+    """A state where each of an answer's turns begins, behind what the environment said to the turn before.
 
     A value is what whole answers through the state earn, rewards of the turns before it included, so that a
     turn's advantage is its own reward and the difference that it made to all later ones. Continuations meet
