@@ -109,6 +109,17 @@ def estimate_difficulty(options: argparse.Namespace) -> int:
         raise
 
 
+def _input(
+    help_text: str = "Parquet or JSON lines; a pattern for several", required: bool = True
+) -> Argument:
+    settings = {"type": Path, "metavar": "FILE", "help": help_text}
+    return Argument("--input", settings | ({"required": True} if required else {}))
+
+
+def _output(help_text: str, kind: str = "DIR") -> Argument:
+    return Argument("--output", {"type": Path, "required": True, "metavar": kind, "help": help_text})
+
+
 COMMANDS = (
     Command(
         "score_responses",
@@ -122,18 +133,12 @@ COMMANDS = (
             " --output graded.jsonl",
         ),
         (
-            Argument(
-                "--input",
-                {"type": Path, "required": True, "metavar": "FILE", "help": "problem, gold, response"},
-            ),
-            Argument(
-                "--output", {"type": Path, "required": True, "metavar": "FILE", "help": "the graded rows"}
-            ),
+            _input("problem, gold, response"),
+            _output("the graded rows", "FILE"),
             Argument("--steps", {"action": "store_true", "help": "also the offsets between the steps"}),
             Argument("--workers", {"type": int, "metavar": "N", "help": "grader processes; default: 2"}),
             Argument(
-                "--deadline",
-                {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "default: 10"},
+                "--deadline", {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "default: 10"}
             ),
         ),
     ),
@@ -150,15 +155,9 @@ COMMANDS = (
         (
             Argument(
                 "--split",
-                {
-                    "choices": ("train", "validation", "test"),
-                    "default": "train",
-                    "help": "default: train",
-                },
+                {"choices": ("train", "validation", "test"), "default": "train", "help": "default: train"},
             ),
-            Argument(
-                "--output", {"type": Path, "required": True, "metavar": "FILE", "help": "the Parquet file"}
-            ),
+            _output("the Parquet file", "FILE"),
         ),
     ),
     Command(
@@ -174,14 +173,8 @@ COMMANDS = (
             " data/a_part",
         ),
         (
-            Argument(
-                "--input",
-                {"type": Path, "metavar": "FILE", "help": "read this in place of the configuration's source"},
-            ),
-            Argument(
-                "--output",
-                {"type": Path, "required": True, "metavar": "DIR", "help": "rows by split, summary, reasons"},
-            ),
+            _input("read this in place of the configuration's source", required=False),
+            _output("rows by split, summary, reasons"),
         ),
     ),
     Command(
@@ -196,22 +189,10 @@ COMMANDS = (
             " --input data/math__dapo/train.parquet --output data/math__dapo_difficulty",
         ),
         (
+            _input(),
+            _output("rates, histogram, answers"),
             Argument(
-                "--input",
-                {
-                    "type": Path,
-                    "required": True,
-                    "metavar": "FILE",
-                    "help": "Parquet or JSON lines; a pattern for several",
-                },
-            ),
-            Argument(
-                "--output",
-                {"type": Path, "required": True, "metavar": "DIR", "help": "rates, histogram, answers"},
-            ),
-            Argument(
-                "--shard",
-                {"type": int, "metavar": "N", "help": "work on this shard alone, as a job does"},
+                "--shard", {"type": int, "metavar": "N", "help": "work on this shard alone, as a job does"}
             ),
         ),
     ),
@@ -225,21 +206,7 @@ COMMANDS = (
             "treetune --configs configs/data_pipelines/filter_data.jsonnet filter_data --input"
             " data/math__dapo/train.parquet --output data/math__dapo_filtered",
         ),
-        (
-            Argument(
-                "--input",
-                {
-                    "type": Path,
-                    "required": True,
-                    "metavar": "FILE",
-                    "help": "Parquet or JSON lines; a pattern for several",
-                },
-            ),
-            Argument(
-                "--output",
-                {"type": Path, "required": True, "metavar": "DIR", "help": "rows.parquet, summary, reasons"},
-            ),
-        ),
+        (_input(), _output("rows.parquet, summary, reasons")),
     ),
     Command(
         "make_threads",
@@ -251,15 +218,6 @@ COMMANDS = (
             "treetune --configs configs/data_pipelines/make_threads.jsonnet make_threads --input"
             " solutions.jsonl --output data/parallel",
         ),
-        (
-            Argument(
-                "--input",
-                {"type": Path, "required": True, "metavar": "FILE", "help": "rows with solutions"},
-            ),
-            Argument(
-                "--output",
-                {"type": Path, "required": True, "metavar": "DIR", "help": "rows, records, costs"},
-            ),
-        ),
+        (_input("rows with solutions"), _output("rows, records, costs")),
     ),
 )

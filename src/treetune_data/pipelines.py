@@ -280,7 +280,7 @@ class PrepareData(DataPipeline):
     """The whole text that a model continues, where `apply_chat_template` is false; ``{{ prompt }}`` in it is
     what was asked."""
     apply_chat_template: bool = True
-    """Puts a model's chat template goes around the prompt."""
+    """Puts a model's chat template around the prompt."""
     ground_truth: str = ""
     ability: str | None = None
     """The ability that the row asks for; null: its domain."""

@@ -1,7 +1,8 @@
 """Carries `prepare_data` and `filter_data` out: rows in, rule after rule, Parquet and a summary out.
 
 Each stage is a file that says what it was made of, and appears when the stage is done. A command that is
-killed goes on behind the last one; a changed rule begins anew from its own place on."""
+killed goes on behind the last one; a changed rule begins anew from its own place on.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from treetune.tasks.sources import InFiles, Source, files_matching
 from treetune_cluster.jobs import one_at_work
 from treetune_data.making_threads import content_hash
 from treetune_data.pipelines import VERSION, FilterData, PrepareData
-from treetune_data.rules.base import Numbered, Rows, Rule, RuleContext, Verdict
+from treetune_data.rules.base import Numbered, Rows, Rule, RuleContext
 from treetune_data.templates import NoValue
 from treetune_domains.domain_rows import (
     DATA_SOURCE,
@@ -35,77 +36,133 @@ from treetune_domains.domain_rows import (
 )
 
 ROWS = "rows.jsonl"
+BAD_ROWS, EXPAND = "bad rows", "expand"
+ALL = "rows"
+"""The file of rows that are not cut into splits."""
+DECIDED_LATER = ("rules", "hold_out", "sample", "source", "splits")
+"""Settings that no row depends on when it is read."""
+
+Read = tuple[str, str, Row | tuple[str, str]]
+"""Place and split of a row that was read, and the row, or in its place a reason to have none, with details."""
+
+
+def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: dict[str, Any]) -> int:
+    """See `DataPipeline.run`; a `source` that is given takes the place of the configuration's."""
+    chosen = pipeline.source if source is None else InFiles(train=str(source))
+    splits = ordered(pipeline.splits if source is None else ("train",))
+    files: list[str] = []
+    if isinstance(chosen, InFiles):
+        files = file_hashes([file for split in splits for file in chosen.files(split)])
+    made_of = {name: value for name, value in vars(pipeline).items() if name not in DECIDED_LATER}
+    identity = content_hash([VERSION, repr(made_of), pipeline.code(), repr(chosen), splits, files])
+    reasons = [BAD_ROWS, *([EXPAND] if pipeline.expand else []), *(one.name for one in pipeline.filters)]
+    return _carry_out(
+        pipeline,
+        output,
+        config,
+        identity,
+        reasons,
+        lambda: _read(pipeline, chosen, splits),
+        lambda rows: _splits(pipeline, rows),
+    )
+
+
+def filtered(pipeline: FilterData, source: Path, output: Path, config: dict[str, Any]) -> int:
+    """See `DataPipeline.run`."""
+    identity = content_hash([VERSION, file_hashes(files_matching(source))])
+    return _carry_out(
+        pipeline,
+        output,
+        config,
+        identity,
+        (),
+        lambda: (
+            (place, str(row[EXTRA_INFO].get("split", "train")), row)
+            for place, row in read_domain_rows(source)
+        ),
+        lambda rows: dict.fromkeys((one.number for one in rows), ALL),
+    )
+
+
+def _carry_out(
+    pipeline: PrepareData | FilterData,
+    output: Path,
+    config: dict[str, Any],
+    identity: str,
+    reasons: Sequence[str],
+    read: Callable[[], Iterator[Read]],
+    divide: Callable[[Rows], Mapping[int, str]],
+) -> int:
+    """Makes a folder of rows: `identity` decides on the rows that are read, `reasons` are those not to take
+    one in, and `divide` says into which file each row goes that the rules leave."""
+    with alone(output, "prepare_data" if isinstance(pipeline, PrepareData) else "filter_data"):
+        console = Console(output / "logs" / "run.log", visible=True)
+        try:
+            write_json(output / "config.json", config)
+            stages = _Stages(output / "work", console, pipeline.seed)
+            stages.read(read, identity, reasons)
+            for number, rule in enumerate(pipeline.rules):
+                stages.judge(rule, number)
+            _write(stages, divide(stages.rows()), output, console)
+        finally:
+            console.close()
+    return 0
 
 
 @dataclass(frozen=True)
-class Read:
-    """A row that was read, or in its place why there is none: a reason and what it says more."""
-
-    place: str
-    split: str
-    row: Row | None = None
-    rule: str = ""
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The summary of a rule."""
+class _Stage:
+    """The result of a rule. `dropped` are the reasons by the row's number, or by its place where it has
+    none; `details` are for the summary."""
 
     rule: str
     rows: int
     dropped: Mapping[str, str]
-    """The reasons by the row's number, or its place where it has no number."""
-    told: Mapping[str, Any]
+    details: Mapping[str, Any]
 
 
-class Stages:
-    """The rows of a folder and what rules have said of them so far."""
+class _Stages:
+    """The rows of a folder and the results of rules so far."""
 
     def __init__(self, folder: Path, console: Console, seed: int) -> None:
-        self._folder, self._console, self._seed = folder / "work", console, seed
+        self._folder, self._console, self._seed = folder, console, seed
         self._id = ""
         self._gone: set[int] = set()
         self._columns: dict[str, dict[int, Any]] = {}
-        self.stages: list[Stage] = []
+        self.stages: list[_Stage] = []
         self.total = 0
 
-    def read(self, found: Iterator[Read], identity: str, rules: Sequence[str]) -> None:
+    def read(self, read: Callable[[], Iterator[Read]], identity: str, rules: Sequence[str]) -> None:
         """Takes the rows in, unless they are here already; `rules` names the reasons to have none, in the
-        order in which the summary tells them."""
+        order of the summary."""
         self._id = identity
         record = self._record("read.json")
         if record is None:
             (self._folder / "read.json").unlink(missing_ok=True)
             kept = 0
             left_out: list[tuple[str, str, str]] = []
-            with (
-                self._console.phase("reading", "rows") as progress,
-                whole_file(self._folder / ROWS) as file,
-            ):
-                for done, one in enumerate(found):
+            phase = self._console.phase("reading", "rows")
+            with phase as progress, whole_file(self._folder / ROWS) as file:
+                for done, (place, split, row) in enumerate(read()):
                     if done % 256 == 0:
                         progress(done, 0)
-                    if one.row is None:
-                        left_out.append((one.rule, one.place, one.why))
-                        continue
-                    kept += 1
-                    file.write(json.dumps([one.place, one.split, one.row]) + "\n")
+                    if isinstance(row, tuple):
+                        rule, why = row
+                        left_out.append((rule, place, why))
+                    else:
+                        kept += 1
+                        file.write(json.dumps([place, split, row]) + "\n")
             record = {"id": identity, "kept": kept, "left_out": left_out}
             write_json(self._folder / "read.json", record)
-        self.total = record["kept"] + len(record["left_out"])
-        rows = self.total
-        for rule in rules:
-            dropped = {place: why for name, place, why in record["left_out"] if name == rule}
-            count = sum(name == rule for name, _, _ in record["left_out"])
-            self.stages.append(Stage(rule, rows, dropped, {}))
-            rows -= count
         self._kept = record["kept"]
+        self.total = rows = self._kept + len(record["left_out"])
+        for rule in rules:
+            found = [(place, why) for name, place, why in record["left_out"] if name == rule]
+            self.stages.append(_Stage(rule, rows, dict(found), {}))
+            rows -= len(found)
 
     def judge(self, rule: Rule, number: int) -> None:
-        """Carries a rule out, unless what it says is here already."""
-        read = [_file_hash(path) for path in rule.reads()]
-        self._id = content_hash([self._id, rule.label, repr(rule), read, self._seed])
+        """Carries a rule out, unless its result is here already."""
+        self._id = content_hash([self._id, rule.label, repr(rule), file_hashes(rule.reads()), self._seed])
         name = f"rule-{number:02d}.json"
         record = self._record(name)
         rows = self.rows()
@@ -113,19 +170,26 @@ class Stages:
             with self._console.phase(rule.label, "rows") as progress:
                 context = RuleContext(self._folder, self._seed, progress, self._console.say)
                 verdict = rule.judge(rows, context)
-            record = {"id": self._id, **_as_json(verdict)}
+            record = {
+                "id": self._id,
+                "dropped": {str(row): why for row, why in verdict.dropped.items()},
+                "told": dict(verdict.told),
+                "columns": {
+                    column: {str(row): value for row, value in values.items()}
+                    for column, values in verdict.columns.items()
+                },
+            }
             write_json(self._folder / name, record)
-        self.stages.append(Stage(rule.label, len(rows), record["dropped"], record["told"]))
-        self._gone |= {int(number) for number in record["dropped"]}
+        self.stages.append(_Stage(rule.label, len(rows), record["dropped"], record["told"]))
+        self._gone |= {int(row) for row in record["dropped"]}
         for column, values in record["columns"].items():
-            own = self._columns.setdefault(column, {})
-            own.update({int(number): value for number, value in values.items()})
+            self._columns.setdefault(column, {}).update({int(row): one for row, one in values.items()})
 
     def rows(self) -> Rows:
         return _Left(self._folder / ROWS, self._kept, frozenset(self._gone), self._columns)
 
     def _record(self, name: str) -> dict[str, Any] | None:
-        """A stage's file, where it was made of what it would be made of now."""
+        """Returns a stage's file, where it was made of what it would be made of now."""
         path = self._folder / name
         try:
             record = json.loads(path.read_text())
@@ -137,8 +201,35 @@ class Stages:
             return None
         return dict(record)
 
+    def write_dropped(self, path: Path) -> None:
+        """Writes every row that went, with its place, the rule and why."""
+        dropped = [(key, stage.rule, why) for stage in self.stages for key, why in stage.dropped.items()]
+        by_number = {key: (rule, why) for key, rule, why in dropped if key.isdigit()}
+        with whole_file(path) as file, (self._folder / ROWS).open(encoding="utf-8") as lines:
+            for place, rule, why in dropped:
+                if not place.isdigit():
+                    file.write(json.dumps({"place": place, "rule": rule, "why": why}) + "\n")
+            for number, line in enumerate(lines):
+                if str(number) in by_number:
+                    rule, why = by_number[str(number)]
+                    file.write(json.dumps({"place": json.loads(line)[0], "rule": rule, "why": why}) + "\n")
+
+    def table(self) -> list[str]:
+        """Returns how many rows each rule took, for a person."""
+        rows = [("rule", "rows", "dropped", "left"), ("read", "", "", f"{self.total:,}")]
+        for stage in self.stages:
+            gone = len(stage.dropped)
+            rows.append((stage.rule, f"{stage.rows:,}", f"{gone:,}", f"{stage.rows - gone:,}"))
+        first, *widths = (max(map(len, column)) for column in zip(*rows))
+        return [
+            "  ".join([rule.ljust(first), *(cell.rjust(width) for cell, width in zip(cells, widths))])
+            for rule, *cells in rows
+        ]
+
 
 class _Left(Rows):
+    """The rows of a file but for those that are `gone`, with further `columns`."""
+
     def __init__(
         self, file: Path, total: int, gone: frozenset[int], columns: Mapping[str, Mapping[int, Any]]
     ) -> None:
@@ -159,176 +250,38 @@ class _Left(Rows):
                 yield Numbered(number, place, split, row)
 
 
-class Chosen:
-    """Rows that go into one file: those whose file `files` says so. With `splits`, rows say that they are of
-    the split of that name."""
+@dataclass(frozen=True)
+class _OneFile:
+    """The rows that go into the file `name`. Rows of a split's file say that they are of that split."""
 
-    def __init__(self, rows: Rows, files: Mapping[int, str], wanted: str, splits: bool) -> None:
-        self._rows, self._files, self._wanted, self._splits = rows, files, wanted, splits
+    rows: Rows
+    files: Mapping[int, str]
+    name: str
 
     def __iter__(self) -> Iterator[Row]:
-        for one in self._rows:
-            if self._files.get(one.number) == self._wanted:
-                split = {"split": self._wanted} if self._splits else {}
+        split = {} if self.name == ALL else {"split": self.name}
+        for one in self.rows:
+            if self.files.get(one.number) == self.name:
                 yield one.row | {EXTRA_INFO: {**one.row[EXTRA_INFO], **split}}
 
 
-def write_rows(path: Path, rows: Chosen) -> None:
-    write_parquet(path, rows)
-
-
-def write_dropped(path: Path, stages: Sequence[Stage], rows_file: Path) -> None:
-    """Every row that went, with its place, the rule and why."""
-    by_number = {
-        number: (stage.rule, why)
-        for stage in stages
-        for number, why in stage.dropped.items()
-        if number.isdigit()
-    }
-    with whole_file(path) as file:
-        for stage in stages:
-            for place, why in stage.dropped.items():
-                if not place.isdigit():
-                    file.write(json.dumps({"place": place, "rule": stage.rule, "why": why}) + "\n")
-        with rows_file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines):
-                if str(number) in by_number:
-                    rule, why = by_number[str(number)]
-                    file.write(json.dumps({"place": json.loads(line)[0], "rule": rule, "why": why}) + "\n")
-
-
-def table(stages: Sequence[Stage], total: int) -> list[str]:
-    """Returns how many rows each rule took, for a person."""
-    rows = [("rule", "rows", "dropped", "left"), ("read", "", "", f"{total:,}")]
-    for stage in stages:
-        gone = len(stage.dropped)
-        rows.append((stage.rule, f"{stage.rows:,}", f"{gone:,}", f"{stage.rows - gone:,}"))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:]))])
-        for row in rows
-    ]
-
-
-def alone(folder: Path, command: str) -> AbstractContextManager[None]:
-    """Holds a folder for one command at a time, on this machine. Raises ValueError for another."""
-    message = f"another {command} is at work in {folder}: wait for it, or name another output"
-    return one_at_work(folder / ".lock", message)
-
-
-def file_hashes(paths: Sequence[Path]) -> list[str]:
-    return [_file_hash(path) for path in paths]
-
-
-def _file_hash(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ValueError(f"{path} can't be read: {error.strerror}") from error
-
-
-def _as_json(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "dropped": {str(number): why for number, why in verdict.dropped.items()},
-        "told": dict(verdict.told),
-        "columns": {
-            name: {str(number): value for number, value in values.items()}
-            for name, values in verdict.columns.items()
-        },
-    }
-
-
-BAD_ROWS, EXPAND = "bad rows", "expand"
-ALL = "rows"
-"""The file of what is not cut into splits."""
-
-
-def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: dict[str, Any]) -> int:
-    """See `DataPipeline.run`; a `source` that is given takes the place of the configuration's."""
-    chosen = pipeline.source if source is None else InFiles(train=str(source))
-    splits = ordered(pipeline.splits if source is None else ("train",))
-    files: list[str] = []
-    if isinstance(chosen, InFiles):
-        files = file_hashes([file for split in splits for file in chosen.files(split)])
-    made_of = {name: value for name, value in vars(pipeline).items() if name not in _DECIDED_LATER}
-    identity = content_hash([VERSION, repr(made_of), pipeline.code(), repr(chosen), splits, files])
-    reasons = [BAD_ROWS, *([EXPAND] if pipeline.expand else []), *(one.name for one in pipeline.filters)]
-
-    def read() -> Iterator[Read]:
-        return _read(pipeline, chosen, splits)
-
-    def divided(rows: Rows) -> Mapping[int, str]:
-        return _splits(pipeline, rows)
-
-    made = _Making("prepare_data", identity, reasons, read, pipeline.rules, divided, pipeline.seed)
-    return _make(made, output, config)
-
-
-def filtered(pipeline: FilterData, source: Path, output: Path, config: dict[str, Any]) -> int:
-    """See `DataPipeline.run`."""
-    identity = content_hash([VERSION, file_hashes(files_matching(source))])
-
-    def read() -> Iterator[Read]:
-        for place, row in read_domain_rows(source):
-            yield Read(place, str(row[EXTRA_INFO].get("split", "train")), row)
-
-    def divided(rows: Rows) -> Mapping[int, str]:
-        return dict.fromkeys((one.number for one in rows), ALL)
-
-    made = _Making("filter_data", identity, (), read, pipeline.rules, divided, pipeline.seed)
-    return _make(made, output, config)
-
-
-_DECIDED_LATER = ("rules", "hold_out", "sample", "source", "splits")
-"""Settings that no row depends on when it is read."""
-
-
-@dataclass(frozen=True)
-class _Making:
-    """The making of a folder of rows: `identity` is what decides on the rows that are read, `reasons` are
-    those not to take one in, and `divided` says into which file each goes that the rules leave."""
-
-    command: str
-    identity: str
-    reasons: Sequence[str]
-    read: Callable[[], Iterator[Read]]
-    rules: Sequence[Rule]
-    divided: Callable[[Rows], Mapping[int, str]]
-    seed: int
-
-
-def _make(making: _Making, output: Path, config: dict[str, Any]) -> int:
-    with alone(output, making.command):
-        console = Console(output / "logs" / "run.log", visible=True)
-        try:
-            write_json(output / "config.json", config)
-            stages = Stages(output, console, making.seed)
-            stages.read(making.read(), making.identity, making.reasons)
-            for number, rule in enumerate(making.rules):
-                stages.judge(rule, number)
-            _write(stages, making.divided(stages.rows()), output, console)
-        finally:
-            console.close()
-    return 0
-
-
-def _write(stages: Stages, files: Mapping[int, str], output: Path, console: Console) -> None:
+def _write(stages: _Stages, files: Mapping[int, str], output: Path, console: Console) -> None:
     rows = stages.rows()
     names = sorted(set(files.values()))
     if not names:
-        for line in table(stages.stages, stages.total):
+        for line in stages.table():
             console.say(line)
         raise ValueError("no row is left: the table above says which rule took them")
-    write_dropped(output / "dropped.jsonl", stages.stages, output / "work" / ROWS)
+    stages.write_dropped(output / "dropped.jsonl")
     with console.phase("writing", "files") as progress:
         for done, name in enumerate(names):
             progress(done, len(names))
-            write_rows(output / f"{name}.parquet", Chosen(rows, files, name, name != ALL))
+            write_parquet(output / f"{name}.parquet", _OneFile(rows, files, name))
     sources = Counter(one.row[DATA_SOURCE] for one in rows if one.number in files)
     domains = Counter[str]()
     for source, count in sources.items():
         domains[domain_of(source)] += count
+    in_files = {f"{name}.parquet": sum(one == name for one in files.values()) for name in names}
     summary = {
         "read": stages.total,
         "rules": [
@@ -337,35 +290,31 @@ def _write(stages: Stages, files: Mapping[int, str], output: Path, console: Cons
                 "rows": stage.rows,
                 "dropped": len(stage.dropped),
                 "left": stage.rows - len(stage.dropped),
-                **stage.told,
+                **stage.details,
             }
             for stage in stages.stages
         ],
-        "files": {f"{name}.parquet": sum(one == name for one in files.values()) for name in names},
+        "files": in_files,
         "sources": dict(sorted(sources.items())),
         "domains": dict(sorted(domains.items())),
     }
     write_json(output / "summary.json", summary)
-    for line in [*table(stages.stages, stages.total), ""]:
+    for line in [*stages.table(), ""]:
         console.say(line)
     for stage in stages.stages:
-        told = {name: value for name, value in stage.told.items() if value not in ({}, 0, None)}
-        for name, value in told.items():
-            if name != "matching_rows":
-                console.say(f"{stage.rule}: {name.replace('_', ' ')}: {_in_words(value)}")
-    for name, count in summary["files"].items():  # type: ignore[attr-defined]
+        for name, value in stage.details.items():
+            if name != "matching_rows" and value not in ({}, 0, None):
+                shown = str(value)
+                if isinstance(value, Mapping):
+                    shown = ", ".join(f"{key} {count}" for key, count in value.items())
+                console.say(f"{stage.rule}: {name.replace('_', ' ')}: {shown}")
+    for name, count in in_files.items():
         console.say(f"{count:,} rows in {output / name}")
     console.say(f"each row that went, with its reason, is in {output / 'dropped.jsonl'}")
 
 
-def _in_words(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {count}" for name, count in value.items())
-    return str(value)
-
-
 def ordered(splits: Sequence[Split]) -> list[Split]:
-    """Test before validation before train."""
+    """Returns test before validation before train."""
     return [name for name in reversed(get_args(Split)) if name in splits]
 
 
@@ -378,21 +327,20 @@ def _read(pipeline: PrepareData, source: Source, splits: Sequence[Split]) -> Ite
             except (NoValue, ValueError) as error:
                 if pipeline.bad_rows == "stop":
                     raise ValueError(f"{place}: {error}; put it right, or set bad_rows to 'drop'") from error
-                yield Read(place, split, rule=BAD_ROWS, why=str(error))
+                yield place, split, (BAD_ROWS, str(error))
                 number += 1
                 continue
             for part, one in enumerate(made):
                 where = place if len(made) == 1 else f"{place}#{part}"
                 if isinstance(one, str):
-                    yield Read(where, split, rule=one, why=one)
+                    yield where, split, (one, one)
                 else:
-                    info = {"index": number, **one[EXTRA_INFO]}
-                    yield Read(where, split, one | {EXTRA_INFO: info})
+                    yield where, split, one | {EXTRA_INFO: {"index": number, **one[EXTRA_INFO]}}
             number += 1
 
 
 def _splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
-    """The split of each row: its own, or the one that it is held out for; not in it, if it isn't drawn."""
+    """Returns each row's split: its own, or the one that it is held out for; none, if it isn't drawn."""
     order: dict[str, list[tuple[int, int]]] = {}
     for one in rows:
         key = derive_seed(pipeline.seed, row_key(one.row), "split")
@@ -400,16 +348,34 @@ def _splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
     for drawn in order.values():
         drawn.sort()
     for split in ("test", "validation"):
-        wanted = pipeline.hold_out.get(split, 0)
+        count = pipeline.hold_out.get(split, 0)
         train = order.get("train", [])
-        if wanted >= len(train) > 0 or (wanted and not train):
+        if count >= len(train) > 0 or (count and not train):
             raise ValueError(
-                f"hold_out asks for {wanted} rows for {split}, and there are {len(train)} to train on: hold"
+                f"hold_out asks for {count} rows for {split}, and there are {len(train)} to train on: hold"
                 " out fewer"
             )
-        if wanted:
-            order[split] = [*order.get(split, []), *train[:wanted]]
-            order["train"] = train[wanted:]
-    for split, wanted in pipeline.sample.items():
-        order[split] = order.get(split, [])[:wanted]
+        if count:
+            order[split] = [*order.get(split, []), *train[:count]]
+            order["train"] = train[count:]
+    for split, count in pipeline.sample.items():
+        order[split] = order.get(split, [])[:count]
     return {number: split for split, drawn in order.items() for _, number in drawn}
+
+
+def alone(folder: Path, command: str) -> AbstractContextManager[None]:
+    """Holds a folder for one command at a time, on this machine. Raises ValueError for another."""
+    message = f"another {command} is at work in {folder}: wait for it, or name another output"
+    return one_at_work(folder / ".lock", message)
+
+
+def file_hashes(paths: Sequence[Path]) -> list[str]:
+    """Returns the files' hashes. Raises ValueError for one that can't be read."""
+    hashes = []
+    for path in paths:
+        try:
+            with path.open("rb") as file:
+                hashes.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except OSError as error:
+            raise ValueError(f"{path} can't be read: {error.strerror}") from error
+    return hashes

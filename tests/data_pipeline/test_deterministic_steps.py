@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune_data.asking import Ledger, OutOfBudget, Prices, Unreadable, without_thought
-from treetune_data.parallel_solutions import Parts, Threaded, _apply, parallel_text, results_in, sentences
+from treetune_data.parallel_solutions import (
+    Threaded,
+    apply_edits,
+    parallel_text,
+    parts_of,
+    results_in,
+    sentences,
+)
 from treetune_data.thread_blocks import Block, Rule, cut, json_list, ranges, saved_characters
 from treetune_domains.endpoints.journal import Answer, AnswerJournal
 from treetune_domains.endpoints.settings import EndpointSettings
@@ -88,13 +95,13 @@ def test_a_parallel_text_says_what_the_solution_said_in_the_form_of_rollouts(
     lines: list[str], groups: list[list[tuple[int, int]]], opening: str, rest: str
 ) -> None:
     solution = opening + "\n".join(lines) + rest
-    parts = Parts.of(solution)
-    assert parts.opening + parts.body + parts.rest == solution
-    kept, _ = cut(groups, parts.body.split("\n"), Rule(1))
+    parts = parts_of(solution)
+    assert parts[0] + parts[1] + parts[2] == solution
+    kept, _ = cut(groups, parts[1].split("\n"), Rule(1))
     blocks = [
         Threaded(block.first, block.last, tuple("x" * len(block.threads)), block.threads) for block in kept
     ]
-    text = parallel_text(parts, parts.body.split("\n"), blocks)
+    text = parallel_text(parts, parts[1].split("\n"), blocks)
     assert "".join(piece.text for piece in text_segments(text)) == text
     assert faults(text, conclusions="refused", adjacent=True) == []
     assert text.count("<Parallel>") == len(kept)
@@ -103,8 +110,8 @@ def test_a_parallel_text_says_what_the_solution_said_in_the_form_of_rollouts(
 
 
 def test_only_the_thought_is_divided() -> None:
-    parts = Parts.of("<think>\na\nb\n</think>\n\nThe answer is a.")
-    assert parts == Parts("<think>\n", "a\nb\n", "</think>\n\nThe answer is a.")
+    parts = parts_of("<think>\na\nb\n</think>\n\nThe answer is a.")
+    assert parts == ("<think>\n", "a\nb\n", "</think>\n\nThe answer is a.")
 
 
 @pytest.mark.parametrize(
@@ -124,12 +131,12 @@ def test_only_the_thought_is_divided() -> None:
 )
 def test_an_edit_applies_where_its_source_is_once_and_nowhere_else(edits: list[Any], what: str) -> None:
     with pytest.raises(Unreadable, match=what):
-        _apply("a b b", edits)
+        apply_edits("a b b", edits)
 
 
 def test_edits_apply_one_after_the_other() -> None:
     edits = [{"source": "like x, ", "destination": ""}, {"source": "y", "destination": "y"}]
-    assert _apply("like x, find y", edits) == ("find y", [("like x, ", "")])
+    assert apply_edits("like x, find y", edits) == ("find y", [("like x, ", "")])
 
 
 def test_a_result_in_an_outline_is_one_that_only_the_thread_finds() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from treetune_data.difficulty.shard import (
     shard_folder,
 )
 from treetune_data.pipelines import EstimateDifficulty
-from treetune_domains.domain_rows import DATA_SOURCE, Row, domain_of, row_key, write_parquet
+from treetune_domains.domain_rows import DATA_SOURCE, Row, domain_of, write_parquet
 
 RATES_FILE = "rates.parquet"
 
@@ -38,8 +38,8 @@ BINS: tuple[tuple[str, float, float], ...] = (
 
 
 def bin_of(correct: int, answers: int) -> str:
-    """The name of the bin of so many right answers of so many. In whole numbers: 0.6 is easy, whatever
-    3 / 5 comes to."""
+    """Returns the name of the bin of `correct` of `answers`. In whole numbers: 0.6 is easy, whatever 3 / 5
+    comes to."""
     assert 0 <= correct <= answers > 0
     if correct == 0:
         return "impossible"
@@ -70,27 +70,8 @@ class RowRate:
     unavailable: int
 
 
-class Rates:
-    """Rates by what is asked: rows that ask the same have one, of all their answers together."""
-
-    def __init__(self, rows: Iterable[RowRate]) -> None:
-        self._counts: dict[str, tuple[int, int]] = {}
-        for row in rows:
-            correct, answers = self._counts.get(row.key, (0, 0))
-            self._counts[row.key] = correct + row.correct, answers + row.answers
-
-    @staticmethod
-    def read(path: Path) -> Rates:
-        """Raises ValueError for a file that holds no rates."""
-        return Rates(read_rates(path))
-
-    def of(self, row: Mapping[str, Any]) -> float | None:
-        """None where the row isn't there, or none of its answers could be graded."""
-        correct, answers = self._counts.get(row_key(row), (0, 0))
-        return correct / answers if answers else None
-
-
 def read_rates(path: Path) -> Iterator[RowRate]:
+    """Yields the rows of a file of rates. Raises ValueError for one that holds none."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -100,85 +81,54 @@ def read_rates(path: Path) -> Iterator[RowRate]:
             f" {RATES_FILE} into its output when all shards are done"
         )
     try:
-        rows = parquet.read_table(path).to_pylist()
-        found = [RowRate(**row) for row in rows]
+        rows = [RowRate(**row) for row in parquet.read_table(path).to_pylist()]
     except (pa.ArrowException, OSError, TypeError) as error:
         raise ValueError(f"{path} holds no rates of estimate_difficulty: {error}") from error
-    yield from found
+    yield from rows
+
+
+def rates_by_key(path: Path) -> dict[str, float]:
+    """Returns rates by the content of what is asked: rows that ask the same have one, of all their answers
+    together. Rows of which no answer could be graded have none."""
+    counts: dict[str, tuple[int, int]] = {}
+    for row in read_rates(path):
+        correct, answers = counts.get(row.key, (0, 0))
+        counts[row.key] = correct + row.correct, answers + row.answers
+    return {key: correct / answers for key, (correct, answers) in counts.items() if answers}
 
 
 def write_rates(path: Path, rows: Iterable[RowRate]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    text, whole, number = pa.string(), pa.int64(), pa.float64()
-    schema = pa.schema(
-        {
-            "index": whole,
-            "key": text,
-            "occurrence": whole,
-            "data_source": text,
-            "answers": whole,
-            "correct": whole,
-            "pass_rate": number,
-            "mean_reward": number,
-            "mean_tokens": number,
-            "unfinished": whole,
-            "unavailable": whole,
-        }
-    )
+    types = {"str": pa.string(), "int": pa.int64(), "float | None": pa.float64()}
+    schema = pa.schema({field.name: types[str(field.type)] for field in fields(RowRate)})
     with whole_file(path, "wb") as file:
         parquet.write_table(pa.Table.from_pylist([asdict(row) for row in rows], schema), file)
 
 
-BAR = 40
-"""Characters of the longest bar."""
-
-
-@dataclass
-class _Graded:
-    """The grades of a row, by the number of the answer."""
-
-    rewards: dict[int, float] = field(default_factory=dict)
-    correct: set[int] = field(default_factory=set)
-    tokens: dict[int, int] = field(default_factory=dict)
-    unfinished: set[int] = field(default_factory=set)
-    not_asked: bool = False
-
-    def add(self, line: dict[str, Any]) -> None:
-        sample = line["sample"]
-        if line["outcome"] == NOT_ASKED:
-            self.not_asked = True
-            return
-        if sample in self.rewards:
-            return
-        self.rewards[sample] = line["reward"]
-        if line["correct"]:
-            self.correct.add(sample)
-        if line["tokens"] is not None:
-            self.tokens[sample] = line["tokens"]
-        if not line["complete"]:
-            self.unfinished.add(sample)
-
-
 def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Console) -> int:
-    """Writes the results of finished shards; 1 if answers are left that could not be graded."""
-    graded: dict[int, _Graded] = {}
+    """Writes the results of finished shards, and returns 1 if answers are left that could not be graded."""
+    graded: defaultdict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
     outcomes: Counter[str] = Counter()
     answers = asked_twice = 0
     for shard in range(pipeline.shards):
         folder = shard_folder(output, shard)
-        places = Counter((line["row"], line["sample"]) for line in read_rows(folder / ANSWERS))
-        answers += len(places)
-        asked_twice += sum(count - 1 for count in places.values())
+        asked = Counter((line["row"], line["sample"]) for line in read_rows(folder / ANSWERS))
+        answers += len(asked)
+        asked_twice += sum(count - 1 for count in asked.values())
         for line in read_rows(folder / GRADES):
-            graded.setdefault(line["row"], _Graded()).add(line)
+            graded[line["row"]].setdefault(line["sample"], line)  # of several grades the first counts
             outcomes[line["outcome"]] += 1
-    rates = [
-        _rate(one, graded.get(one.index, _Graded()), pipeline.answers.samples) for one in input_rows(source)
-    ]
+    rates = [_rate(one, graded[one.index], pipeline.answers.samples) for one in input_rows(source)]
+
+    def with_rates() -> Iterator[Row]:
+        for one, rate in zip(input_rows(source), rates, strict=True):
+            row = {name: value for name, value in one.row.items() if name != pipeline.column}
+            yield row if rate.pass_rate is None else row | {pipeline.column: rate.pass_rate}
+
     write_rates(output / RATES_FILE, rates)
-    write_parquet(output / "rows.parquet", _WithRate(source, rates, pipeline.column))
+    write_parquet(output / "rows.parquet", _Again(with_rates))
     summary = _summary(rates, outcomes, answers, asked_twice)
     _draw(summary["bins"], output)
     write_json(output / "summary.json", summary)
@@ -187,34 +137,32 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
     return 1 if summary["unavailable"] else 0
 
 
-class _WithRate:
-    """The rows with their rate in a column; without one, where there is none."""
+@dataclass(frozen=True)
+class _Again(Iterable[Row]):
+    """Rows that can be gone through more than once."""
 
-    def __init__(self, source: Path, rates: Sequence[RowRate], column: str) -> None:
-        self._source, self._rates, self._column = source, rates, column
+    rows: Callable[[], Iterator[Row]]
 
     def __iter__(self) -> Iterator[Row]:
-        for one, rate in zip(input_rows(self._source), self._rates, strict=True):
-            row = {name: value for name, value in one.row.items() if name != self._column}
-            yield row if rate.pass_rate is None else row | {self._column: rate.pass_rate}
+        return self.rows()
 
 
-def _rate(one: RowOfInput, graded: _Graded, samples: int) -> RowRate:
-    answers = len(graded.rewards)
-    order = sorted(graded.rewards)
-    tokens = [graded.tokens[sample] for sample in order if sample in graded.tokens]
+def _rate(one: RowOfInput, lines: Mapping[int, Mapping[str, Any]], samples: int) -> RowRate:
+    known = [line for _, line in sorted(lines.items()) if line["outcome"] != NOT_ASKED]
+    tokens = [line["tokens"] for line in known if line["tokens"] is not None]
+    answers, correct = len(known), sum(bool(line["correct"]) for line in known)
     return RowRate(
         index=one.index,
         key=one.key,
         occurrence=one.occurrence,
         data_source=one.row[DATA_SOURCE],
         answers=answers,
-        correct=len(graded.correct),
-        pass_rate=len(graded.correct) / answers if answers else None,
-        mean_reward=math.fsum(graded.rewards[sample] for sample in order) / answers if answers else None,
+        correct=correct,
+        pass_rate=correct / answers if answers else None,
+        mean_reward=math.fsum(line["reward"] for line in known) / answers if answers else None,
         mean_tokens=sum(tokens) / len(tokens) if tokens else None,
-        unfinished=len(graded.unfinished),
-        unavailable=0 if graded.not_asked else samples - answers,
+        unfinished=sum(not line["complete"] for line in known),
+        unavailable=samples - len(lines) if answers == len(lines) else 0,
     )
 
 
@@ -272,6 +220,10 @@ def _in_words(summary: dict[str, Any], output: Path, column: str) -> list[str]:
         lines.append(f"{summary['unfinished']:,} answers were cut off at max_tokens")
     lines.append(f"{output / 'rows.parquet'} has the rows with {column}; {output / RATES_FILE} the counts")
     return lines
+
+
+BAR = 40
+"""Characters of the longest bar."""
 
 
 def text_histogram(bins: dict[str, int]) -> list[str]:

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from treetune.models.sources import ModelSource
 from treetune.seeds import derive_seed
 from treetune.vocabulary import TextCodec
-from treetune_data.difficulty.merging import RATES_FILE, Rates
+from treetune_data.difficulty.merging import RATES_FILE, rates_by_key
 from treetune_data.rules.base import Rows, Rule, RuleContext, Verdict
 from treetune_data.templates import NoValue, check_value, value_of
 from treetune_domains.domain_rows import (
@@ -227,9 +227,9 @@ class PassRates(Rule):
         values: dict[str, dict[int, float]] = {}
         missing: Counter[str] = Counter()
         for column, who, place, bound in wanted:
-            rates = None if place is None else Rates.read(_file(place))
+            rates = None if place is None else rates_by_key(_file(place))
             for one in rows:
-                rate = rates.of(one.row) if rates is not None else one.row.get(column)
+                rate = rates.get(row_key(one.row)) if rates is not None else one.row.get(column)
                 if rate is None:
                     if bound is None:
                         continue
