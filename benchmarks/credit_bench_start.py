@@ -41,8 +41,8 @@ from treetune_lab.analyzers.credit_bench import (  # noqa: E402
 from treetune_lab.analyzers.credit_measures import Truth, measure, reliability  # noqa: E402
 from treetune_lab.analyzers.figures import save  # noqa: E402
 from treetune_lab.analyzers.true_values import (  # noqa: E402
-    Place,
     PolicySteps,
+    State,
     expanded,
 )
 
@@ -83,7 +83,7 @@ def bench(variant: str, policy: Path, problems: int, work: Path) -> dict[str, An
     answers = list(answers_of(trees))
     print(f"{variant}: {len(answers)} answers", flush=True)
     places = [
-        Place(one.problem, one.prompt_ids, one.response_ids[:start])
+        State(one.problem, one.prompt_ids, one.response_ids[:start])
         for one in answers
         for start in (0, *one.step_ends[:-1])
     ]

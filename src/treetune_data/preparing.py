@@ -43,7 +43,7 @@ DECIDED_LATER = ("rules", "hold_out", "sample", "source", "splits")
 """Settings that no row depends on when it is read."""
 
 Read = tuple[str, str, Row | tuple[str, str]]
-"""Place and split of a row that was read, and the row, or in its place a reason to have none, with details."""
+"""Place and split of a row that was read, and the row, or in its place a reason for none, with details."""
 
 
 def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: dict[str, Any]) -> int:

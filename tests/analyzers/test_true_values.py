@@ -18,10 +18,10 @@ from treetune.rollouts.context import RolloutContext
 from treetune.vocabulary import TextCodec, token_array
 from treetune_lab.analyzers.credit_measures import Truth, reliability
 from treetune_lab.analyzers.true_values import (
-    Known,
-    Place,
     PolicySteps,
+    State,
     TrueValues,
+    Value,
     expanded,
     found_once,
     mean_and_noise,
@@ -76,7 +76,7 @@ class Teacher:
         self.ids = ids_BT.tolist()
         return self._chances()
 
-    def go_on(self, rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
+    def extend(self, rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
         self.ids = [[*self.ids[row], token] for row, token in zip(rows, tokens, strict=True)]
         return self._chances()
 
@@ -106,7 +106,7 @@ class Teacher:
         return row
 
 
-def places_of(task: Signposts, context: RolloutContext) -> list[tuple[Place, float]]:
+def places_of(task: Signposts, context: RolloutContext) -> list[tuple[State, float]]:
     """All prefixes of some demonstrations that end with a line, and what they are worth to the teacher."""
     found = []
     for problem in task.problems("train")[:4]:
@@ -114,7 +114,7 @@ def places_of(task: Signposts, context: RolloutContext) -> list[tuple[Place, flo
         answer = task.demonstration(problem, 1)
         for end in task.step_boundaries(answer)[:-1]:
             begun = token_array(context.codec.encode(answer[:end]))
-            found.append((Place(problem, prompt_ids, begun), task.teacher_value(problem, answer[:end])))
+            found.append((State(problem, prompt_ids, begun), task.teacher_value(problem, answer[:end])))
     return found
 
 
@@ -172,8 +172,8 @@ def test_a_model_is_asked_token_by_token_what_it_says_of_the_whole() -> None:
     steps = PolicySteps(model, temperature=0.7)
     begun = np.array([[1, 2, 3], [4, 5, 6]])
     steps.begin(begun)
-    steps.go_on([1, 0, 1], [7, 8, 9])
-    found = steps.go_on([2, 0], [1, 2])
+    steps.extend([1, 0, 1], [7, 8, 9])
+    found = steps.extend([2, 0], [1, 2])
     with torch.no_grad():
         whole = model(torch.tensor([[4, 5, 6, 9, 1], [4, 5, 6, 7, 2]])).logits[:, -1].double() / 0.7
     assert found == pytest.approx(whole.softmax(-1).numpy(), abs=1e-5)
@@ -185,9 +185,9 @@ class Counting(TrueValues):
 
     asked: list[int] = field(default_factory=list)
 
-    def find(self, context: Any, session: Any, point: int, places: Sequence[Place]) -> list[Known]:
+    def find(self, context: Any, session: Any, point: int, places: Sequence[State]) -> list[Value]:
         self.asked.append(len(places))
-        return [Known(float(len(place.begun_ids)), 0.25) for place in places]
+        return [Value(float(len(place.begun_ids)), 0.25) for place in places]
 
     def described(self) -> str:
         return "counting"
@@ -230,7 +230,7 @@ def test_a_line_that_was_cut_short_is_found_again(session: Any, tmp_path: Path) 
 
 def test_the_noise_of_a_mean_is_its_variance() -> None:
     known = mean_and_noise([0.0, 1.0, 1.0, 0.0])
-    assert known == Known(0.5, pytest.approx(1 / 12))
+    assert known == Value(0.5, pytest.approx(1 / 12))
 
 
 def test_truth_that_is_half_noise_is_reliable_by_half() -> None:

@@ -22,7 +22,7 @@ from treetune.tree import trees_of
 from treetune.vocabulary import Trajectory
 from treetune_lab.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
 from treetune_lab.analyzers.points import OfCheckpoints
-from treetune_lab.analyzers.true_values import ByEngine, Place, TrueValues, found_once
+from treetune_lab.analyzers.true_values import ByEngine, State, TrueValues, found_once
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -199,7 +199,7 @@ class CreditBench(OfCheckpoints):
         from treetune_lab.analyzers.credit_measures import Truth
 
         places = [
-            Place(one.problem, one.prompt_ids, one.response_ids[:start])
+            State(one.problem, one.prompt_ids, one.response_ids[:start])
             for one in answers
             for start in (0, *one.step_ends[:-1])
         ]

@@ -33,8 +33,8 @@ SEAL, SEAL_BYTES = b"checksum", 128
 PARTS = {"policy": "weights", "critic": "weights of the critic", "trainer": "trainer's state"}
 """The folders of a checkpoint, and what they hold."""
 
-Comparison = Callable[[Path, Path], tuple[str, str, str] | None]
-"""A function of two files: where they differ first, and what stands there in each; None where they don't."""
+Differing = tuple[str, str, str] | None
+"""Where two files differ first, and what stands there in each; None where they don't."""
 
 
 @dataclass(frozen=True)
@@ -63,50 +63,66 @@ def first_difference(first: Path, second: Path) -> Difference | None:
     What only one of them has, such as checkpoints that were cleaned up, is no difference; the runs must share
     an iteration. Raises ValueError where one holds no run, or nothing is to be found in both.
     """
-    one, other = ExperimentDirectory(first), ExperimentDirectory(second)
-    for directory in (one, other):
-        if not (directory.path / "iterations").is_dir():
-            raise ValueError(f"{directory.path} holds no iterations of a run: name an experiment's folder")
-    numbers = _both(_iterations(one), _iterations(other))
+    iterations = []
+    for path in (first, second):
+        if not (path / "iterations").is_dir():
+            raise ValueError(f"{path} holds no iterations of a run: name an experiment's folder")
+        names = [one.name for one in (path / "iterations").iterdir()]
+        iterations.append({int(name) for name in names if name.isdigit()})
+    numbers = sorted(iterations[0] & iterations[1])
     if not numbers:
         raise ValueError(f"{first} and {second} have no iteration in common")
-    return next((found for number in numbers for found in _of_iteration(one, other, number)), None)
+    directory = ExperimentDirectory(first)
+    for number in numbers:
+        for phase, path, compare in _compared_files(directory, number):
+            name = path.relative_to(first)
+            if path.exists() and (second / name).exists():
+                found = compare(path, second / name)
+                if found is not None:
+                    place, of_first, of_second = found
+                    return Difference(number + 1, phase, f"{name}: {place}", of_first, of_second)
+    return None
 
 
-def _of_iteration(one: ExperimentDirectory, other: ExperimentDirectory, number: int) -> Iterator[Difference]:
-    done = number + 1
-
-    def files() -> Iterator[tuple[str, Path, Comparison]]:
-        """Yields what is compared of the first run, and how."""
-        place = one.iteration(number)
-        yield "sampling", place / "trajectories.arrow", tables_differ
-        yield "sampling", place / JOURNALS, partial(journals_differ, phase="rollout")
-        yield "credit", place / "episodes.arrow", tables_differ
-        yield "credit", place / JOURNALS, partial(journals_differ, phase="credit")
-        yield "training (metrics)", place / "metrics.json", numbers_differ
-        for part, words in PARTS.items():
-            for path in _files(one.checkpoint(done) / part):
-                yield words, path, tensors_differ if path.suffix == ".safetensors" else bytes_differ
-            yield words, one.checkpoint(done) / part, folders_differ
-        for path in _files(one.path / "evaluations" / f"{done:04d}"):
-            if path.name == "summary.json":
-                yield "evaluation", path, numbers_differ
-
-    for phase, first, differ in files():
-        name = first.relative_to(one.path)
-        second = other.path / name
-        if first.exists() and second.exists():
-            found = differ(first, second)
-            if found is not None:
-                place, of_first, of_second = found
-                yield Difference(done, phase, f"{name}: {place}", of_first, of_second)
+def _compared_files(
+    run: ExperimentDirectory, number: int
+) -> Iterator[tuple[str, Path, Callable[[Path, Path], Differing]]]:
+    """Yields the phase and the path of what is compared of an iteration, and how."""
+    folder, done = run.iteration(number), number + 1
+    yield "sampling", folder / "trajectories.arrow", _compare_tables
+    yield "sampling", folder / JOURNALS, partial(_compare_journals, phase="rollout")
+    yield "credit", folder / "episodes.arrow", _compare_tables
+    yield "credit", folder / JOURNALS, partial(_compare_journals, phase="credit")
+    yield "training (metrics)", folder / "metrics.json", _compare_numbers
+    for part, words in PARTS.items():
+        for path in _files(run.checkpoint(done) / part):
+            yield words, path, _compare_tensors if path.suffix == ".safetensors" else _compare_bytes
+        yield words, run.checkpoint(done) / part, _compare_seals_of_folders
+    for path in _files(run.path / "evaluations" / f"{done:04d}"):
+        if path.name == "summary.json":
+            yield "evaluation", path, _compare_numbers
 
 
-def tensors_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+
+
+def _compare_tensors(first: Path, second: Path) -> Differing:
     """Compares two files of tensors, by name; names that aren't in both are a difference."""
     import numpy as np
+    import torch
+    from safetensors import SafetensorError, safe_open
 
-    with _tensors(first) as one, _tensors(second) as other:
+    with contextlib.ExitStack() as stack:
+        files = []
+        for path in (first, second):
+            try:
+                files.append(stack.enter_context(safe_open(path, "pt")))
+            except SafetensorError as error:
+                raise ValueError(
+                    f"{path} can't be read as a whole ({error}): it was damaged or cut"
+                ) from error
+        one, other = files
         if sorted(one.keys()) != sorted(other.keys()):
             return "the names of its tensors", str(len(one.keys())), f"{len(other.keys())} or others"
         for name in one.keys():  # noqa: SIM118  (no mapping)
@@ -115,8 +131,8 @@ def tensors_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
                 return f"the tensor {name}", f"{a.dtype} {tuple(a.shape)}", f"{b.dtype} {tuple(b.shape)}"
             # By bytes: not-a-number is itself, and 0.0 is not -0.0.
             width = a.element_size()
-            raw_a, raw_b = (t.contiguous().view(-1).view(_bytes()).numpy().reshape(-1, width) for t in (a, b))
-            off = np.flatnonzero((raw_a != raw_b).any(axis=1))
+            raw = [t.contiguous().view(-1).view(torch.uint8).numpy().reshape(-1, width) for t in (a, b)]
+            off = np.flatnonzero((raw[0] != raw[1]).any(axis=1))
             if len(off):
                 flat = int(off[0])
                 index = [int(i) for i in np.unravel_index(flat, a.shape or (1,))]
@@ -125,66 +141,24 @@ def tensors_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
     return None
 
 
-@contextlib.contextmanager
-def _tensors(path: Path) -> Iterator[Any]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        file = safe_open(path, "pt")
-    except SafetensorError as error:
-        raise ValueError(f"{path} can't be read as a whole ({error}): it was damaged or cut") from error
-    with file as opened:
-        yield opened
-
-
-def _bytes() -> Any:
-    import torch
-
-    return torch.uint8
-
-
-def tables_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
+def _compare_tables(first: Path, second: Path) -> Differing:
     """Compares two Arrow files, row by row. Columns that a clock decides are left out."""
-    one, other = _table(first), _table(second)
+    one, other = (_table(path) for path in (first, second))
     if one.num_rows != other.num_rows:
         return "its number of rows", str(one.num_rows), str(other.num_rows)
-    names = [name for name in one.column_names if name in other.column_names and not _is_timed(name)]
-    rows = [_first_row(one.column(name), other.column(name)) for name in names]
-    known = [(row, name) for row, name in zip(rows, names, strict=True) if row is not None]
-    if not known:
-        return _damage_differs(first, second, _verify_stream) or _seal_differs(first, second)
-    row, name = min(known, key=lambda found: (found[0], names.index(found[1])))
-    values = one.column(name)[row].as_py(), other.column(name)[row].as_py()
-    within = _within(*values)
-    if within is None:
-        return None
-    where, *of_both = within
+    found: list[tuple[int, int, str, tuple[str, Any, Any]]] = []
+    for number, name in enumerate(one.column_names):
+        if name not in other.column_names or _is_timed(name) or one.column(name).equals(other.column(name)):
+            continue
+        for row, (a, b) in enumerate(zip(one.column(name), other.column(name), strict=True)):
+            if not a.equals(b) and (within := _within(a.as_py(), b.as_py())) is not None:
+                found.append((row, number, name, within))
+                break
+    if not found:
+        return _compare_seals(first, second, _verify_stream) or _compare_lacking_seals(first, second)
+    row, _, name, (where, *values) = min(found, key=lambda one: one[:2])
     who = one.column("trajectory")[row].as_py() if "trajectory" in one.column_names else f"row {row}"
-    return f"{who}, {name}{where}", repr(of_both[0]), repr(of_both[1])
-
-
-def _verify_stream(path: Path) -> None:
-    with path.open("rb") as file:
-        verify_stream(file, str(path), "")
-
-
-def _verify_record(path: Path) -> None:
-    read_record(path, "")
-
-
-def _seal_differs(first: Path, second: Path) -> tuple[str, str, str] | None:
-    """Compares the seals of two files that are as long and say the same. What an earlier version wrote has
-    none, and is shorter by it."""
-    sizes, sealed = [], []
-    for path in (first, second):
-        with path.open("rb") as file:
-            sizes.append(file.seek(0, 2))
-            file.seek(max(0, sizes[-1] - SEAL_BYTES))
-            sealed.append(SEAL in file.read())
-    if sizes[0] != sizes[1] or sealed[0] == sealed[1]:
-        return None
-    words = ["there" if one else "missing or damaged" for one in sealed]
-    return "its checksum", words[0], words[1]
+    return f"{who}, {name}{where}", repr(values[0]), repr(values[1])
 
 
 def _table(path: Path) -> pa.Table:
@@ -199,22 +173,11 @@ def _table(path: Path) -> pa.Table:
         raise ValueError(f"{path} can't be read as a whole ({error}): it was damaged or cut") from error
 
 
-def _first_row(one: pa.ChunkedArray, other: pa.ChunkedArray) -> int | None:
-    """The first in which two columns differ beyond what a clock decides."""
-    if one.equals(other):
-        return None
-    for row, (a, b) in enumerate(zip(one, other, strict=True)):
-        if not a.equals(b) and _within(a.as_py(), b.as_py()) is not None:
-            return row
-    return None
-
-
 def _within(one: Any, other: Any) -> tuple[str, Any, Any] | None:
     """Returns the path of the first difference within two nested values, and both."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        keys = [key for key in one if key in other and not _is_timed(key)]
-        for key in keys:
-            if (found := _within(one[key], other[key])) is not None:
+        for key in one:
+            if key in other and not _is_timed(key) and (found := _within(one[key], other[key])) is not None:
                 return f".{key}{found[0]}", found[1], found[2]
         return None
     if isinstance(one, list) and isinstance(other, list):
@@ -222,70 +185,87 @@ def _within(one: Any, other: Any) -> tuple[str, Any, Any] | None:
             if (found := _within(a, b)) is not None:
                 return f"[{place}]{found[0]}", found[1], found[2]
         return None if len(one) == len(other) else (" (its length)", len(one), len(other))
-    same = one == other and _signed(one) == _signed(other)
+    signs = [math.copysign(1.0, value) if isinstance(value, float) else 0.0 for value in (one, other)]
     both_nan = isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)
-    return None if same or both_nan else ("", one, other)
+    return None if (one == other and signs[0] == signs[1]) or both_nan else ("", one, other)
 
 
-def _signed(value: Any) -> float:
-    return math.copysign(1.0, value) if isinstance(value, float) else 0.0
+def _is_timed(name: str) -> bool:
+    return any(word in name for word in TIMED)
 
 
-def numbers_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
+def _compare_numbers(first: Path, second: Path) -> Differing:
     """Compares the numbers of two JSON objects that both have and no clock decides."""
-    one, other = (_json(path) for path in (first, second))
-    found = _within(one, other)
+    values = []
+    for path in (first, second):
+        try:
+            value = json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON ({error}): it was damaged or cut") from error
+        # A clock has its part in the checksum.
+        values.append({name: one for name, one in value.items() if name != KEY})
+    found = _within(*values)
     if found is None:
-        return _damage_differs(first, second, _verify_record) or _seal_differs(first, second)
+        verify = partial(read_record, remedy="")
+        return _compare_seals(first, second, verify) or _compare_lacking_seals(first, second)
     return found[0].lstrip("."), repr(found[1]), repr(found[2])
 
 
-def _json(path: Path) -> Any:
-    """Returns a file's object without the checksum, in which a clock has its part."""
-    try:
-        value = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is no JSON ({error}): it was damaged or cut") from error
-    return {name: one for name, one in value.items() if name != KEY}
+def _verify_stream(path: Path) -> None:
+    with path.open("rb") as file:
+        verify_stream(file, str(path), "")
 
 
-def _damage_differs(
-    first: Path, second: Path, verify: Callable[[Path], object]
-) -> tuple[str, str, str] | None:
+def _compare_seals(first: Path, second: Path, verify: Callable[[Path], object]) -> Differing:
     """Compares whether checksums say that two files or folders of the same content aren't what was
     written."""
 
-    def told(path: Path) -> str:
+    def verdict(path: Path) -> str:
         try:
             verify(path)
         except Damaged:
             return "damaged"
         return "right"
 
-    of_both = told(first), told(second)
-    return None if of_both[0] == of_both[1] else ("what its checksum covers", *of_both)
+    verdicts = verdict(first), verdict(second)
+    return None if verdicts[0] == verdicts[1] else ("what its checksum covers", *verdicts)
 
 
-def folders_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
+def _compare_lacking_seals(first: Path, second: Path) -> Differing:
+    """Compares the seals of two files that are as long and say the same. Files of an earlier version have
+    none, and are shorter by it."""
+    sizes, sealed = [], []
+    for path in (first, second):
+        with path.open("rb") as file:
+            sizes.append(file.seek(0, 2))
+            file.seek(max(0, sizes[-1] - SEAL_BYTES))
+            sealed.append(SEAL in file.read())
+    if sizes[0] != sizes[1] or sealed[0] == sealed[1]:
+        return None
+    words = ["there" if one else "missing or damaged" for one in sealed]
+    return "its checksum", words[0], words[1]
+
+
+def _compare_seals_of_folders(first: Path, second: Path) -> Differing:
     """Compares whether one alone of two folders with the same tensors isn't as it was sealed."""
 
     def verify(path: Path) -> None:
         if damage := damage_of(path):
             raise Damaged(damage)
 
-    return _damage_differs(first, second, verify)
+    return _compare_seals(first, second, verify)
 
 
-def journals_differ(first: Path, second: Path, phase: str) -> tuple[str, str, str] | None:
+def _compare_journals(first: Path, second: Path, phase: str) -> Differing:
     """Compares the requests of a phase in two folders of journals, whichever rank answered them in which
     order. Where one of both has no journal of it, there is nothing to compare."""
     one, other = (_requests(folder, phase) for folder in (first, second))
     if not one or not other:
         return None
-    for key in [*one, *(key for key in other if key not in one)]:
+    for key in dict.fromkeys([*one, *other]):
         if key not in one or key not in other:
-            words = "answered", "missing or damaged"
-            return (f"the {phase}'s request {key}", *(words if key in one else reversed(words)))
+            words = ("answered", "missing or damaged") if key in one else ("missing or damaged", "answered")
+            return f"the {phase}'s request {key}", *words
         found = _within(one[key], other[key])
         if found is not None:
             return f"the {phase}'s request {key}, sample{found[0]}", repr(found[1]), repr(found[2])
@@ -316,7 +296,7 @@ def _sample(one: Completion, written: list[Any]) -> dict[str, Any]:
     }
 
 
-def bytes_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
+def _compare_bytes(first: Path, second: Path) -> Differing:
     """The first byte, of files that nobody looks into."""
     at = 0
     with first.open("rb") as one, second.open("rb") as other:
@@ -329,19 +309,3 @@ def bytes_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
             if not a:
                 return None
             at += len(a)
-
-
-def _is_timed(name: str) -> bool:
-    return any(word in name for word in TIMED)
-
-
-def _iterations(directory: ExperimentDirectory) -> list[int]:
-    return sorted(int(path.name) for path in (directory.path / "iterations").iterdir() if path.name.isdigit())
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
-
-
-def _both(one: list[Any], other: list[Any]) -> list[Any]:
-    return [item for item in one if item in other]

@@ -33,7 +33,7 @@ AT_ONCE = 256
 """States that are valued before the next are begun: what an interruption costs at most."""
 
 
-class Place(NamedTuple):
+class State(NamedTuple):
     """A state: what was asked, and the ids that are there of the answer."""
 
     problem: Problem
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     begun_ids: TokenIds
 
 
-class Known(NamedTuple):
+class Value(NamedTuple):
     """The value of a state, and its variance as an estimate of the true one."""
 
     value: float
@@ -56,9 +56,9 @@ class TrueValues(Registrable):
         return ()
 
     def find(
-        self, context: RolloutContext, session: Session, point: int, places: Sequence[Place]
-    ) -> list[Known]:
-        """Returns each place's value, by the weights after `point` iterations, which the engine holds."""
+        self, context: RolloutContext, session: Session, point: int, states: Sequence[State]
+    ) -> list[Value]:
+        """Returns each state's value, by the weights after `point` iterations, which the engine holds."""
         raise NotImplementedError
 
     def described(self) -> str:
@@ -75,20 +75,20 @@ class ByEngine(TrueValues):
     samples: Annotated[int, Gt(1)] = 512
 
     def find(
-        self, context: RolloutContext, session: Session, point: int, places: Sequence[Place]
-    ) -> list[Known]:
+        self, context: RolloutContext, session: Session, point: int, states: Sequence[State]
+    ) -> list[Value]:
 
-        return [mean_and_noise(one.rewards) for one in continued_places(context, places, self.samples, TRUTH)]
+        return [mean_and_noise(one.rewards) for one in continued_states(context, states, self.samples, TRUTH)]
 
     def described(self) -> str:
         return f"continuations {self.samples} {self.samples}"
 
 
-def mean_and_noise(rewards: Sequence[float]) -> Known:
-    """Their mean, and its variance."""
+def mean_and_noise(rewards: Sequence[float]) -> Value:
+    """Returns the mean of rewards, and its variance."""
     mean = sum(rewards) / len(rewards)
     squares = sum((one - mean) ** 2 for one in rewards)
-    return Known(mean, squares / (len(rewards) - 1) / len(rewards))
+    return Value(mean, squares / (len(rewards) - 1) / len(rewards))
 
 
 def found_once(
@@ -96,22 +96,22 @@ def found_once(
     context: RolloutContext,
     session: Session,
     point: int,
-    places: Sequence[Place],
-) -> list[Known]:
-    """True values, those that were found before from the experiment's ``truths``.
+    states: Sequence[State],
+) -> list[Value]:
+    """Returns true values, those that were found before from the experiment's ``truths``.
 
     They are known by their content: weights, task, sampling, settings, prompt and beginning. So another call
     with the same ones samples nothing, and one that was interrupted goes on.
     """
-    asked = [_key(place) for place in places]
-    with_name = dict(zip(asked, places, strict=True))
+    asked = [_key(state) for state in states]
+    by_key = dict(zip(asked, states, strict=True))
     file = session.directory.path / "truths" / f"{_setting(truth, context, session, point)}.jsonl"
     known = dict(_read(file))
-    missing = [key for key in with_name if key not in known]
+    missing = [key for key in by_key if key not in known]
     file.parent.mkdir(parents=True, exist_ok=True)
     for start in range(0, len(missing), AT_ONCE):
         keys = missing[start : start + AT_ONCE]
-        found = truth.find(context, session, point, [with_name[key] for key in keys])
+        found = truth.find(context, session, point, [by_key[key] for key in keys])
         with file.open("a") as out:  # the line's end comes first: the last line may have been cut short
             out.writelines("\n" + json.dumps([key, *one]) for key, one in zip(keys, found, strict=True))
         known |= zip(keys, found, strict=True)
@@ -119,7 +119,7 @@ def found_once(
     return [known[key] for key in asked]
 
 
-def _read(file: Path) -> Iterator[tuple[str, Known]]:
+def _read(file: Path) -> Iterator[tuple[str, Value]]:
     """Yields the content of the file; a line that an interruption cut short counts as not written."""
     if not file.is_file():
         return
@@ -128,12 +128,12 @@ def _read(file: Path) -> Iterator[tuple[str, Known]]:
             key, value, noise = json.loads(line)
         except ValueError:
             continue
-        yield key, Known(value, noise)
+        yield key, Value(value, noise)
 
 
-def _key(place: Place) -> str:
-    digest = hashlib.blake2b(repr((place.problem.id, place.problem.gold)).encode(), digest_size=12)
-    for ids in (place.prompt_ids, place.begun_ids):
+def _key(state: State) -> str:
+    digest = hashlib.blake2b(repr((state.problem.id, state.problem.gold)).encode(), digest_size=12)
+    for ids in (state.prompt_ids, state.begun_ids):
         digest.update(len(ids).to_bytes(4, "big") + ids.tobytes())
     return digest.hexdigest()
 
@@ -154,22 +154,22 @@ def _setting(truth: TrueValues, context: RolloutContext, session: Session, point
 
 def weights_digest(session: Session, point: int) -> bytes:
     """Returns a digest of the policy after `point` iterations: the same for equal weights alone."""
+    import torch
+
     from treetune_lab.analyzers.stored import policy_at
 
     weights: Mapping[str, object] = policy_at(session, point).state_dict()
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(weights.items()):
-        import torch
-
         assert isinstance(tensor, torch.Tensor)
         digest.update(name.encode() + str(tensor.dtype).encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.digest()
 
 
-def whole_ids(place: Place) -> TokenIds:
+def whole_ids(state: State) -> TokenIds:
     """Prompt and beginning."""
-    return joined([place.prompt_ids, place.begun_ids])
+    return joined([state.prompt_ids, state.begun_ids])
 
 
 TRUTH, ESTIMATE = "analysis: truth", "analysis: estimate"
@@ -211,14 +211,14 @@ def choose_states(
     Drawn as often as the policy comes there: answers by chance, steps by chance, each distinct state
     once. The same for the same answers and `seed`.
     """
-    places = [
+    states = [
         (i, step)
         for i, trajectory in enumerate(trajectories)
         for step in ([0] if prompts else range(1, len(trajectory.step_ends)))
     ]
-    derived_random(seed, point, "prompts" if prompts else "states").shuffle(places)
+    derived_random(seed, point, "prompts" if prompts else "states").shuffle(states)
     chosen: dict[tuple[str, tuple[int, ...]], ChosenState] = {}
-    for i, step in places:
+    for i, step in states:
         if len(chosen) == count:
             break
         state = ChosenState(trajectories[i], step)
@@ -234,20 +234,20 @@ def continued(
 ) -> list[Estimate]:
     """Returns what `samples` continuations of each (an answer to the problem, prefix ids) earn, sampled as
     the answers were. The prefix need not be the answer's own."""
-    places = [Place(one.problem, one.prompt_ids, token_array(prefix)) for one, prefix in nodes]
-    return continued_places(context, places, samples, purpose)
+    states = [State(one.problem, one.prompt_ids, token_array(prefix)) for one, prefix in nodes]
+    return continued_states(context, states, samples, purpose)
 
 
-def continued_places(
-    context: RolloutContext, places: Sequence[Place], samples: int, purpose: str
+def continued_states(
+    context: RolloutContext, states: Sequence[State], samples: int, purpose: str
 ) -> list[Estimate]:
-    """Returns what `samples` continuations of each place earn."""
+    """Returns what `samples` continuations of each state earn."""
     assert context.settings.sampling is not None, "the context is that of a rollout that samples"
-    if not places:
+    if not states:
         return []
     wanted = [
         ProblemStates(problem, prompt_ids, [[Segment(begun_ids)]], [(0, len(begun_ids))])
-        for problem, prompt_ids, begun_ids in places
+        for problem, prompt_ids, begun_ids in states
     ]
     found, everyones = estimates(
         context, wanted, StepBoundaries(), FixedBudget(samples), context.settings.sampling, purpose
@@ -290,13 +290,13 @@ class InProcess(TrueValues):
             )
 
     def find(
-        self, context: RolloutContext, session: Session, point: int, places: Sequence[Place]
-    ) -> list[Known]:
+        self, context: RolloutContext, session: Session, point: int, states: Sequence[State]
+    ) -> list[Value]:
         from treetune_lab.analyzers.stored import policy_at
 
         assert context.settings.sampling is not None
         steps = PolicySteps(policy_at(session, point), context.settings.sampling.temperature)
-        return expanded(steps, context, places, self.samples)
+        return expanded(steps, context, states, self.samples)
 
     def described(self) -> str:
         return f"in_process {self.samples}"
@@ -307,7 +307,7 @@ class NextTokens(Protocol):
 
     def begin(self, ids_BT: np.ndarray) -> np.ndarray: ...
 
-    def go_on(self, rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
+    def extend(self, rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
         """The batch is then those of its rows, a row perhaps several times, each with a token behind it."""
         ...
 
@@ -323,7 +323,7 @@ class PolicySteps:
         self._cache = None
         return self._run(ids_BT)
 
-    def go_on(self, rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
+    def extend(self, rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
         import numpy as np
         import torch
 
@@ -343,11 +343,11 @@ class PolicySteps:
 
 
 @dataclass
-class _Way:
-    """A continuation: its place and sample, the row of the batch that it goes on from, its weight, its ids
-    behind the place, and the whole answer's text so far, where somebody reads it on the way."""
+class _Path:
+    """A continuation: its state and sample, the row of the batch that it goes on from, its weight, its ids
+    behind the state, and the whole answer's text so far, where the task reads it on the way."""
 
-    place: int
+    state: int
     sample: int
     row: int
     weight: float
@@ -356,125 +356,121 @@ class _Way:
 
 
 def expanded(
-    steps: NextTokens, context: RolloutContext, places: Sequence[Place], samples: int
-) -> list[Known]:
-    """The value of each place, from `samples` continuations each. Chance comes from the place and the
+    steps: NextTokens, context: RolloutContext, states: Sequence[State], samples: int
+) -> list[Value]:
+    """Returns the value of each state, from `samples` continuations each. Chance comes from the state and the
     context's seed alone."""
-    order = sorted(range(len(places)), key=lambda i: len(whole_ids(places[i])))
-    found: dict[int, Known] = {}
-    for _, alike in groupby(order, key=lambda i: len(whole_ids(places[i]))):
+    order = sorted(range(len(states)), key=lambda i: len(whole_ids(states[i])))
+    found: dict[int, Value] = {}
+    for _, alike in groupby(order, key=lambda i: len(whole_ids(states[i]))):
         numbers = list(alike)
         for start in range(0, len(numbers), max(1, ROWS // samples)):
             batch = numbers[start : start + max(1, ROWS // samples)]
-            values = _Batch(steps, context, [places[i] for i in batch], samples).values()
+            values = _Batch(steps, context, [states[i] for i in batch], samples).values()
             found |= zip(batch, values, strict=True)
-    return [found[i] for i in range(len(places))]
+    return [found[i] for i in range(len(states))]
 
 
 class _Batch:
-    """Places of one length, gone on from together."""
+    """States of one length, continued together."""
 
     def __init__(
-        self, steps: NextTokens, context: RolloutContext, places: Sequence[Place], samples: int
+        self, steps: NextTokens, context: RolloutContext, states: Sequence[State], samples: int
     ) -> None:
         import numpy as np
 
         assert context.settings.sampling is not None
-        self.steps, self.context, self.places = steps, context, places
+        self.steps, self.context, self.states = steps, context, states
         self.budgets = [
             context.settings.token_budget(one.prompt_ids, context.settings.sampling.max_tokens)
             - len(one.begun_ids)
-            for one in places
+            for one in states
         ]
         most = max(self.budgets)
-        # One number decides a step of all ways of a sample: they are different ways, each by fair chance.
-        self.chance = np.stack([self._generator(one).random((samples, most)) for one in places])
-        self.earned = np.zeros((len(places), samples))
-        self.ways = [
-            _Way(place, sample, place, 1.0, [], self._text(place, []))
-            for place in range(len(places))
+        # One number decides a step of all paths of a sample: they are different paths, each by fair chance.
+        seeds = [
+            derive_seed(context.seed, one.problem.id, repr(one.begun_ids.tolist()), "expansion")
+            for one in states
+        ]
+        self.chance = np.stack([np.random.default_rng(seed).random((samples, most)) for seed in seeds])
+        self.earned = np.zeros((len(states), samples))
+        self.paths = [
+            _Path(state, sample, state, 1.0, [], self._text(state, []))
+            for state in range(len(states))
             for sample in range(samples)
         ]
 
-    def _generator(self, place: Place) -> np.random.Generator:
-        import numpy as np
-
-        ids = repr(place.begun_ids.tolist())
-        return np.random.default_rng(derive_seed(self.context.seed, place.problem.id, ids, "expansion"))
-
-    def _text(self, place: int, ids: Sequence[int]) -> str:
-        begun: list[int] = self.places[place].begun_ids.tolist()
+    def _text(self, state: int, ids: Sequence[int]) -> str:
+        begun: list[int] = self.states[state].begun_ids.tolist()
         return self.context.codec.decode([*begun, *ids])
 
-    def _knowing(self, place: int) -> KnowsDecisions | None:
-        task = self.context.task.of(self.places[place].problem)
+    def _knowing(self, state: int) -> KnowsDecisions | None:
+        task = self.context.task.of(self.states[state].problem)
         return task if isinstance(task, KnowsDecisions) else None
 
-    def values(self) -> list[Known]:
+    def values(self) -> list[Value]:
         import numpy as np
 
-        self.ways = [way for way in self.ways if not self._is_over(way)]
-        if self.ways:
-            chances_BV = self.steps.begin(np.stack([whole_ids(one) for one in self.places]))
-        while self.ways:
-            self.ways = [way for way in self._next(chances_BV) if not self._is_over(way)]
-            if self.ways:
-                rows, tokens = [way.row for way in self.ways], [way.ids[-1] for way in self.ways]
-                chances_BV = self.steps.go_on(rows, tokens)
-                for row, way in enumerate(self.ways):
-                    way.row = row
-        return [mean_and_noise(of_place.tolist()) for of_place in self.earned]
+        self.paths = [path for path in self.paths if not self._is_over(path)]
+        if self.paths:
+            chances_BV = self.steps.begin(np.stack([whole_ids(one) for one in self.states]))
+        while self.paths:
+            self.paths = [path for path in self._next(chances_BV) if not self._is_over(path)]
+            if self.paths:
+                rows, tokens = [path.row for path in self.paths], [path.ids[-1] for path in self.paths]
+                chances_BV = self.steps.extend(rows, tokens)
+                for row, path in enumerate(self.paths):
+                    path.row = row
+        return [mean_and_noise(of_state.tolist()) for of_state in self.earned]
 
-    def _next(self, chances_BV: np.ndarray) -> Iterator[_Way]:
-        """A token further: chosen by chance, or the right one and by chance another."""
+    def _next(self, chances_BV: np.ndarray) -> Iterator[_Path]:
+        """Yields each path a token further: chosen by chance, or the right one and by chance another."""
         import numpy as np
 
-        own_WV = chances_BV[[way.row for way in self.ways]]
-        right_W = [self._right(way) for way in self.ways]
-        shares = np.ones(len(self.ways))
+        own_WV = chances_BV[[path.row for path in self.paths]]
+        right_W = [self._right(path) for path in self.paths]
+        shares = np.ones(len(self.paths))
         for number, right in enumerate(right_W):
             if right is not None:
                 shares[number] -= own_WV[number, right]
                 own_WV[number, right] = 0.0
         sums_WV = own_WV.cumsum(1)
-        drawn_W = np.array([self.chance[way.place, way.sample, len(way.ids)] for way in self.ways])
+        drawn_W = np.array([self.chance[path.state, path.sample, len(path.ids)] for path in self.paths])
         tokens = (sums_WV[:, :-1] <= drawn_W[:, None] * sums_WV[:, -1:]).sum(1)
-        for way, right, share, token in zip(
-            self.ways, right_W, shares.tolist(), tokens.tolist(), strict=True
+        for path, right, share, token in zip(
+            self.paths, right_W, shares.tolist(), tokens.tolist(), strict=True
         ):
             if right is not None:
-                yield self._child(way, right, way.weight * (1 - share))
-            yield self._child(way, token, way.weight * share)
+                yield self._child(path, right, path.weight * (1 - share))
+            yield self._child(path, token, path.weight * share)
 
-    def _child(self, way: _Way, token: int, weight: float) -> _Way:
-        ids = [*way.ids, token]
-        text = self._text(way.place, ids) if self._knowing(way.place) else ""
-        return _Way(way.place, way.sample, way.row, weight, ids, text)
+    def _child(self, path: _Path, token: int, weight: float) -> _Path:
+        ids = [*path.ids, token]
+        text = self._text(path.state, ids) if self._knowing(path.state) else ""
+        return _Path(path.state, path.sample, path.row, weight, ids, text)
 
-    def _right(self, way: _Way) -> int | None:
-        problem, task = self.places[way.place].problem, self._knowing(way.place)
-        right = None if task is None else task.decision(problem, way.text)
+    def _right(self, path: _Path) -> int | None:
+        problem, task = self.states[path.state].problem, self._knowing(path.state)
+        right = None if task is None else task.decision(problem, path.text)
         if right is None:
             return None
         [token] = self.context.codec.encode(right)
         return int(token)
 
-    def _is_over(self, way: _Way) -> bool:
+    def _is_over(self, path: _Path) -> bool:
         """Returns whether nothing can follow; its reward is then noted."""
-        problem, task = self.places[way.place].problem, self._knowing(way.place)
-        if way.weight < LEAST_WEIGHT:
+        problem, task = self.states[path.state].problem, self._knowing(path.state)
+        if path.weight < LEAST_WEIGHT:
             return True
-        reward = None if task is None else task.decided(problem, way.text)
-        ended = bool(way.ids) and way.ids[-1] in self.context.codec.end_ids
-        if reward is None and not ended and len(way.ids) < self.budgets[way.place]:
+        reward = None if task is None else task.decided(problem, path.text)
+        ended = bool(path.ids) and path.ids[-1] in self.context.codec.end_ids
+        if reward is None and not ended and len(path.ids) < self.budgets[path.state]:
             return False
+        cut_off = self.context.settings.unfinished_reward
+        if reward is None and not ended and cut_off is not None:
+            reward = cut_off
         if reward is None:
-            reward = self._graded(way, ended)
-        self.earned[way.place, way.sample] += way.weight * reward
+            text = self._text(path.state, path.ids)
+            reward = self.context.grader.submit(text, problem).result().reward
+        self.earned[path.state, path.sample] += path.weight * reward
         return True
-
-    def _graded(self, way: _Way, ended: bool) -> float:
-        if not ended and self.context.settings.unfinished_reward is not None:
-            return self.context.settings.unfinished_reward
-        text = self._text(way.place, way.ids)
-        return self.context.grader.submit(text, self.places[way.place].problem).result().reward
