@@ -56,13 +56,12 @@ class DataPipeline(Registrable, root="a data pipeline"):
 @DataPipeline.register("filter_data")
 @dataclass(frozen=True, kw_only=True)
 class FilterData(DataPipeline):
-    """Lets the `rules` go over rows of the schema, one after the other, and says how many rows each took.
-
-    `seed` is for what is drawn, such as which rows a quota leaves.
-    """
+    """Lets rules go over rows of the schema, one after the other, and says how many rows each took."""
 
     rules: Annotated[tuple[Rule, ...], MinLen(1)]
+    """The rules, in their order."""
     seed: int = 42
+    """The seed of what is drawn, such as which rows a quota leaves."""
 
     def run(self, source: Path | None, output: Path, config: dict[str, Any]) -> int:
         from treetune_data.preparing import filtered
@@ -88,31 +87,33 @@ class MakeThreads(DataPipeline):
     siblings out, writes an outline for each thread, and keeps what is of the right form. The steps are
     ThreadWeaver's; the questions are this project's own.
 
-    A row of the input has a problem and a solution under `problem_field` and `solution_field`. It comes out
-    as it is, with the parallel solution under `output_field`, so that a task takes the one or the other for
-    its demonstration.
-
-    A block is kept if at least `min_saved_characters` of it need not be waited for (all threads but the
-    longest), and if it has at most `max_threads` threads, each of which is held against every earlier one in
-    a request of its own. With `self_check`, the model looks once more at each thread, and what it doesn't
-    let pass stays sequential. An answer that can't be read is sent back with the reason `repairs` times.
-
-    `prices` are dollars per million tokens. `budget` (dollars) bounds what the folder has cost, earlier
-    runs included: no request is sent that could cost more than is left. `extra_for` adds to the requests of
-    a step, beside `endpoint.extra`.
+    A row comes out as it is, with the parallel solution beside its own, so that a task takes the one or the
+    other for its demonstration.
     """
 
     endpoint: EndpointSettings
+    """The model's address."""
     prices: Prices | None = None
+    """Dollars per million tokens."""
     budget: Annotated[float, Gt(0)] | None = None
+    """The most dollars that the folder may cost, earlier runs included: no request is sent that could cost
+    more than is left."""
     problem_field: Annotated[str, MinLen(1)] = "problem"
+    """The field of a row's problem."""
     solution_field: Annotated[str, MinLen(1)] = "solution"
+    """The field of a row's solution."""
     output_field: Annotated[str, MinLen(1)] = "parallel_solution"
+    """The field of the parallel solution."""
     min_saved_characters: Annotated[int, Gt(0)] = 200
+    """The least characters of a block that need not be waited for (all threads but the longest)."""
     max_threads: Annotated[int, Ge(2), Le(MOST_THREADS)] = MOST_THREADS
+    """The most threads of a block, each held against every earlier one in a request of its own."""
     self_check: bool = True
+    """Has the model look once more at each thread: what it doesn't let pass stays sequential."""
     repairs: Annotated[int, Ge(0)] = 1
+    """Times that an answer that can't be read is sent back with the reason."""
     extra_for: Mapping[Step, Mapping[str, Any]] = field(default_factory=dict)
+    """Additions to the requests of a step, beside `endpoint.extra`."""
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.prices is None:

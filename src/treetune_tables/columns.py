@@ -152,10 +152,11 @@ class Speedup:
 
 @dataclass(frozen=True, kw_only=True)
 class Area:
-    """The area under the column's `curve` from no cost to `upto` of `over`, as a mean accuracy: between
-    measurements it is taken to change evenly, behind the last one it stays."""
+    """The area under the column's `curve` from no cost on, as a mean accuracy: between measurements it is
+    taken to change evenly, behind the last one it stays."""
 
     over: Axis
+    """The cost."""
     upto: Annotated[float, Gt(0)]
 
 
@@ -170,33 +171,33 @@ class Reach:
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """A quantity, measured for every row: exactly one of `evaluation`, `analysis`, `speedup`, `area` and
-    `reach`.
-
-    `evaluation` is the evaluation set whose pass@1 it is, or the number that `value` names (see
-    `values`). A ratio is over the row `over`, seed by seed: ``speed_up`` is how many times longer its mean
-    answer is than the mean longest thread of this one. With `analysis`, it is a number in that analysis'
-    ``result.json``, at the dotted key path `value` (which a cell may replace). `curve` is the evaluation
-    set to draw along training, where one is measured then.
-
-    `percent` shows shares as percent, `digits` so many behind the point, `unit` is put after numbers.
-    `better` says which way a difference is an improvement. Where left out, what is known of the value
-    says so, and other numbers are shares of which higher is better.
-    """
+    `reach`."""
 
     name: Name
     """Stands above the column."""
     evaluation: Name | None = None
+    """The evaluation set whose pass@1 it is, or the number that `value` names."""
     analysis: Name | None = None
+    """The analysis in whose ``result.json`` it is a number."""
     value: Name | None = None
+    """A number of the evaluation (see `value_named`), or the dotted key path in the analysis, which a cell
+    may replace."""
     over: Name | None = None
+    """The row that a ratio is over, seed by seed: ``speed_up`` is how many times longer its mean answer is
+    than the mean longest thread of this one."""
     speedup: Speedup | None = None
     area: Area | None = None
     reach: Reach | None = None
     curve: Name | None = None
+    """The evaluation set to draw along training, where one is measured then."""
     percent: bool | None = None
+    """Shows shares as percent; null: as the value's kind says, and other numbers are taken for shares."""
     digits: Annotated[int, Ge(0)] | None = None
+    """Digits behind the point."""
     unit: str = ""
+    """Stands behind numbers."""
     better: Better | None = None
+    """The direction in which a difference is an improvement; null: as the value's kind says, else higher."""
 
     def __post_init__(self) -> None:
         of_curve = {"speedup": self.speedup, "area": self.area, "reach": self.reach}
@@ -250,16 +251,19 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A panel of the figure along training, with a line for every row: exactly one of `metric`, a key of
-    ``metrics.jsonl``, and `evaluation`, a set whose pass@1 it is, or the number that `value` names. `percent`
-    shows shares as percent; None does so for those of evaluations."""
+    """A panel of the figure along training, with a line for every row: exactly one of `metric` and
+    `evaluation`."""
 
     name: Name
     """Stands above the panel."""
     metric: Name | None = None
+    """A key of ``metrics.jsonl``."""
     evaluation: Name | None = None
+    """A set whose pass@1 it is, or the number that `value` names."""
     value: Name | None = None
+    """A number of the evaluation."""
     percent: bool | None = None
+    """Shows shares as percent; null: those of evaluations."""
 
     def __post_init__(self) -> None:
         if (self.metric is None) == (self.evaluation is None):

@@ -29,39 +29,37 @@ class Table(Registrable, root="a table"):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """An experiment. `experiment` is its folder below the table's directory.
-
-    `published` is a pass@1 to stand beside the measured one, and `source` says where it was
-    published. An `optional` row is left out where its experiment has not been evaluated.
-    """
+    """An experiment of a table."""
 
     name: Annotated[str, MinLen(1)]
     """Stands in the row's first cell."""
     experiment: Annotated[str, MinLen(1)]
+    """The experiment's folder below the table's directory."""
     published: Annotated[float, Ge(0), Le(1)] | None = None
+    """A pass@1 to stand beside the measured one."""
     source: str | None = None
+    """The place where that was published."""
     optional: bool = False
+    """Leaves the row out where its experiment has not been evaluated."""
 
 
 @Table.register("experiments")
 @dataclass(frozen=True, kw_only=True)
 class ExperimentsTable(Table):
-    """Rows of experiments, each with one evaluation of one checkpoint.
-
-    `evaluation` is the evaluation set's name. `checkpoint` takes the last one that was measured on
-    it, or the best by pass@1 on another set, `best_on`: to choose on the set that is reported
-    would flatter every row. `output` is a file below `directory`; beside it goes the same table as
-    Markdown.
-    """
+    """Rows of experiments, each with one evaluation of one checkpoint."""
 
     rows: Annotated[tuple[Row, ...], MinLen(1)]
     output: str = "table.json"
+    """A file below `directory`; beside it goes the same table as Markdown."""
     title: str = ""
     """Stands above the table."""
     directory: str = "experiments"
     evaluation: str = "test"
+    """The name of the evaluation set."""
     checkpoint: Literal["last", "best"] = "last"
+    """The last checkpoint that was measured on the set, or the best by pass@1 on `best_on`."""
     best_on: str = "validation"
+    """Another set: to choose on the set that is reported would flatter every row."""
 
     def check(self, table: ExperimentsTable) -> Iterable[Finding]:
         names = [row.name for row in self.rows]
@@ -86,52 +84,50 @@ PanelAxis = Literal["iterations", "tokens", "seconds", "steps"]
 
 @dataclass(frozen=True, kw_only=True)
 class TableExperiment:
-    """An experiment, run once for every seed of the table: ``--configs`` and ``--override``. One that is
-    `shared` is run once in all, with `seed`, below ``<directory>/shared``: what every method and seed starts
-    from.
-
-    `needs` are the experiments (by their names in the table) that must be finished before, such as
-    the one that makes the start weights. `seconds_per_iteration`, or `seconds_per_run` with its start and its
-    evaluations, is what it may cost where none has been measured yet, and `estimated_from` says where that
-    number is from.
-    """
+    """An experiment, run once for every seed of the table, with its cost where none has been measured yet."""
 
     configs: Annotated[tuple[Name, ...], MinLen(1)]
     """Files, as behind ``--configs``."""
     overrides: tuple[str, ...] = ()
     """Objects, as behind ``--override``."""
     needs: tuple[Name, ...] = ()
+    """The table's experiments that must be finished before, such as the one that makes the start weights."""
     shared: bool = False
+    """Runs it once in all, with `seed`, below ``<directory>/shared``: a start of every method and seed."""
     seed: Annotated[int, Ge(0)] = 1
     """The seed of an experiment that is shared; others have the table's."""
     seconds_per_iteration: Annotated[float, Gt(0)] | None = None
+    """Seconds of an iteration."""
     seconds_per_run: Annotated[float, Gt(0)] | None = None
+    """Seconds of a run with its start and its evaluations."""
     estimated_from: str | None = None
+    """The source of these seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """The content of one column of a row, where that is not the row's own experiment.
-
-    `published` is in the column's own unit: a share (0.534), not percent. `source` says where.
-    """
+    """The content of one column of a row, where that is not the row's own experiment."""
 
     experiment: Name | None = None
     """The experiment that fills it; None: the row's."""
     value: Name | None = None
     """A key path in the analysis that the column shows, where it isn't the column's."""
     published: float | None = None
+    """A published number in the column's own unit: a share (0.534), not percent."""
     source: str | None = None
+    """The place where that was published."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodRow:
-    """A method. `experiment` fills every column that `cells` (by column name) doesn't say otherwise."""
+    """A method."""
 
     name: Name
     """Stands in the row's first cell."""
     experiment: Name | None = None
+    """The experiment of every column that has no cell."""
     cells: Mapping[str, Cell] = field(default_factory=dict)
+    """Cells by column name."""
 
     def cell(self, column: str) -> Cell:
         """The cell with its experiment filled in; without one where nothing is measured."""
@@ -192,18 +188,15 @@ class Reproduction(Table):
     """Rows of methods, columns of evaluation sets or analyses, every cell over all seeds.
 
     Runs go to ``<directory>/seed-<seed>/<experiment_name>``, shared ones to
-    ``<directory>/shared/<experiment_name>``; tables may share a directory and with it their runs. Files of
-    the table are called after `name`. Differences are taken from the row `baseline`, and between `pairs`,
-    paired by seed and problem. `on_failure` says whether the other runs go on after one has failed.
-    `interval` is described in `intervals`. `deadline_hours` ends a run that hangs. `panels` make one figure
-    along training, over `panels_over`. With `until`, `seeds` are those that may be run, and all rows have
-    the first ``until.seeds.at_least`` of them.
+    ``<directory>/shared/<experiment_name>``; tables may share a directory and with it their runs.
     """
 
     name: Name
+    """The name of the table's files."""
     seeds: Annotated[tuple[Annotated[int, Ge(0)], ...], MinLen(1)]
-    """Every experiment that isn't shared is run once with each."""
+    """Every experiment that isn't shared is run once with each; with `until`, those that may be run."""
     experiments: Annotated[Mapping[str, TableExperiment], MinLen(1)]
+    """The experiments to run, by their names in the table."""
     rows: Annotated[tuple[MethodRow, ...], MinLen(1)]
     columns: Annotated[tuple[Column, ...], MinLen(1)]
     title: str = ""
@@ -211,13 +204,21 @@ class Reproduction(Table):
     directory: Name = "experiments"
     """The folder of runs and of the table's files."""
     panels: tuple[Panel, ...] = ()
+    """The panels of one figure along training."""
     panels_over: PanelAxis = "iterations"
+    """The axis of that figure."""
     baseline: Name | None = None
+    """The row from which differences are taken, paired by seed and problem."""
     pairs: tuple[Pair, ...] = ()
+    """Further differences."""
     until: Until | None = None
+    """Adds seeds; all rows have the first ``until.seeds.at_least`` of them."""
     on_failure: Literal["go_on", "stop"] = "go_on"
+    """Goes on with the other runs after one has failed, or stops."""
     interval: Literal["bootstrap", "student"] = "student"
+    """The kind of intervals, see `statistics.over_seeds_and_problems`."""
     deadline_hours: Annotated[float, Gt(0)] = 240.0
+    """Hours after which a run that hangs is ended."""
     notes: tuple[str, ...] = ()
     """Stand below the table."""
 

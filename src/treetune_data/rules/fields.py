@@ -60,18 +60,21 @@ class KeepWhere(Rule):
 @Rule.register("length")
 @dataclass(frozen=True, kw_only=True)
 class Length(Rule):
-    """Drops rows whose prompt has more than `max_prompt_tokens`, or whose ground truth has more than
-    `max_ground_truth_tokens`, of `model`'s tokenizer; prompts are counted as the model is asked them, with
-    its chat template where `model.chat` is set. `max_prompt_characters`, `min_prompt_characters` and
-    `max_ground_truth_characters` need no model.
-    """
+    """Drops rows whose prompt or ground truth is too long, or the prompt too short. Prompts are counted as
+    the model is asked them, with its chat template where `model.chat` is set; characters need no model."""
 
     model: ModelSource | None = None
+    """The model whose tokenizer counts."""
     max_prompt_tokens: Annotated[int, Gt(0)] | None = None
+    """The most tokens of a prompt."""
     max_ground_truth_tokens: Annotated[int, Gt(0)] | None = None
+    """The most tokens of a ground truth."""
     max_prompt_characters: Annotated[int, Gt(0)] | None = None
+    """The most characters of a prompt."""
     min_prompt_characters: Annotated[int, Ge(0)] = 0
+    """The fewest characters of a prompt."""
     max_ground_truth_characters: Annotated[int, Gt(0)] | None = None
+    """The most characters of a ground truth."""
     name: str | None = None
 
     def __post_init__(self) -> None:

@@ -42,19 +42,23 @@ class ActionRanking(OfCheckpoints):
     """Next steps that the policy may take from one state, in the order that values put them in
     (Kazemnejad et al., arXiv:2410.01679, section 7: the best of five next steps).
 
-    From each state `alternatives` continuations are sampled and cut at their next step boundary.
-    Different steps are kept; a step that ends the answer is left out, since it is graded and not
-    valued. The first `states` states with at least `at_least` steps are ranked, out of `candidates`
-    that are tried. The truth of a step is the mean of `rollouts` continuations, its prediction that
-    of `samples` fresh ones, or what the critic says of the state that it leads to.
+    From each state continuations are sampled and cut at their next step boundary. Different steps are kept;
+    a step that ends the answer is left out, since it is graded and not valued. A step's prediction is the
+    mean of fresh continuations, or the critic's value of the state that it leads to.
     """
 
     rollouts: Annotated[int, Gt(1)] = 256
+    """Continuations of a step whose mean is its truth."""
     samples: Annotated[tuple[Annotated[int, Gt(0)], ...], MinLen(1)] = (1, 3, 9)
+    """Numbers of continuations that predict it."""
     alternatives: Annotated[int, Gt(1)] = 5
+    """Continuations of a state that give its next steps."""
     at_least: Annotated[int, Gt(1)] = 3
+    """Different next steps that a state needs."""
     states: Annotated[int, Gt(0)] = 48
+    """States that are ranked."""
     candidates: Annotated[int, Gt(0)] = 256
+    """States that are tried for it."""
     problems: Annotated[int, Ge(1)] = 64
     """Training problems whose answers give the candidate states."""
 

@@ -21,18 +21,16 @@ Chosen = tuple[Annotated[int, Ge(0)], ...] | Literal["last", "all"]
 
 @dataclass(frozen=True, kw_only=True)
 class OfCheckpoints(Analyzer):
-    """An analyzer that needs weights. ``all`` begins with the start weights, 0.
-
-    Of ``all``, `at_most` are taken, as evenly as can be, the first and the last among them. `seed`
-    decides on everything that the analysis draws. What `judges_critic` needs the critics of its
-    checkpoints, in an experiment that trains one.
-    """
+    """An analyzer that needs weights; one that `judges_critic` needs the critics of its checkpoints as well,
+    in an experiment that trains one."""
 
     name: str | None = None
     checkpoints: Chosen = "last"
     """The checkpoints to look at: ``last``, ``all``, or a list of their numbers; 0 are the start weights."""
     at_most: Annotated[int, Gt(0)] = 10
+    """The most of ``all`` that are taken, as evenly as can be, the first and the last among them."""
     seed: Annotated[int, Ge(0)] = 0
+    """Decides on everything that the analysis draws."""
 
     judges_critic = False
 
@@ -64,13 +62,13 @@ class OfCheckpoints(Analyzer):
 @dataclass(frozen=True, kw_only=True)
 class OfIterations(Analyzer):
     """An analyzer that reads what iterations left. Iteration i was sampled by the weights after i
-    iterations: the first is 0. Of ``all``, `at_most` are taken, as evenly as can be.
-    """
+    iterations: the first is 0."""
 
     name: str | None = None
     iterations: Chosen = "all"
     """The iterations to look at: ``all``, ``last``, or a list of their numbers from 0 on."""
     at_most: Annotated[int, Gt(0)] = 10
+    """The most of ``all`` that are taken, as evenly as can be."""
 
     file = "trajectories.arrow"
 

@@ -108,20 +108,24 @@ class ValueAccuracy(OfCheckpoints):
     """Values of states that the policy comes to, held against the mean of `rollouts` continuations
     (Kazemnejad et al., arXiv:2410.01679, section 7 and figures 7 and 8).
 
-    The states are drawn from the answers that the checkpoint's own weights gave: `states` from
-    between their steps, and `prompts` prompts, which are kept apart in the numbers. Judged are the
-    means of `samples` fresh continuations, each tried `repeats` times, and the critic where the
-    experiment has one. `bins` parts the answer into equal shares of its tokens. `problems` is how
-    many problems are answered where the run kept no answers of these weights.
+    The states are drawn from the answers that the checkpoint's own weights gave. The means of `samples`
+    fresh continuations are judged, and the critic where the experiment has one.
     """
 
     rollouts: Annotated[int, Gt(1)] = 256
+    """Continuations of a state whose mean is its truth."""
     samples: Annotated[tuple[Annotated[int, Gt(0)], ...], MinLen(1)] = (1, 3, 9)
+    """Numbers of continuations to judge."""
     repeats: Annotated[int, Gt(0)] = 4
+    """Times that each is tried."""
     states: Annotated[int, Gt(0)] = 128
+    """States between the steps of answers."""
     prompts: Annotated[int, Ge(0)] = 32
+    """Prompts, which are kept apart in the numbers."""
     bins: Annotated[int, Gt(0)] = 5
+    """Equal shares of an answer's tokens."""
     problems: Annotated[int, Gt(0)] = 64
+    """Problems that are answered where the run kept no answers of these weights."""
 
     needs_engine = True
     judges_critic = True
