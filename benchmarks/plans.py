@@ -107,8 +107,8 @@ def row(name: str, root: PolicyIteration) -> str:
 def cell(plan: Plan) -> str:
     if not plan.fits:
         found = remedy(plan)
-        return "no" if found is None else f"with {found.words}"
-    worst = max((place for place in plan.places if "GPU" in place.where), key=lambda place: place.needed)
+        return "no" if found is None else f"with {found.text}"
+    worst = max((use for use in plan.uses if "GPU" in use.where), key=lambda use: use.needed)
     phase = "" if worst.phase == "training" else f" ({worst.phase})"
     return f"{worst.needed / GIB:.1f}{phase}"
 
@@ -140,8 +140,8 @@ def on_a_cpu() -> Iterator[str]:
         for name, root in experiments()
         if parameters(root) < SMALL
     ]
-    largest = max(plans, key=lambda one: max(place.needed for place in one[1].places))
-    most = max(place.needed for place in largest[1].places) / GIB
+    largest = max(plans, key=lambda one: max(use.needed for use in one[1].uses))
+    most = max(use.needed for use in largest[1].uses) / GIB
     fit = sum(plan.fits for _, plan in plans)
     yield (
         f"{fit} of {len(plans)} fit a machine with 2 cores and 8 GiB of memory; the most is {most:.1f} GiB"

@@ -173,7 +173,7 @@ class _Stages:
             record = {
                 "id": self._id,
                 "dropped": {str(row): why for row, why in verdict.dropped.items()},
-                "told": dict(verdict.told),
+                "told": dict(verdict.details),
                 "columns": {
                     column: {str(row): value for row, value in values.items()}
                     for column, values in verdict.columns.items()

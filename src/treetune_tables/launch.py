@@ -88,7 +88,7 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
             more = grown(plan)
             if len(more.runs) == len(plan.runs):
                 break
-            say("more seeds: " + "; ".join(run.words for run in more.runs if run.key not in plan.statuses))
+            say("more seeds: " + "; ".join(run.label for run in more.runs if run.key not in plan.statuses))
             plan = more
         write(plan)
     return 1 if unfinished else 0
@@ -204,7 +204,7 @@ def carry_out(
 ) -> int:
     """Runs or resumes what is missing, needed runs first and so many at once, and returns how many runs could
     not be finished. Runs that are `known` to be finished are passed over in silence."""
-    labels = {run.key: f"[{n}/{len(plan.runs)}] {run.words}" for n, run in enumerate(plan.runs, start=1)}
+    labels = {run.key: f"[{n}/{len(plan.runs)}] {run.label}" for n, run in enumerate(plan.runs, start=1)}
     waiting, statuses = list(plan.runs), dict(plan.statuses)
     at_work: dict[Key, _Attempt] = {}
     tried: defaultdict[Key, set[str]] = defaultdict(set)
@@ -329,7 +329,7 @@ def launch_lines(plan: Plan, launcher: Launcher) -> list[str]:
         lines += [f"# {after}:", *(_line(plan, run, launcher) for run in wave)]
     for run in plan.to_do():
         if blocked := plan.blocked_by(run):
-            lines.append(f"# {run.words}: blocked by {', '.join(blocked)}")
+            lines.append(f"# {run.label}: blocked by {', '.join(blocked)}")
     return lines or ["# nothing is missing"]
 
 
@@ -345,7 +345,7 @@ def slurm_script(plan: Plan, launcher: Launcher, working_directory: Path) -> str
     for wave in _waves(plan):
         tasks.append(f"{len(cases)}-{len(cases) + len(wave) - 1}")
         for run in wave:
-            cases.append(f"    {len(cases)}) # {run.words}\n        {_line(plan, run, launcher)} ;;")
+            cases.append(f"    {len(cases)}) # {run.label}\n        {_line(plan, run, launcher)} ;;")
     if not tasks:
         raise ValueError("nothing is missing: there is no run to put into a SLURM script")
     logs = Path(table.directory) / "logs"

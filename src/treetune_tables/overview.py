@@ -72,7 +72,7 @@ def plan_text(plan: Plan, at_once: int = 1) -> str:
     for run in plan.runs:
         status = plan.statuses[run.key]
         if status.why and status.state != "interrupted":
-            notes.setdefault(status.why, []).append(run.words)
+            notes.setdefault(status.why, []).append(run.label)
         place = str(run.directory.path) if run.template else DASH
         iterations = f"{status.done}/{run.iterations}" if run.template else DASH
         seed = "shared" if run.recipe.shared else str(run.seed)

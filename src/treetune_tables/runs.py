@@ -67,7 +67,7 @@ class PlannedRun:
         return [(needed, self.shared.get(needed, self.seed)) for needed in self.recipe.needs]
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return f"{self.name}, {'shared' if self.recipe.shared else f'seed {self.seed}'}"
 
     @cached_property

@@ -69,7 +69,7 @@ def test_the_chunks_of_the_head_are_those_that_the_policy_has():
 
 def test_what_does_not_fit_is_said_with_a_change_that_makes_it_fit():
     found = plan(BIG, machine=described_machine(1, 80))
-    assert [place.phase for place in found.misfits] == ["training"]
+    assert [use.phase for use in found.misfits] == ["training"]
     change = remedy(found)
     assert change.override in as_text(found)
     assert plan(BIG, change.override, machine=described_machine(1, 80)).fits
@@ -114,13 +114,13 @@ def test_what_takes_memory_in_training_is_planned_with_more(override):
 
 def test_an_engine_that_does_not_sleep_is_there_while_training():
     awake = plan(SMALL, "{engines+: {policy+: {sleep: false}}}")
-    training = next(place for place in awake.places if place.phase == "training")
+    training = next(use for use in awake.uses if use.phase == "training")
     assert any(item.what == "engine: KV cache" for item in training.items)
 
 
 def test_an_engine_with_gpus_of_its_own_takes_none_of_the_trainers():
     apart = plan(SMALL, "{engines+: {policy+: {sleep: false, servers: 'one', devices: [7]}}}")
-    wheres = {place.where for place in apart.places if "GPU" in place.where}
+    wheres = {use.where for use in apart.uses if "GPU" in use.where}
     assert wheres == {"an engine's GPU", "a trainer's GPU"}
 
 
@@ -167,8 +167,8 @@ def test_half_of_a_machine_is_refused(capsys):
 def test_everything_that_a_plan_says_is_plain_data():
     found = as_data(plan(SMALL))
     assert json.loads(json.dumps(found)) == found
-    for place in found["places"]:
-        assert place["needed"] == sum(place["items"].values())
+    for use in found["places"]:
+        assert use["needed"] == sum(use["items"].values())
 
 
 class TestSharedMemory:
@@ -178,12 +178,12 @@ class TestSharedMemory:
 
     def test_weights_in_files_are_named_as_the_change_and_need_none(self):
         found = plan(SMALL, machine=self.SMALL_ONE)
-        assert [place.where for place in found.misfits] == ["/dev/shm"]
+        assert [use.where for use in found.misfits] == ["/dev/shm"]
         change = remedy(found)
         assert change.override == "{engines+: {policy+: {weight_transfer: 'file'}}}"
         in_files = plan(SMALL, change.override, machine=self.SMALL_ONE)
         assert in_files.fits
-        assert not any("/dev/shm" in item.what and item.size for one in in_files.places for item in one.items)
+        assert not any("/dev/shm" in item.what and item.size for one in in_files.uses for item in one.items)
 
     def test_more_gpus_do_not_make_it_larger(self):
         one = dataclasses.replace(described_machine(1, 80, host_gib=2000), shared_memory=64 * 2**20)
@@ -203,14 +203,14 @@ class TestSharedMemory:
                 f"{{trainer+: {{offload_reference: false, lora: {{send: '{send}'}}}}}}",
                 machine=self.SMALL_ONE,
             )
-            return next(place.needed for place in found.places if place.where == "/dev/shm")
+            return next(use.needed for use in found.uses if use.where == "/dev/shm")
 
         assert 2 * needed("adapters") == needed("merged")
 
 
 def test_a_model_that_is_read_in_parts_is_whole_on_one_rank_alone():
     def read(override: str) -> int:
-        start = next(place for place in plan(BIG, override).places if place.where == "the machine")
+        start = next(use for use in plan(BIG, override).uses if use.where == "the machine")
         return sum(item.size for item in start.items if "model" in item.what and "/dev/shm" not in item.what)
 
     in_parts = read("{trainer+: {zero_stage: 3, offload_parameters: false}}")

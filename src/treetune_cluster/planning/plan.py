@@ -41,7 +41,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryUse:
     """A memory in a phase of the run: what lies there, and how much there is (None: not known)."""
 
     phase: str
@@ -58,7 +58,7 @@ class Place:
         return self.room is None or self.needed <= self.room
 
     @property
-    def words(self) -> str:
+    def message(self) -> str:
         """The message on what doesn't fit, and by how much."""
         assert self.room is not None
         largest = sorted(self.items, key=lambda item: -item.size)[:3]
@@ -124,18 +124,18 @@ class Plan:
         )
 
     @cached_property
-    def places(self) -> list[Place]:
+    def uses(self) -> list[MemoryUse]:
         found = [*self._on_gpus()] if self.machine.device == "cuda" else []
         return [*found, *self._on_the_host()]
 
     @property
-    def misfits(self) -> list[Place]:
-        return [place for place in self.places if not place.fits]
+    def misfits(self) -> list[MemoryUse]:
+        return [use for use in self.uses if not use.fits]
 
     @property
     def problems(self) -> list[str]:
         """All that is in the way, in words."""
-        return [*self._grouping(), *(place.words for place in self.misfits)]
+        return [*self._grouping(), *(use.message for use in self.misfits)]
 
     @property
     def fits(self) -> bool:
@@ -170,13 +170,13 @@ class Plan:
 
     # GPUs
 
-    def _on_gpus(self) -> Iterator[Place]:
+    def _on_gpus(self) -> Iterator[MemoryUse]:
         room = int(USABLE * self.machine.device_memory)
         own = Item("CUDA context of the rank", CONTEXT)
         trainer, engine = self.trainer, self.engine
         training = [own, *self._training()]
         if engine is None:
-            yield Place("training", "a GPU", tuple(training), room)
+            yield MemoryUse("training", "a GPU", tuple(training), room)
             return
         awake = [
             Item("engine: weights", engine.weights),
@@ -184,19 +184,19 @@ class Plan:
             Item("engine: KV cache", max(engine.cache, self._one_sequence)),
         ]
         if not self.shares_device:
-            yield Place("start", "an engine's GPU", tuple(awake), room)
-            yield Place("training", "a trainer's GPU", tuple(training), room)
+            yield MemoryUse("start", "an engine's GPU", tuple(awake), room)
+            yield MemoryUse("training", "a trainer's GPU", tuple(training), room)
             return
         if not engine.settings.sleep:
-            yield Place("start", "a GPU", (own, *awake), room)
-            yield Place("training", "a GPU", (*training, *awake), room)
+            yield MemoryUse("start", "a GPU", (own, *awake), room)
+            yield MemoryUse("training", "a GPU", (*training, *awake), room)
             return
         aside = Item("weights of the trainer, kept to be scored", trainer.aside)
-        yield Place("start", "a GPU", (own, *awake), room)
-        yield Place("generation", "a GPU", (own, aside, *awake), room)
+        yield MemoryUse("start", "a GPU", (own, *awake), room)
+        yield MemoryUse("generation", "a GPU", (own, aside, *awake), room)
         gathered = trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
-        yield Place("sync", "a GPU", (own, aside, *awake, Item("scoring the canary", gathered)), room)
-        yield Place("training", "a GPU", (*training, Item("engine, asleep", ASLEEP)), room)
+        yield MemoryUse("sync", "a GPU", (own, aside, *awake, Item("scoring the canary", gathered)), room)
+        yield MemoryUse("training", "a GPU", (*training, Item("engine, asleep", ASLEEP)), room)
 
     @property
     def _one_sequence(self) -> int:
@@ -225,11 +225,11 @@ class Plan:
 
     # The host
 
-    def _on_the_host(self) -> Iterator[Place]:
+    def _on_the_host(self) -> Iterator[MemoryUse]:
         machine, trainer, engine = self.machine, self.trainer, self.engine
         shared = self._shared
         if self.sends_through_memory:
-            yield Place("sync", str(MEMORY), (shared,), machine.shared_memory)
+            yield MemoryUse("sync", str(MEMORY), (shared,), machine.shared_memory)
         servers = servers_on_a_machine(engine.settings, machine) if engine is not None else 0
         if machine.device == "cpu":
             items = [
@@ -238,10 +238,10 @@ class Plan:
             ]
             if engine is not None:
                 items += [Item("engine", servers * engine.on_cpu), shared]
-            yield Place("training", "the machine", tuple(items), machine.host_memory)
+            yield MemoryUse("training", "the machine", tuple(items), machine.host_memory)
             return
         ranks = machine.ranks
-        yield Place(
+        yield MemoryUse(
             "start",
             "the machine",
             (
@@ -254,7 +254,7 @@ class Plan:
         visiting = 0 if trainer.reference_stays else trainer.reference
         asleep = engine.weights * engine.settings.tensor_parallel_size if engine is not None else 0
         sleeps = engine is not None and engine.settings.sleep
-        yield Place(
+        yield MemoryUse(
             "generation",
             "the machine",
             (
@@ -311,7 +311,7 @@ class Change:
     cost: int
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         return f"{self.key}: {self.as_jsonnet}"
 
     @property
@@ -336,8 +336,8 @@ class Remedy:
     nodes: int = 1
 
     @property
-    def words(self) -> str:
-        own = ", ".join(change.words for change in self.changes)
+    def text(self) -> str:
+        own = ", ".join(change.text for change in self.changes)
         if self.gpus is None:
             return own
         machines = (
@@ -466,9 +466,9 @@ def _for_the_engine(plan: Plan) -> Iterator[Change]:
     settings = plan.engine.settings
     if plan.shares_device and not settings.sleep:
         yield Change("engines.policy.sleep", True, 2)
-    for place, share in enumerate(SHARES):
+    for rank, share in enumerate(SHARES):
         if share < settings.gpu_memory_utilization:
-            yield Change(SHARE, share, 3 + place)
+            yield Change(SHARE, share, 3 + rank)
         elif share > settings.gpu_memory_utilization:
             yield Change(SHARE, share, 3)
     if settings.max_num_seqs > 128:

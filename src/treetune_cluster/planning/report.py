@@ -109,11 +109,11 @@ def as_text(plan: Plan) -> str:
         f"model: {shape.parameters / 1e9:.3f} billion parameters ({shape.source})",
         "",
     ]
-    for place in plan.places:
-        room = "(room not known)" if place.room is None else f"of {in_units(place.room)}"
-        verdict = "" if place.fits else "  DOES NOT FIT"
-        lines.append(f"{place.phase}, {place.where}: {in_units(place.needed)} {room}{verdict}")
-        lines += [f"    {in_units(item.size):>11}  {item.what}" for item in place.items if item.size]
+    for use in plan.uses:
+        room = "(room not known)" if use.room is None else f"of {in_units(use.room)}"
+        verdict = "" if use.fits else "  DOES NOT FIT"
+        lines.append(f"{use.phase}, {use.where}: {in_units(use.needed)} {room}{verdict}")
+        lines += [f"    {in_units(item.size):>11}  {item.what}" for item in use.items if item.size]
     if plan.engine is not None:
         engine = plan.engine
         lines += [
@@ -160,7 +160,7 @@ def verdict_of(plan: Plan, found: Remedy | None = None) -> str:
     if found is None:
         lines.append("  no change of how work is cut makes it fit: take a smaller model, or other hardware")
     else:
-        lines.append(f"  the smallest change that makes it fit: {found.words}")
+        lines.append(f"  the smallest change that makes it fit: {found.text}")
         if found.changes:
             lines.append(f"    --override '{found.override}'")
     return "\n".join(lines)
@@ -184,14 +184,14 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "shape": {name: getattr(shape, name) for name in shape.__dataclass_fields__},
         "places": [
             {
-                "phase": place.phase,
-                "where": place.where,
-                "needed": place.needed,
-                "room": place.room,
-                "fits": place.fits,
-                "items": {item.what: item.size for item in place.items if item.size},
+                "phase": use.phase,
+                "where": use.where,
+                "needed": use.needed,
+                "room": use.room,
+                "fits": use.fits,
+                "items": {item.what: item.size for item in use.items if item.size},
             }
-            for place in plan.places
+            for use in plan.uses
         ],
         "kv_cache_tokens": None if plan.engine is None else plan.engine.cached_tokens,
         "micro_batch_tokens": plan.trainer.micro_batch,
@@ -204,5 +204,5 @@ def as_data(plan: Plan) -> dict[str, Any]:
         ],
         "fits": plan.fits,
         "problems": plan.problems,
-        "remedy": None if found is None else {"words": found.words, "override": found.override},
+        "remedy": None if found is None else {"words": found.text, "override": found.override},
     }

@@ -274,14 +274,16 @@ class Contamination(Rule):
                 name, place, what = match
                 matches[name] += 1
                 found[one.number] = f"{name} ({place}): {what}"
-        told = {
+        details = {
             "test_problems": problems.counts,
             "too_short": problems.too_short,
             "matches": dict(matches.most_common()),
         }
         if self.action == "report":
-            return Verdict({}, {**told, "matching_rows": {str(number): why for number, why in found.items()}})
-        return Verdict(found, told)
+            return Verdict(
+                {}, {**details, "matching_rows": {str(number): why for number, why in found.items()}}
+            )
+        return Verdict(found, details)
 
 
 class _Problems:

@@ -38,13 +38,13 @@ class Verdict:
     and columns that rows get, by name and number."""
 
     dropped: Mapping[int, str]
-    told: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class RuleContext:
-    """The services that a rule gets. `folder` is for what must outlive a killed process; `progress` is told
+    """The services that a rule gets. `folder` is for what must outlive a killed process; `progress` gets
     rows done and rows in all; `say` shows a line."""
 
     folder: Path

@@ -254,8 +254,8 @@ class PassRates(Rule):
                     found.setdefault(one.number, f"too hard: the strong model's rate is {rate:g}")
                 elif column == HIGH_PASS_RATE and rate >= bound:
                     found.setdefault(one.number, f"too easy: the weak model's rate is {rate:g}")
-        told = Counter(why.partition(":")[0] for why in found.values())
-        return Verdict(found, {"why": dict(told.most_common()), "without_a_rate": dict(missing)}, values)
+        reasons = Counter(why.partition(":")[0] for why in found.values())
+        return Verdict(found, {"why": dict(reasons.most_common()), "without_a_rate": dict(missing)}, values)
 
 
 def _file(name: str) -> Path:
