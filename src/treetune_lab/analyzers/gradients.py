@@ -85,7 +85,6 @@ def gradient_sums(
 
     Raises ValueError where the episodes were not sampled by the weights after `point` iterations.
     """
-    settings = session.config.trainer
     path = session.directory.iteration(point) / "episodes.arrow"
     episodes = read_episodes(path)
     versions = {episode.policy_version for episode in episodes}
@@ -94,20 +93,14 @@ def gradient_sums(
             f"{path} holds episodes of the policy versions {sorted(versions)}, and not of the weights after"
             f" {point} iterations alone: their gradient at these weights would be another"
         )
-    sequences = Sequences.of(episodes)
-    models = StoredModels(session, point, session.temperature)
-    loss = Loss(models, settings, session.config.credit, episodes, sequences)
-    order = units_of(episodes, in_pairs=settings.objective.needs_pairs)
+    loss = Loss(session, point, episodes)
+    order = units_of(episodes, in_pairs=loss.settings.objective.needs_pairs)
     derived_random(seed, point, "gradients").shuffle(order)
-    chosen = [
-        order[start : start + minibatch_size]
-        for start in range(0, len(order) - minibatch_size + 1, minibatch_size)
-    ][:minibatches]
+    starts = range(0, len(order) - minibatch_size + 1, minibatch_size)
+    chosen = [order[start : start + minibatch_size] for start in starts][:minibatches]
     sums, rows = GradientSums(minibatch_size), []
     for number, minibatch in enumerate(chosen):
-        models.policy.zero_grad(set_to_none=True)
-        value = loss.backward(minibatch)
-        gradients = [p.grad for p in models.policy.parameters() if p.grad is not None]
+        value, gradients = loss.gradients(minibatch)
         sums.add(gradients)
         rows.append(
             {
@@ -128,47 +121,57 @@ class Loss:
 
     def __init__(
         self,
-        models: StoredModels,
-        settings: Trainer,
-        credit: Credit,
+        session: Session,
+        point: int,
         episodes: Sequence[Episode],
-        sequences: Sequences,
+        settings: Trainer | None = None,
+        credit: Credit | None = None,
     ) -> None:
-        self.models, self.settings, self.sequences = models, settings, sequences
-        settings = replace(settings, measure_kl=False)
+        self.settings, credit = settings or session.config.trainer, credit or session.config.credit
+        self.models = StoredModels(session, point, session.temperature)
+        self.sequences = Sequences.of(episodes)
+        without_kl = replace(self.settings, measure_kl=False)
         leaves_values = credit.leaves_values_to_trainer
         self.tensors = prepare(
-            settings,
+            without_kl,
             episodes,
-            sequences,
-            models,
-            scores_old=scores_old_logprobs(settings, several_steps=False),
+            self.sequences,
+            self.models,
+            scores_old=scores_old_logprobs(without_kl, several_steps=False),
             critic=leaves_values,
             from_values=credit.from_values if leaves_values else None,
         )
         self.tensors.old_logprobs_N = None  # the ratio is 1, and not 1 up to rounding
 
-    def backward(self, members: Sequence[Unit]) -> float:
-        """Adds the gradient of the mean loss over these sequences to the policy's; the loss."""
-        objective, scorer = self.settings.objective, self.models.scorer
+    def gradients(self, members: Sequence[Unit]) -> tuple[float, list[Tensor]]:
+        """Returns the mean loss over these sequences, and the policy's gradients of it by parameter."""
+        objective, scorer, policy = self.settings.objective, self.models.scorer, self.models.policy
+        policy.zero_grad(set_to_none=True)
         minibatch = Minibatch.of(self.sequences, members, objective)
         total = 0.0
-        if not minibatch.units:
-            return total
-        for batch in scorer.micro_batches(self.sequences, minibatch.units, keep_units=minibatch.keep_units):
-            loss, _, _ = micro_batch_loss(
-                self.models.policy,
-                objective,
-                minibatch,
-                batch,
-                self.tensors,
-                temperature=scorer.temperature,
-                entropy_coef=objective.entropy_coef,
-                device=scorer.ranks.device,
-            )
-            loss.backward()
-            total += float(loss.detach())
-        return total
+        if minibatch.units:
+            units, whole = minibatch.units, minibatch.keep_units
+            for batch in scorer.micro_batches(self.sequences, units, keep_units=whole):
+                loss, _, _ = micro_batch_loss(
+                    policy,
+                    objective,
+                    minibatch,
+                    batch,
+                    self.tensors,
+                    temperature=scorer.temperature,
+                    entropy_coef=objective.entropy_coef,
+                    device=scorer.ranks.device,
+                )
+                loss.backward()
+                total += float(loss.detach())
+        return total, [p.grad for p in policy.parameters() if p.grad is not None]
+
+    def flat_gradient(self, members: Sequence[Unit]) -> Tensor:
+        """Returns the policy's gradient of the mean loss over these sequences as one vector, in float64."""
+        import torch
+
+        _, parts = self.gradients(members)
+        return torch.cat([part.detach().flatten().double().cpu() for part in parts])
 
 
 def against_true_ones(
@@ -189,9 +192,14 @@ def against_true_ones(
 
     Gradients are those of Σ advantage × log-prob, without clipping, penalties or normalisation.
     """
+    import numpy as np
     import torch
 
-    true = [replace(one, advantages=_of_tokens(truth, one)) for truth, one in _paired(truths, by_method)]
+    true = []
+    for truth, episode in zip(truths, next(iter(by_method.values())), strict=True):
+        advantages: Column = np.repeat(truth.advantages, np.diff(truth.step_ends, prepend=0))
+        assert len(advantages) == len(episode.response_ids)
+        true.append(replace(episode, advantages=advantages))
     exact = _gradients(session, point, true, batch)
     whole = torch.stack(exact).sum(0)
     others = [whole - one for one in exact]
@@ -199,50 +207,31 @@ def against_true_ones(
     found: dict[str, dict[str, float | None]] = {}
     for name, episodes in by_method.items():
         own = _gradients(session, point, episodes, batch)
+        middle = torch.stack(own).mean(0)
+        squared = float(middle @ middle)
+        variance = float((torch.stack(own) - middle).square().sum()) / (len(own) - 1)
         found[name] = {
             "cosine": _mean_cosine(own, others),
-            "relative_variance": _relative_variance(own),
+            "relative_variance": variance / squared if squared else None,
             "true_cosine": best,
         }
         progress(len(found), len(by_method))
     return found
 
 
-def _paired(
-    truths: Sequence[Truth], by_method: Mapping[str, Sequence[Episode]]
-) -> list[tuple[Truth, Episode]]:
-    return list(zip(truths, next(iter(by_method.values())), strict=True))
-
-
-def _of_tokens(truth: Truth, episode: Episode) -> Column:
-    import numpy as np
-
-    advantages: Column = np.repeat(truth.advantages, np.diff(truth.step_ends, prepend=0))
-    assert len(advantages) == len(episode.response_ids)
-    return advantages
-
-
 def _gradients(session: Session, point: int, episodes: Sequence[Episode], batch: int) -> list[Tensor]:
-    """Flat, in float64, one for each whole batch."""
-    import torch
-
+    """Returns the gradient of each whole batch."""
     from treetune.rollouts.credit import Outcome
     from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
-    from treetune.trainers.tokens import Sequences
-    from treetune_lab.analyzers.stored import StoredModels
 
     settings = replace(
         session.config.trainer, objective=ClippedPolicyGradient(), advantage_normalisation="none"
     )
-    sequences = Sequences.of(episodes)
-    models = StoredModels(session, point, session.temperature)
-    loss = Loss(models, settings, Outcome(), episodes, sequences)
-    found = []
-    for start in range(0, len(episodes) - batch + 1, batch):
-        models.policy.zero_grad(set_to_none=True)
-        loss.backward([(index,) for index in range(start, start + batch)])
-        parts = [p.grad for p in models.policy.parameters() if p.grad is not None]
-        found.append(torch.cat([part.detach().flatten().double().cpu() for part in parts]))
+    loss = Loss(session, point, episodes, settings, Outcome())
+    found = [
+        loss.flat_gradient([(index,) for index in range(start, start + batch)])
+        for start in range(0, len(episodes) - batch + 1, batch)
+    ]
     if len(found) < 2:
         raise ValueError(
             f"{len(episodes)} answers make {len(found)} batches of {batch}, and gradients are compared"
@@ -258,13 +247,3 @@ def _mean_cosine(ones: Sequence[Tensor], others: Sequence[Tensor]) -> float | No
         if (length := float(one.norm()) * float(other.norm()))
     ]
     return math.fsum(cosines) / len(cosines) if cosines else None
-
-
-def _relative_variance(ones: Sequence[Tensor]) -> float | None:
-    import torch
-
-    stacked = torch.stack(list(ones))
-    middle = stacked.mean(0)
-    squared = float(middle @ middle)
-    variance = float((stacked - middle).square().sum()) / (len(ones) - 1)
-    return variance / squared if squared else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +21,10 @@ from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
 from treetune.store.checksums import config_hash, read_record
 from treetune.store.files import replace_folder
+from treetune.trainers.tokens import units_of
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Episode, Metrics
+from treetune_lab.analyzers.gradients import Loss
 from treetune_lab.analyzers.stored import lent_critic_at, policy_at
 
 if TYPE_CHECKING:
@@ -274,8 +275,8 @@ def _state_before(session: Session, point: int, made: Path | None) -> Path | Non
 def _step(
     sampler: Sampler, config: PolicyIteration, point: int, state: Path | None, work: Path, earlier: Path
 ) -> Step:
-    """Credit, and training from `state`, or from the weights of then. `earlier` is where the same replay may
-    lie."""
+    """Gives credit, and trains from `state`, or from the weights of then. `earlier` is where the same replay
+    may lie."""
     session, own = sampler.session, sampler.session.config
     folder = session.directory.iteration(point)
     metrics: Metrics = {}
@@ -294,8 +295,11 @@ def _step(
         raise ValueError(
             f"the selection ({type(config.selection).__name__}) keeps no episode of this iteration"
         )
-    with _as(session, config):
+    session.config = config  # the session has another trainer and credit meanwhile
+    try:
         return _trained(session, point, state, episodes, metrics, tokens)
+    finally:
+        session.config = own
 
 
 def credited_again(
@@ -337,16 +341,6 @@ def credited_again(
     return episodes, metrics, 0 if engine is None else engine.tokens - before
 
 
-@contextlib.contextmanager
-def _as(session: Session, config: PolicyIteration) -> Iterator[None]:
-    """The session with another trainer and credit, while inside."""
-    before, session.config = session.config, config
-    try:
-        yield
-    finally:
-        session.config = before
-
-
 def _trained(
     session: Session,
     point: int,
@@ -365,20 +359,25 @@ def _trained(
     elif point and restarts:
         metrics = metrics | trainer.restart(episodes)
     elif point:
-        _put(trainer.model, policy_at(session, point))
+        with torch.no_grad():
+            for own, stored in zip(
+                trainer.model.parameters(), policy_at(session, point).parameters(), strict=True
+            ):
+                own.copy_(stored)
     before = trainer.weights()
     before = {name: tensor.clone() for name, tensor in before.items()}
-    gradient = _gradient(session, point, episodes)
+    loss = Loss(session, point, episodes)
+    gradient = loss.flat_gradient(units_of(episodes, in_pairs=loss.settings.objective.needs_pairs))
     metrics = metrics | trainer.train(point, episodes)
     after = trainer.weights()
     names = sorted(after)
     change = torch.cat([(after[name] - before[name]).flatten().float() for name in names])
-    stored = directory.checkpoint(point + 1) / "policy"
+    kept_policy = directory.checkpoint(point + 1) / "policy"
     same = None
-    if stored.is_dir() and (not point or restarts or state is not None):
+    if kept_policy.is_dir() and (not point or restarts or state is not None):
         from treetune.models.policy_files import read_policy
 
-        kept, _ = read_policy(stored)
+        kept, _ = read_policy(kept_policy)
         same = all(
             torch.equal(kept[name], after[name].to(kept[name].dtype)) for name in kept if name in after
         )
@@ -396,28 +395,3 @@ def _unlike_record(path: Path, metrics: Metrics) -> list[str] | None:
     }
     found = metrics_row(0, 0.0, {name: metrics[name] for name in recorded if name in metrics})
     return sorted(name for name in recorded if found.get(name) != recorded[name]) if recorded else None
-
-
-def _put(model: Any, other: Any) -> None:
-    import torch
-
-    with torch.no_grad():
-        for own, given in zip(model.parameters(), other.parameters(), strict=True):
-            own.copy_(given)
-
-
-def _gradient(session: Session, point: int, episodes: Sequence[Episode]) -> Tensor:
-    """The gradient of the loss over all episodes at the weights that sampled them, in plain PyTorch."""
-    import torch
-
-    from treetune.trainers.tokens import Sequences, units_of
-    from treetune_lab.analyzers.gradients import Loss
-    from treetune_lab.analyzers.stored import StoredModels
-
-    settings = session.config.trainer
-    sequences = Sequences.of(episodes)
-    models = StoredModels(session, point, session.temperature)
-    loss = Loss(models, settings, session.config.credit, episodes, sequences)
-    loss.backward(units_of(episodes, in_pairs=settings.objective.needs_pairs))
-    parts = [p.grad for p in models.policy.parameters() if p.grad is not None]
-    return torch.cat([part.detach().flatten().double().cpu() for part in parts])
