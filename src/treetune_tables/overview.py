@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from treetune.runtime.console import duration
 from treetune_tables.runs import TO_DO, Plan, PlannedRun
 
-
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds that a run still needs; None where nobody knows. `basis` says where that is from."""
-
-    seconds: float | None
-    basis: str
+Cost = tuple[float | None, str]
+"""Seconds that a run still needs, None where nobody knows, and where that is from."""
 
 
-def estimate(plan: Plan, run: PlannedRun) -> Estimate:
+def estimate(plan: Plan, run: PlannedRun) -> Cost:
     """Returns the cost from finished runs of other seeds, else from measured iterations of this run or of
     other seeds, else from what the table states."""
     status = plan.statuses[run.key]
     if status.state not in TO_DO:
-        return Estimate(0.0, "")
+        return (0.0, "")
     if status.state == "missing":
         whole = {other.seed: seconds for other in plan.of(run.name) if (seconds := _whole(plan, other))}
         if whole:
             each = sum(whole.values()) / len(whole)
             seeds = ", ".join(map(str, whole))
-            return Estimate(each, f"{each:.0f} s a run in seed{'s' if len(whole) > 1 else ''} {seeds}")
+            return (each, f"{each:.0f} s a run in seed{'s' if len(whole) > 1 else ''} {seeds}")
         if run.recipe.seconds_per_run is not None:
             return _stated(run, run.recipe.seconds_per_run, "a run")
     left = run.iterations - status.done
     if status.state == "unmeasured":
-        return Estimate(None, "evaluation alone")
+        return (None, "evaluation alone")
     peers = [other for other in plan.runs if other.name == run.name and other.template]
     peers.sort(key=lambda other: other.seed != run.seed)  # its own iterations first
     for peer in peers:
@@ -42,17 +36,17 @@ def estimate(plan: Plan, run: PlannedRun) -> Estimate:
         totals = [row["seconds/total"] for row in peer.directory.read_metrics() if "seconds/total" in row]
         if totals:
             each = sum(totals) / len(totals)
-            return Estimate(left * each, f"{each:.1f} s an iteration in seed {peer.seed}")
+            return (left * each, f"{each:.1f} s an iteration in seed {peer.seed}")
     if run.recipe.seconds_per_iteration is not None:
         return _stated(run, run.recipe.seconds_per_iteration, "an iteration", left)
     if run.recipe.seconds_per_run is not None:
         return _stated(run, run.recipe.seconds_per_run, "a run")
-    return Estimate(None, "nothing measured or stated")
+    return (None, "nothing measured or stated")
 
 
-def _stated(run: PlannedRun, each: float, of: str, times: int = 1) -> Estimate:
+def _stated(run: PlannedRun, each: float, of: str, times: int = 1) -> Cost:
     source = f", {run.recipe.estimated_from}" if run.recipe.estimated_from else ""
-    return Estimate(times * each, f"{each:g} s {of} stated{source}")
+    return (times * each, f"{each:g} s {of} stated{source}")
 
 
 def _whole(plan: Plan, run: PlannedRun) -> float:
@@ -86,7 +80,7 @@ def cost_line(plan: Plan, at_once: int = 1) -> str:
     states = [status.state for status in plan.statuses.values()]
     told = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     parts = [f"{len(plan.runs)} runs: {told}"]
-    left = [estimate(plan, run).seconds for run in plan.to_do() if not plan.blocked_by(run)]
+    left = [estimate(plan, run)[0] for run in plan.to_do() if not plan.blocked_by(run)]
     if seconds := sum(known for known in left if known is not None):
         together = f", or {duration(seconds / at_once)} with {at_once} at once" if at_once > 1 else ""
         parts.append(f"still about {duration(seconds)} of runs{together}")
@@ -101,8 +95,8 @@ def _needs(plan: Plan, run: PlannedRun) -> str:
         return ""
     if blocked := plan.blocked_by(run):
         return f"blocked by {', '.join(blocked)}"
-    left = estimate(plan, run)
-    cost = f"unknown ({left.basis})" if left.seconds is None else f"{duration(left.seconds)} ({left.basis})"
+    seconds, basis = estimate(plan, run)
+    cost = f"unknown ({basis})" if seconds is None else f"{duration(seconds)} ({basis})"
     return f"{cost}, after {', '.join(run.recipe.needs)}" if run.needs else cost
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from treetune.config.build import build
 from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import load
+from treetune.config.jsonnet import Config, load
 from treetune.runtime.base import PolicyIteration, Runtime, StopAfter
 from treetune.runtime.directory import ExperimentDirectory, expected_iterations, verify_answers
 from treetune.runtime.manifest import different_keys, read_config
@@ -75,7 +75,7 @@ class PlannedRun:
         """The configuration with this run's own seed and directory."""
         if self.template is None or self.template.get("seed") == self.seed:
             return self.template
-        return _loaded(self.recipe, self.environment)
+        return _load(self.recipe, self.environment).data
 
     @property
     def experiment_name(self) -> str:
@@ -203,20 +203,17 @@ def run_environment(base: Path, recipe: TableExperiment, seed: int) -> dict[str,
 def make_plan(table: Reproduction) -> Plan:
     """Evaluates every experiment's configuration, and looks at what is there of its runs: with the seeds that
     every row has. (What else a row needs, `until.grown` says.)"""
-    runs = list(_runs(table))
-    return Plan(table, runs, {run.key: inspect(run) for run in runs})
-
-
-def _runs(table: Reproduction) -> Iterator[PlannedRun]:
-    """Seed by seed, so that a table of fewer seeds is complete as early as possible."""
     base, found = Path(table.directory), _configurations(table)
     shared = {name: recipe.seed for name, recipe in table.experiments.items() if recipe.shared}
-    for seed in table.seeds_of_all_rows:
+    runs = []
+    for seed in table.seeds_of_all_rows:  # seed by seed: a table of fewer seeds is complete early
         for name, (config, root, wrong) in found.items():
             recipe, readings = table.experiments[name], _read_by(table, name)
             if seed == table.seeds[0] or not recipe.shared:
                 own = shared.get(name, seed)
-                yield PlannedRun(name, own, recipe, base, config, wrong, *readings, root=root, shared=shared)
+                run = PlannedRun(name, own, recipe, base, config, wrong, *readings, root=root, shared=shared)
+                runs.append(run)
+    return Plan(table, runs, {run.key: inspect(run) for run in runs})
 
 
 Checked = tuple[dict[str, Any] | None, PolicyIteration | None, str | None]
@@ -270,7 +267,7 @@ def _checked(
     analyses: Sequence[str],
 ) -> Checked:
     try:
-        config = load(recipe.configs, recipe.overrides, _environ(environment))
+        config = _load(recipe, environment)
         root = build(Runtime, config.data, Explanation(config))
     except ConfigError as error:
         return None, None, str(error)
@@ -279,12 +276,9 @@ def _checked(
     return (None, None, lacking) if lacking else (config.data, root, None)
 
 
-def _loaded(recipe: TableExperiment, environment: Mapping[str, str]) -> dict[str, Any]:
-    return load(recipe.configs, recipe.overrides, _environ(environment)).data
-
-
-def _environ(environment: Mapping[str, str]) -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k != "APP_EXPERIMENT_NAME"} | dict(environment)
+def _load(recipe: TableExperiment, environment: Mapping[str, str]) -> Config:
+    inherited = {k: v for k, v in os.environ.items() if k != "APP_EXPERIMENT_NAME"}
+    return load(recipe.configs, recipe.overrides, inherited | dict(environment))
 
 
 def _lacking(config: Mapping[str, Any], sets: Sequence[str], analyses: Sequence[str]) -> str | None:
