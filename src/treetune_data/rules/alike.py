@@ -112,22 +112,23 @@ class ExactDuplicates(Rule):
 @Rule.register("near_duplicates")
 @dataclass(frozen=True, kw_only=True)
 class NearDuplicates(Rule):
-    """Drops a row whose prompt has nearly the same words as one before it that stays: the sets of their runs
-    of `ngram` words have a Jaccard similarity of `similarity` or more. In scripts without spaces between
-    words, two characters count as a word.
+    """Drops a row whose prompt has nearly the same words as one before it that stays, by the Jaccard
+    similarity of the sets of their runs of words. In scripts without spaces between words, two characters
+    count as a word.
 
     The default leaves variants of a template with other numbers. A copy with every tenth word changed is
     found with ``ngram: 2, similarity: 0.6``, which drops such variants as well.
 
     MinHash with locality-sensitive hashing finds the candidates, and misses fewer than one in a thousand;
-    each is then compared as it is, so nothing goes by chance. More `permutations` compare fewer. With
-    `within_source`, rows of different sources are not compared.
+    each is then compared as it is, so nothing goes by chance.
     """
 
     similarity: Annotated[float, Gt(0), Le(1)] = 0.8
+    """The least similarity of rows that are too much alike."""
     ngram: Annotated[int, Ge(1)] = 5
     """Words of a run; a shorter prompt is one run."""
     permutations: Annotated[int, Ge(16), Le(1024)] = 128
+    """Permutations of MinHash: more compare fewer candidates."""
     within_source: bool = False
     """Compares rows of one source alone."""
     name: str | None = None
@@ -227,27 +228,22 @@ OVERLAP_RUN = 4
 @Rule.register("contamination")
 @dataclass(frozen=True, kw_only=True)
 class Contamination(Rule):
-    """Drops a row of the train split that has a run of `ngram` words in common with a problem of one of the
-    sets in `against`. Capitals, punctuation, fullwidth letters and characters of no width make no difference;
-    in scripts without spaces between words, two characters count as a word. What matched is written down for
-    each row.
-
-    With `overlap`, a row also goes that has this share of a problem's runs of four words: 0.5 finds copies
-    with every tenth word changed, and takes long variants of a problem with other numbers for copies.
-
-    A test problem with fewer words than `ngram` is looked for whole, if it has `shortest` of them; shorter
-    ones can't be told from chance, and the summary counts them as ``too_short``. `overlap` is for problems
-    of about `ngram` words or more.
-
-    With `action` ``report``, rows stay and the summary lists them.
-    """
+    """Drops a row of the train split that has a run of words in common with a problem of a test set.
+    Capitals, punctuation, fullwidth letters and characters of no width make no difference; in scripts without
+    spaces between words, two characters count as a word. What matched is written down for each row."""
 
     against: Annotated[tuple[TestSet, ...], MinLen(1)]
+    """The test sets."""
     ngram: Annotated[int, Ge(2)] = 13
-    """Words of a run that two texts don't share by chance."""
+    """Words of a run that two texts don't share by chance. A problem of fewer words is looked for whole."""
     overlap: Annotated[float, Gt(0), Le(1)] | None = None
+    """The share of a problem's runs of four words with which a row goes as well: 0.5 finds copies with every
+    tenth word changed, and takes long variants of a problem with other numbers for copies. It is for problems
+    of about `ngram` words or more."""
     shortest: Annotated[int, Ge(1)] = 8
+    """Words that a problem needs: shorter ones can't be told from chance, and count as ``too_short``."""
     action: Literal["drop", "report"] = "drop"
+    """Drops rows, or lets them stay and lists them in the summary."""
     name: str | None = None
 
     def __post_init__(self) -> None:

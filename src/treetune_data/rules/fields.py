@@ -134,18 +134,16 @@ def _no_alphabet() -> str:
 @Rule.register("quotas")
 @dataclass(frozen=True, kw_only=True)
 class Quotas(Rule):
-    """Keeps at most so many rows of a domain (``math``) or of a source (``math__dapo``), as `most` says; a
-    source that is named counts apart from its domain. With `total`, so many of all together, each in
-    proportion to what it has left.
+    """Keeps at most so many rows of a domain (``math``) or of a source (``math__dapo``), or of all together.
 
     Which rows stay is drawn by the pipeline's seed and each row's content: another domain, or another order,
     changes nothing.
     """
 
     most: Mapping[str, Annotated[int, Ge(0)]] | None = None
-    """Rows of a domain or a source."""
+    """Rows of a domain or a source; a source that is named counts apart from its domain."""
     total: Annotated[int, Gt(0)] | None = None
-    """Rows of all domains together."""
+    """Rows of all domains together, each in proportion to what it has left."""
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -199,10 +197,8 @@ class PassRates(Rule):
     """Drops a row if the strong model's pass rate is `low` or less: it can't be solved; or if the weak
     model's is `high` or more: there is nothing to learn.
 
-    `strong` and `weak` are folders (or their rates.parquet) that `estimate_difficulty` wrote; where one is
-    null, the rows' own column counts, ``low_pass_rate`` for the strong model and ``high_pass_rate`` for the
-    weak one. Rates that are there enter the rows under these names. A row without a rate is never taken for
-    one of rate 0: it stays, goes, or stops the command, as `missing` says, and is counted.
+    Rates enter the rows under the names of the columns ``low_pass_rate`` for the strong model and
+    ``high_pass_rate`` for the weak one. A row without a rate is never taken for one of rate 0.
     """
 
     low: Annotated[float, Ge(0), Le(1)] | None = 0.1
@@ -210,8 +206,11 @@ class PassRates(Rule):
     high: Annotated[float, Ge(0), Le(1)] | None = 0.9
     """Weak model's rate at or above which a row goes; null: none goes."""
     strong: str | None = None
+    """The folder (or its rates.parquet) that `estimate_difficulty` wrote for it; null: the rows' column."""
     weak: str | None = None
+    """The same for the weak model."""
     missing: Literal["keep", "drop", "stop"] = "stop"
+    """Keeps rows without a rate, drops them, or stops the command. They are counted."""
     name: str | None = None
 
     def __post_init__(self) -> None:

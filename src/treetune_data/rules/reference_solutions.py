@@ -27,23 +27,23 @@ REFERENCE = "reference"
 @Rule.register("reference_solutions")
 @dataclass(frozen=True, kw_only=True)
 class ReferenceSolutions(Rule):
-    """Runs each row's reference solution through `grader`, in `workers` processes, each within `deadline`
-    seconds, and drops rows whose reference is not correct.
-
-    `reference` is an expression: a text, or a list of texts of which one has to pass. `answer` makes the
-    response of it that the grader is shown, such as a code block. Rows without a reference stay or go, as
-    `without` says. What was graded is written down as it comes and not graded again.
-    """
+    """Grades each row's reference solution, and drops rows whose reference is not correct. Grades are written
+    down as they come and not made again."""
 
     grader: Grader
+    """The grader of references."""
     reference: Annotated[str, MinLen(1)] = "extra_info.reference"
+    """An expression: a text, or a list of texts of which one has to pass."""
     answer: str = "{{ reference }}"
+    """Makes the response that the grader is shown of it, such as a code block."""
     without: Literal["keep", "drop"] = "keep"
+    """Keeps rows without a reference, or drops them."""
     most: Annotated[int, Gt(0)] = 4
     """References of a row that are tried."""
     workers: Annotated[int, Gt(0)] = 2
     """Processes that grade."""
     deadline: Annotated[float, Gt(0)] = 30.0
+    """Seconds for one of them."""
     name: str | None = None
 
     def __post_init__(self) -> None:

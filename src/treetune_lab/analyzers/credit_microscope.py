@@ -75,11 +75,10 @@ class CreditMicroscope(OfIterations):
     the value before each step and its advantage, with 95 % intervals where a method knows how sure it is. The
     report shows them.
 
-    Methods are computed as by `replay`, on the groups of `problems` problems: continuations that the run
-    stored are read, others sampled from the weights of then. Of the answers to these, `answers` are shown,
-    right and wrong ones in equal parts: those on which the methods differ most, each method's advantages
-    measured by their root mean square. With `truth`, the mean of so many continuations of each of their
-    states stands beside, of which no method has any.
+    Methods are computed as by `replay`, on whole groups: continuations that the run
+    stored are read, others sampled from the weights of then. Right and wrong answers are shown in equal
+    parts: those on which the methods differ most, each method's advantages measured by their root mean
+    square.
     """
 
     iterations: Chosen = "last"
@@ -88,8 +87,11 @@ class CreditMicroscope(OfIterations):
     methods: Mapping[str, Credit] = field(default_factory=dict, hash=False)
     """The credits to show, by their names in the report."""
     problems: Annotated[int, Gt(0)] = 16
+    """Problems whose answers the methods give credit to."""
     answers: Annotated[int, Gt(0)] = 4
+    """Answers that are shown."""
     truth: Annotated[int, Ge(0)] = 0
+    """Continuations of each of their states, of which no method has any, whose mean stands beside."""
     seed: Annotated[int, Ge(0)] = 0
     """The seed that draws problems and answers among those that are alike."""
 
