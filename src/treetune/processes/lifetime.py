@@ -204,10 +204,3 @@ def _members(group: int) -> list[psutil.Process]:
             if os.getpgid(process.pid) == group and is_alive(process):
                 members.append(process)
     return members
-
-
-def wait_a_moment(process: subprocess.Popen[bytes]) -> int | None:
-    """Returns the exit code, if the process ends within a moment."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(POLL_S)
-    return None
