@@ -31,7 +31,7 @@ from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.unavailable import graded
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.rollouts.valuation import FreshContinuations, ValueEstimator
-from treetune.rollouts.values import AnswerPrefix
+from treetune.rollouts.values import AnswerPrefix, ContinuationPlan
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Episode, Grade, Metrics, Problem, Trajectory, token_array
 from treetune_lab.values.over_another import Filtered, Smoothed
@@ -291,9 +291,7 @@ def test_whoever_waits_for_grades_keeps_no_answer_waiting() -> None:
     state = MonteCarlo().states.open(
         context(inner, grader=Slow()),
         AnswerPrefix(problem, token_array(mdp.encode(problem.prompt)), ()),
-        UntilSure(first=2, error=0.1, most=9),
-        ROLLOUT.sampling,
-        "value",
+        ContinuationPlan(UntilSure(first=2, error=0.1, most=9), ROLLOUT.sampling),
     )
     (request,) = state.ask()
     assert isinstance(request, Request)

@@ -29,7 +29,7 @@ from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import Group, Rloo, gae
 from treetune.rollouts.monte_carlo import MonteCarlo
-from treetune.rollouts.values import AnswerPrefix, FixedBudget
+from treetune.rollouts.values import AnswerPrefix, ContinuationPlan, FixedBudget
 from treetune.tasks.graders.base import Unavailable
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Problem, Trajectory, logprob_array, token_array
@@ -110,7 +110,7 @@ def test_continuations_of_a_turns_beginning_earn_its_exact_value(
     for letters, beginning in beginnings.items():
         context = lent(Letters(environment=environment), DealtEngine(), pool)
         (estimate,) = TurnStates().estimate(
-            context, [beginning], FixedBudget(CONTINUATIONS), context.settings.sampling, "value"
+            context, [beginning], ContinuationPlan(FixedBudget(CONTINUATIONS), context.settings.sampling)
         )
         assert estimate.value == pytest.approx(in_all(letters), abs=1e-12), letters
 
@@ -227,7 +227,7 @@ def test_continuations_that_nobody_could_judge_are_no_part_of_a_value(pool: Envi
     beginning = AnswerPrefix(trees[0].problem, trees[0].prompt_ids, ())
     context = replace(context, task=Letters(environment=OftenClosed()))
     (estimate,) = TurnStates().estimate(
-        context, [beginning], FixedBudget(9), context.settings.sampling, "value"
+        context, [beginning], ContinuationPlan(FixedBudget(9), context.settings.sampling)
     )
     assert (len(estimate.rewards), estimate.unavailable) == (6, 3)
 

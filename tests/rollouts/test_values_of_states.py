@@ -12,7 +12,7 @@ from treetune.inference.base import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.states import StepBoundaries
 from treetune.rollouts.valuation import ProblemStates, estimates
-from treetune.rollouts.values import Budget, Estimate, FixedBudget
+from treetune.rollouts.values import Budget, ContinuationPlan, Estimate, FixedBudget
 
 
 class UntilBothAreSeen(Budget):
@@ -32,7 +32,7 @@ def valued(context: RolloutContext, estimator: Budget) -> tuple[list[Estimate], 
         for one in own
     ]
     sampling = SamplingParams(mdp.LONGEST)
-    found, everyones = estimates(context, wanted, StepBoundaries(), estimator, sampling)
+    found, everyones = estimates(context, wanted, StepBoundaries(), ContinuationPlan(estimator, sampling))
     return [estimate for of_answer in found for estimate in of_answer], everyones
 
 

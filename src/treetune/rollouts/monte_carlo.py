@@ -40,7 +40,7 @@ from treetune.rollouts.valuation import (
     mean_of,
     rewards_below,
 )
-from treetune.rollouts.values import EarlyContinuations, Estimate, StateRule
+from treetune.rollouts.values import ContinuationPlan, EarlyContinuations, Estimate, StateRule
 from treetune.tree import Tree, answers_of, sharing_of
 from treetune.vocabulary import Episode, Metrics
 
@@ -178,8 +178,7 @@ class MonteCarlo(Credit):
             return None
         return EarlyContinuations(
             rule=self.states,
-            budget=self.values.budget(self.samples),
-            sampling=self._sampling(context),
+            plan=ContinuationPlan(self.values.budget(self.samples), self._sampling(context)),
             first_states=self.values.first_states,
             max_states=self.max_states,
             least=least_answers(self),

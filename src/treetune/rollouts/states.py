@@ -15,6 +15,7 @@ from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.rollouts.values import (
     AnswerPrefix,
     Budget,
+    ContinuationPlan,
     EarlyContinuations,
     Estimate,
     OpenState,
@@ -35,26 +36,14 @@ class OneLineStates(StateRule):
     def opens_early(self, context: RolloutContext) -> bool:
         return True
 
-    def open(
-        self,
-        context: RolloutContext,
-        prefix: AnswerPrefix,
-        budget: Budget,
-        sampling: SamplingParams,
-        purpose: str,
-    ) -> OneLineState:
-        state = OneLineState(context, prefix, budget, sampling, purpose)
+    def open(self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan) -> OneLineState:
+        state = OneLineState(context, prefix, plan)
         # What services do for values is counted with the values, whose phase comes later.
         state.ungraded = [] if context.grader.has_services else None
         return state
 
     def estimate(
-        self,
-        context: RolloutContext,
-        prefixes: Sequence[AnswerPrefix],
-        budget: Budget,
-        sampling: SamplingParams,
-        purpose: str,
+        self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
     ) -> list[Estimate]:
         """Continues each state. A continuation may use the tokens that its prefix left of the answer's
         budget."""
@@ -62,11 +51,11 @@ class OneLineStates(StateRule):
         early = context.find(EarlyContinuations)
         states = []
         for prefix in prefixes:
-            state = early and early.find(prefix, sampling, purpose)
-            if isinstance(state, OneLineState) and state.budget == budget:
+            state = early and early.find(prefix, plan)
+            if isinstance(state, OneLineState):
                 state.grade_waiting()
             else:
-                state = OneLineState(context, prefix, budget, sampling, purpose)
+                state = OneLineState(context, prefix, plan)
             states.append(state)
         owners: list[OneLineState] = []  # of each request, in their order
         done = total = sum(len(state.completions) for state in states)
@@ -139,9 +128,7 @@ class OneLineState(OpenState):
 
     context: RolloutContext
     prefix: AnswerPrefix
-    budget: Budget
-    rule_sampling: SamplingParams
-    purpose: str
+    plan: ContinuationPlan
     turn: int = 0
     """Requests so far."""
     completions: list[Completion] = field(default_factory=list)
@@ -153,16 +140,16 @@ class OneLineState(OpenState):
 
     def __post_init__(self) -> None:
         # The problem's own: domains have stop strings and budgets of their own.
-        self.sampling = self.context.task.of(self.prefix.problem).sampling(self.rule_sampling)
+        self.sampling = self.context.task.of(self.prefix.problem).sampling(self.plan.sampling)
 
     def ask(self) -> list[Request | Later]:
         if self.is_over or self.ungraded:
             return []
-        if self.turn and self.budget.adaptive:
+        if self.turn and self.plan.budget.adaptive:
             missing = next((grade for grade in self.grades if grade is not None and not grade.done()), None)
             if missing is not None:  # waiting here would hold up all other results
                 return [Later(missing, self.ask)]
-        count = self.budget.ask(self.turn, self.rewards)
+        count = self.plan.budget.ask(self.turn, self.rewards)
         self.is_over = not count
         if not count:
             return []
@@ -175,7 +162,7 @@ class OneLineState(OpenState):
                 context.iteration,
                 self.prefix,
                 self.sampling,
-                self.purpose,
+                self.plan.purpose,
                 turn,
                 count,
             )
@@ -220,7 +207,7 @@ class OneLineState(OpenState):
 
     def estimate(self) -> Estimate:
         rewards = self.rewards()
-        counted = self.budget.counted(rewards)
+        counted = self.plan.budget.counted(rewards)
         return Estimate(
             rewards=tuple(counted),
             unfinished=sum(one.finish_reason == "length" for one in self.completions),
@@ -244,36 +231,23 @@ class WholeAnswers(StateRule):
         # What services do for values is counted with the values, whose phase comes later.
         return not context.grader.has_services
 
-    def open(
-        self,
-        context: RolloutContext,
-        prefix: AnswerPrefix,
-        budget: Budget,
-        sampling: SamplingParams,
-        purpose: str,
-    ) -> ContinuedAnswers:
+    def open(self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan) -> ContinuedAnswers:
         # The progress is that of the rollout's answers.
         quiet = replace(context, log=replace(context.log, progress=lambda done, total: None))
-        starts = self._starts(context, prefix, purpose, range(budget.ask(0, lambda: ())))
-        return ContinuedAnswers(
-            budget, partial(_rollout(context, sampling).growing, _only_graded(quiet), starts)
-        )
+        starts = self._starts(context, prefix, plan.purpose, range(plan.budget.ask(0, lambda: ())))
+        rollout = _rollout(context, plan.sampling)
+        return ContinuedAnswers(partial(rollout.growing, _only_graded(quiet), starts))
 
     def estimate(
-        self,
-        context: RolloutContext,
-        prefixes: Sequence[AnswerPrefix],
-        budget: Budget,
-        sampling: SamplingParams,
-        purpose: str,
+        self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
     ) -> list[Estimate]:
-        rollout, only_graded = _rollout(context, sampling), _only_graded(context)
+        rollout, only_graded, budget = _rollout(context, plan.sampling), _only_graded(context), plan.budget
         early = context.find(EarlyContinuations)
         answers: list[list[Trajectory]] = []
         for prefix in prefixes:
-            state = early and early.find(prefix, sampling, purpose)
-            begun = isinstance(state, ContinuedAnswers) and state.budget == budget and state.growth
-            answers.append(begun.answers() if begun else [])
+            state = early and early.find(prefix, plan)
+            growth = state.growth if isinstance(state, ContinuedAnswers) else None
+            answers.append([] if growth is None else growth.answers())
         turns = [int(bool(of_state)) for of_state in answers]
         waiting = list(range(len(prefixes)))
         while waiting:
@@ -284,7 +258,7 @@ class WholeAnswers(StateRule):
             starts = []
             for number, count in counts.items():
                 first = len(answers[number])
-                starts += self._starts(context, prefixes[number], purpose, range(first, first + count))
+                starts += self._starts(context, prefixes[number], plan.purpose, range(first, first + count))
             for number, answer in zip(owners, rollout.answers(only_graded, starts), strict=True):
                 answers[number].append(answer)
             waiting = [number for number in waiting if counts[number]]
@@ -307,7 +281,6 @@ class ContinuedAnswers(OpenState):
     """The first turn's answers through a state, written while others are sampled. Further turns wait until
     all answers are there."""
 
-    budget: Budget
     grow: partial[Growth]
     growth: Growth | None = None
 

@@ -15,6 +15,7 @@ from treetune.rollouts.metrics import mean
 from treetune.rollouts.values import (
     AnswerPrefix,
     Budget,
+    ContinuationPlan,
     EarlyContinuations,
     Estimate,
     FixedBudget,
@@ -44,16 +45,13 @@ def estimates(
     context: RolloutContext,
     wanted: Sequence[ProblemStates],
     rule: StateRule,
-    budget: Budget,
-    sampling: SamplingParams,
-    purpose: str = "value",
+    plan: ContinuationPlan,
     dealt: bool = True,
 ) -> tuple[list[list[Estimate]], list[Estimate]]:
     """Returns the estimates of this rank's states, in their order, and those of all ranks' distinct states.
 
-    An estimate does not depend on the rank that makes it, and those for two purposes share no
-    continuation. The work is `dealt` out, or else each state stays with the first rank that has it, where it
-    was opened. Collective.
+    An estimate does not depend on the rank that makes it. The work is `dealt` out, or else each state stays
+    with the first rank that has it, where it was opened. Collective.
     """
     # Nobody needs log-probs to continue a state.
     lean = [
@@ -73,7 +71,7 @@ def estimates(
                 distinct[key] = prefix
                 ranks[key] = len(ranks) % context.ranks.world_size if dealt else rank
     local = [prefix for key, prefix in distinct.items() if ranks[key] == context.ranks.rank]
-    made = context.ranks.exchange("value-estimates", rule.estimate(context, local, budget, sampling, purpose))
+    made = context.ranks.exchange("value-estimates", rule.estimate(context, local, plan))
     of_rank = [iter(estimates_of_rank) for estimates_of_rank in made]
     by_key = {key: next(of_rank[rank]) for key, rank in ranks.items()}
     return [[by_key[prefix.key] for prefix in one.prefixes()] for one in wanted], list(by_key.values())
@@ -200,9 +198,8 @@ class Valuation:
                 for tree, first in zip(self.trees, missing, strict=True)
             ],
             self.rule,
-            budget or FixedBudget(self.samples),
-            self.sampling,
-            dealt=dealt,
+            ContinuationPlan(budget or FixedBudget(self.samples), self.sampling),
+            dealt,
         )
         for first, of_tree_estimates in zip(missing, local, strict=True):
             self.estimates.update(zip(first, of_tree_estimates, strict=True))

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from treetune.config.registrable import Registrable
 from treetune.inference.base import Completion, Later, Request, SamplingParams
@@ -114,6 +114,15 @@ class FixedBudget(Budget):
         return self.samples if turn == 0 else 0
 
 
+class ContinuationPlan(NamedTuple):
+    """How states are continued: how often, sampled how, and for which purpose. No two purposes share a
+    continuation."""
+
+    budget: Budget
+    sampling: SamplingParams
+    purpose: str = "value"
+
+
 class OpenState:
     """A state whose continuations are being sampled."""
 
@@ -165,27 +174,15 @@ class StateRule(Registrable):
         """Returns whether a state can be continued before all answers are there, with `open`."""
         return False
 
-    def open(
-        self,
-        context: RolloutContext,
-        prefix: AnswerPrefix,
-        budget: Budget,
-        sampling: SamplingParams,
-        purpose: str,
-    ) -> OpenState:
+    def open(self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan) -> OpenState:
         """Opens a state, which `estimate` takes up where it finds it among the `EarlyContinuations`."""
         raise NotImplementedError
 
     def estimate(
-        self,
-        context: RolloutContext,
-        prefixes: Sequence[AnswerPrefix],
-        budget: Budget,
-        sampling: SamplingParams,
-        purpose: str,
+        self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
     ) -> list[Estimate]:
-        """Continues each state. The seed of each continuation derives from the state and `purpose` alone,
-        whichever rank samples it, and when."""
+        """Continues each state. The seed of each continuation derives from the state and the plan's purpose
+        alone, whichever rank samples it, and when."""
         raise NotImplementedError
 
 
@@ -202,15 +199,13 @@ class EarlyContinuations:
     """
 
     rule: StateRule
-    budget: Budget
-    sampling: SamplingParams
+    plan: ContinuationPlan
     first_states: Callable[[int], Sequence[int]]
     """Given how many states an answer has, returns those that are wanted whatever the others are."""
     max_states: int | None = None
     least: int = 1
-    purpose: str = "value"
-    states: dict[Any, OpenState] = field(default_factory=dict)
-    """The states that were opened, by key, sampling and purpose."""
+    states: dict[bytes, OpenState] = field(default_factory=dict)
+    """The states that were opened, by their prefix's key."""
     engine: PipelinedEngine = field(init=False)
     _graded: dict[str, list[Trajectory]] = field(default_factory=lambda: defaultdict(list))
 
@@ -231,9 +226,9 @@ class EarlyContinuations:
 
         return context.with_services(AnswerObserver(observe), engine=self.engine)
 
-    def find(self, prefix: AnswerPrefix, sampling: SamplingParams, purpose: str) -> OpenState | None:
-        """Returns the state, if it was opened."""
-        return self.states.get((prefix.key, sampling, purpose))
+    def find(self, prefix: AnswerPrefix, plan: ContinuationPlan) -> OpenState | None:
+        """Returns the state, if it was opened with this plan."""
+        return self.states.get(prefix.key) if plan == self.plan else None
 
     def _take(self, context: RolloutContext, answer: Trajectory, grade: Grade) -> None:
         if not with_unfinished(grade, answer.finish_reason, context.settings.unfinished_reward).is_known:
@@ -247,10 +242,9 @@ class EarlyContinuations:
             starts = self.rule.step_starts(ready)[: self.max_states]
             for index in self.first_states(len(starts)):
                 prefix = AnswerPrefix.of(ready.problem, ready.prompt_ids, ready.segments, starts[index])
-                key = prefix.key, self.sampling, self.purpose
-                if key not in self.states:
-                    state = self.rule.open(context, prefix, self.budget, self.sampling, self.purpose)
-                    self.states[key] = state
+                if prefix.key not in self.states:
+                    state = self.rule.open(context, prefix, self.plan)
+                    self.states[prefix.key] = state
                     self.engine.also(state.ask(), state.answered)
 
 

@@ -18,7 +18,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.states import StepBoundaries
 from treetune.rollouts.unavailable import NothingGraded
 from treetune.rollouts.valuation import ProblemStates, estimates
-from treetune.rollouts.values import Estimate, FixedBudget
+from treetune.rollouts.values import ContinuationPlan, Estimate, FixedBudget
 from treetune.runtime.base import PolicyIteration
 from treetune.seeds import derive_seed, derived_random
 from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined, token_array
@@ -249,9 +249,8 @@ def continued_states(
         ProblemStates(problem, prompt_ids, [[Segment(begun_ids)]], [(0, len(begun_ids))])
         for problem, prompt_ids, begun_ids in states
     ]
-    found, everyones = estimates(
-        context, wanted, StepBoundaries(), FixedBudget(samples), context.settings.sampling, purpose
-    )
+    plan = ContinuationPlan(FixedBudget(samples), context.settings.sampling, purpose)
+    found, everyones = estimates(context, wanted, StepBoundaries(), plan)
     if lost := sum(estimate.unavailable for estimate in everyones):
         raise NothingGraded(
             f"{lost} continuations could not be graded, and the analysis needs all of them: run it again when"
