@@ -298,13 +298,8 @@ def thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[s
 # Drawing
 
 
-@dataclass(frozen=True)
-class Marks:
-    """The points of a curve: their radius, and the tooltip of each."""
-
-    radius: float
-    titles: Sequence[str]
-
+Marks = tuple[float, Sequence[str]]
+"""The points of a curve: their radius, and the tooltip of each."""
 
 Titles = Mapping[str, str | Marks]
 """Tooltips by the `gid` of what was drawn: one text for all of it, or one for each point."""
@@ -355,7 +350,7 @@ def draw_series(
             axes.plot(
                 xs, values, "o", color=colour, markersize=2 * radius, mew=0, gid=f"marks_{n}", clip_on=False
             )
-            titles[f"marks_{n}"] = Marks(radius, [one.title(point) for point in one.points])
+            titles[f"marks_{n}"] = radius, [one.title(point) for point in one.points]
     return titles
 
 
@@ -463,13 +458,14 @@ def _written(element: ElementTree.Element, titles: Titles) -> str:
     if tag != "g":
         return ""
     title = titles.get(element.get("id") or "")
-    if isinstance(title, Marks):
+    if isinstance(title, tuple):
+        radius, tooltips = title
         uses = [use for use in element.iter() if use.tag.rpartition("}")[2] == "use"]
-        assert len(uses) == len(title.titles), "a mark lies outside of the figure"
+        assert len(uses) == len(tooltips), "a mark lies outside of the figure"
         circles = (
             f'<circle cx="{_rounded(use.get("x") or "")}" cy="{_rounded(use.get("y") or "")}"'
-            f' r="{title.radius:g}"><title>{escape(words)}</title></circle>'
-            for use, words in zip(uses, title.titles)
+            f' r="{radius:g}"><title>{escape(words)}</title></circle>'
+            for use, words in zip(uses, tooltips)
         )
         return f"<g{_style(uses[0].get('style') or '')}>{''.join(circles)}</g>" if uses else ""
     inner = "".join(_written(child, titles) for child in element)

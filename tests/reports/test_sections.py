@@ -17,7 +17,7 @@ from treetune_view.report.recorded import NumbersSection
 
 @pytest.fixture(autouse=True)
 def _the_lists_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    base.sections()
+    base.all_sections()
     monkeypatch.setattr(base, "_SECTIONS", list(base._SECTIONS))
 
 

@@ -25,6 +25,11 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
+def folder(store: Store) -> Path:
+    return store.folders[0]
+
+
+@pytest.fixture
 def client(store: Store) -> TestClient:
     """Somebody who knows the token."""
     made = TestClient(application(store, TOKEN), base_url="http://127.0.0.1")

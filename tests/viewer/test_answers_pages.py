@@ -25,16 +25,11 @@ from treetune.vocabulary import Segment, Stretch
 from treetune_view.app import SEEN
 from treetune_view.charts import number
 from treetune_view.report import write_report
-from treetune_view.store import Run, Store
+from treetune_view.store import Run
 from treetune_view.store.queries import Filter, parsed
 from treetune_view.terminal import newest_answers
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
-
-
-@pytest.fixture
-def folder(store: Store) -> Path:
-    return store.folders[0]
 
 
 def test_conditions_are_read() -> None:

@@ -20,11 +20,6 @@ from treetune_view.curves import (
 from treetune_view.store import Store
 
 
-@pytest.fixture
-def folder(store: Store) -> Path:
-    return store.folders[0]
-
-
 def experiments(store: Store) -> dict:
     return {run.name: store.experiment(run) for run in store.runs()}
 

@@ -17,14 +17,8 @@ from tests.viewer.test_hostile_answers import SEEN, Elements
 from treetune.vocabulary import Trajectory
 from treetune_view.app import SEEN as MARK
 from treetune_view.pages.agreement import Agreement
-from treetune_view.store import Store
 
 JUDGED = {"task": {"grader": {"type": "judge", "rule": {"type": "math"}}}}
-
-
-@pytest.fixture
-def folder(store: Store) -> Path:
-    return store.folders[0]
 
 
 def judged(judge: float | None, rule: float, number: int, domain: str) -> Trajectory:

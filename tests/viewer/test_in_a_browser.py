@@ -19,7 +19,6 @@ from tests.viewer.recorded import (
 )
 from treetune_view.notes import read_notes, system_user
 from treetune_view.pages import PAGES
-from treetune_view.store import Store
 
 Address = Callable[[str], str]
 
@@ -43,11 +42,6 @@ def nothing_goes_wrong(window: Browser, served: Address) -> Iterator[None]:
     faults = window.faults()
     window.open("about:blank")  # before the viewer ends, which a page would say
     assert faults == []
-
-
-@pytest.fixture
-def folder(store: Store) -> Path:
-    return store.folders[0]
 
 
 @WIDTHS

@@ -34,11 +34,6 @@ WHERE = {"run": "run", "source": "i1", "answer": "train/0#0"}
 HOSTILE = "</textarea><script>window.ran = 1</script>\u202e\nsecond line"
 
 
-@pytest.fixture
-def folder(store: Store) -> Path:
-    return store.folders[0]
-
-
 def hidden(page: str) -> dict[str, str]:
     """What the form knows of the answer and of the note that it was made from."""
     return {name: page.split(f'name="{name}" value="')[1].split('"')[0] for name in ("seen", "about")}

@@ -4,7 +4,6 @@ import logging
 import time
 from pathlib import Path
 
-import pytest
 from starlette.testclient import TestClient
 
 from tests.reports.page import Page
@@ -16,11 +15,6 @@ from treetune_view.store import Store
 
 def of(store: Store, name: str) -> Status:
     return store.status(store.run(name))
-
-
-@pytest.fixture
-def folder(store: Store) -> Path:
-    return store.folders[0]
 
 
 def test_experiments_are_found_below_the_folders_and_not_inside_of_experiments(

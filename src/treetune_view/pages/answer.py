@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,18 +55,6 @@ UNRECORDED = (
 )
 
 
-@dataclass(frozen=True)
-class Colouring:
-    """A number that tokens can be coloured by: what its colours mean, from where on they are full, and why it
-    is not there, where it isn't."""
-
-    name: str
-    meaning: str
-    scale: float | None = None
-    signed: bool = False
-    missing: str = ""
-
-
 def show(view: View) -> Response:
     """`?run=`, `?source=`, `?answer=`, `?as=` (see `_forms`), `?colour=`, `?all=1`, `?leaves=` (page of the
     tree)."""
@@ -116,7 +103,7 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     text, left_out = cut(answer.text, len(answer.text) if everything else SHOWN)
     drawing: Markup | str = ""
     if way == "threads" and tokens is not None:
-        scales = {one.name: one.scale for one in colours}
+        scales = {one["name"]: one["scale"] for one in colours}
         scale = scales.get(OF_CREDIT) or scales["advantage"] or 1.0
         drawn = ThreadedAnswer(tokens.texts or (), answer.episode, answer.trajectory, scale)
         drawing = Markup(threads_html(drawn))
@@ -185,9 +172,10 @@ def _leaves(answers: Answers, answer: Answer, page: int) -> Found | None:
 # Tokens
 
 
-def colourings(tokens: Tokens | None, made: str) -> list[Colouring]:
-    """Returns all that tokens can be coloured by, also what this answer has nothing of. `made` describes what
-    training makes of credit's advantages."""
+def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
+    """Returns all numbers that tokens can be coloured by: what the colours mean, the `scale` from which on
+    they are full, and why a number is `missing`, where it is. `made` describes what training makes of
+    credit's advantages."""
     known: Mapping[str, np.ndarray] = tokens.numbers if tokens is not None else {}
     trains = "as it trains" if OF_CREDIT in known or not made else f"as credit gave it ({made})"
     kinds = [
@@ -211,15 +199,14 @@ def colourings(tokens: Tokens | None, made: str) -> list[Colouring]:
     for name, signed, meaning, missing in kinds:
         if name == OF_CREDIT and name not in known:
             continue
-        column = known.get(name)
+        column, scale = known.get(name), None
         sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
         if len(sizes):
             # An advantage is a whole step's, and the step that matters may be short: the largest is full.
             quantile = 1.0 if name in ("advantage", OF_CREDIT) else COLOURED_FULLY
-            scale = float(np.quantile(sizes, quantile)) or float(sizes.max()) or 1.0
-            found.append(Colouring(name, meaning, scale, signed))
-        else:
-            found.append(Colouring(name, meaning, signed=signed, missing=missing))
+            scale, missing = float(np.quantile(sizes, quantile)) or float(sizes.max()) or 1.0, ""
+        one = {"name": name, "meaning": meaning, "scale": scale, "signed": signed, "missing": missing}
+        found.append(one)
     return found
 
 

@@ -4,7 +4,7 @@ answers to one problem along training."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
@@ -16,7 +16,6 @@ from treetune_view.pages.agreement import graded_by_both
 from treetune_view.store import NotThere, Run
 from treetune_view.store.answers import Answers
 from treetune_view.store.catalogue import digest
-from treetune_view.store.index import Source
 from treetune_view.store.queries import Filter, Question, parsed
 
 SIZES = ("50", "20", "200")
@@ -149,27 +148,18 @@ def _filters(view: View) -> Iterator[Filter]:
 # One problem along training
 
 
-@dataclass(frozen=True)
-class AnswersOfFile:
-    """The answers to a problem in one file: how many, how many are right, and those that are shown."""
-
-    source: Source
-    total: int
-    right: int
-    answers: list[dict[str, Any]]
-
-
 def show_problem(view: View) -> Response:
     """`?run=` (also several), `?problem=`."""
     problem = view.text("problem")
     found = {run.name: _answers_to(view, run, problem) for run in [view.run, *view.runs[1:]]}
     if not any(found.values()):
         raise NotThere(f"there is no answer to {problem!r} in {', '.join(found)}")
-    asked = next(one["asked"] for rows in found.values() for row in rows for one in row.answers)
+    asked = next(one["asked"] for rows in found.values() for row in rows for one in row["answers"])
     return view.render("problem_answers.html", problem=problem, asked=asked or "", found=found)
 
 
-def _answers_to(view: View, run: Run, problem: str) -> list[AnswersOfFile]:
+def _answers_to(view: View, run: Run, problem: str) -> list[dict[str, Any]]:
+    """Returns the answers to a problem by file: how many, how many are right, and those that are shown."""
     answers = view.store.answers(run)
     if not answers.columns():
         return []
@@ -186,12 +176,12 @@ def _answers_to(view: View, run: Run, problem: str) -> list[AnswersOfFile]:
     for row in whole(rows):
         by_source.setdefault(row["source"], []).append(row)
     return [
-        AnswersOfFile(
-            source,
-            own[0]["total"],
-            own[0]["right_ones"],
-            sorted(own, key=lambda row: row["sample"] or 0),
-        )
+        {
+            "source": source,
+            "total": own[0]["total"],
+            "right": own[0]["right_ones"],
+            "answers": sorted(own, key=lambda row: row["sample"] or 0),
+        }
         for source in sources
         if (own := by_source.get(source.name))
     ]

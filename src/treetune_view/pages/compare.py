@@ -30,25 +30,18 @@ WHICH = ("flipped", "better", "worse", "all")
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 
 
-@dataclass(frozen=True)
-class Side:
-    """A file of answers of an experiment."""
-
-    run: Run
-    source: Source
+Side = tuple[Run, Source]
+"""A file of answers of an experiment."""
 
 
 @dataclass(frozen=True)
 class Both:
-    """A problem that both were asked: the share of right answers of each."""
+    """A problem that both were asked: the share of right answers of each, and how it changed."""
 
     problem: str
     first: float
     second: float
-
-    @property
-    def change(self) -> float:
-        return self.second - self.first
+    change: float
 
     def belongs_to(self, which: str) -> bool:
         """Returns whether it is flipped (more often right than wrong on one side, and not on the other),
@@ -66,15 +59,19 @@ def show(view: View) -> Response:
     shares = [
         {
             row["problem"]: row["share"]
-            for row in view.store.answers(side.run).sql(
+            for row in view.store.answers(run).sql(
                 f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share FROM answers"
                 " WHERE score IS NOT NULL GROUP BY problem",
-                sources=(side.source.name,),
+                sources=(source.name,),
             )
         }
-        for side in sides
+        for run, source in sides
     ]
-    both = [Both(name, shares[0][name], shares[1][name]) for name in shares[0] if name in shares[1]]
+    both = [
+        Both(name, first, shares[1][name], shares[1][name] - first)
+        for name, first in shares[0].items()
+        if name in shares[1]
+    ]
     both.sort(key=lambda one: (-abs(one.change), one.problem))
     which, problem = view.choice("which", WHICH), view.text("problem")
     return view.render(
@@ -111,22 +108,22 @@ def _sides(view: View, runs: Sequence[Run]) -> list[Side]:
     for run, own, name in zip(runs, there, names, strict=True):
         if name not in own:
             raise NotThere(f"{run.name} has no answers {name!r}: there are {', '.join(own)}")
-    return [Side(run, own[name]) for run, own, name in zip(runs, there, names, strict=True)]
+    return [(run, own[name]) for run, own, name in zip(runs, there, names, strict=True)]
 
 
 def _pair(view: View, sides: Sequence[Side], problem: str) -> dict[str, Any]:
     """Returns both answers to a problem, with what differs marked."""
     rows, chosen, texts = [], [], []
-    for side, key in zip(sides, ("a", "b"), strict=True):
-        answers = view.store.answers(side.run)
+    for (run, source), key in zip(sides, ("a", "b"), strict=True):
+        answers = view.store.answers(run)
         same = (Filter("problem", "=", problem),)
-        own = whole(answers.ask(Question((side.source.name,), same, size=64)).rows)
+        own = whole(answers.ask(Question((source.name,), same, size=64)).rows)
         if not own:
-            raise NotThere(f"{side.run.name} has no answer to {problem!r} in {side.source.words}")
+            raise NotThere(f"{run.name} has no answer to {problem!r} in {source.words}")
         row = own[min(view.integer(key, 0), len(own) - 1)]
         rows.append(own)
         chosen.append(row)
-        texts.append(cut(answers.texts([(side.source.name, row["place"])])[0], LONGEST))
+        texts.append(cut(answers.texts([(source.name, row["place"])])[0], LONGEST))
     marked = differences(texts[0][0], texts[1][0])
     return {"rows": rows, "chosen": chosen, "marked": marked, "left_out": [left for _, left in texts]}
 

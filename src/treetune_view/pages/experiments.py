@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -43,13 +43,10 @@ class Listed:
     """An experiment of the list; `problem` is what is wrong with one that can't be read."""
 
     run: Run
+    state: str
     status: Status | None
-    problem: str = ""
     accuracy: Accuracy | None = None
-
-    @property
-    def state(self) -> str:
-        return self.status.state if self.status else "unreadable"
+    problem: str = ""
 
 
 def show(view: View) -> Response:
@@ -69,10 +66,10 @@ def show(view: View) -> Response:
     rows = []
     for run, status in statuses.items():
         if isinstance(status, str):
-            rows.append(Listed(run, None, status))
+            rows.append(Listed(run, "unreadable", None, problem=status))
             continue
         accuracies = {one.label: one for one in status.accuracies}
-        rows.append(Listed(run, status, "", accuracies.get(chosen_set) if chosen_set else None))
+        rows.append(Listed(run, status.state, status, accuracies.get(chosen_set)))
     search, state = view.text("search").casefold(), view.text("state")
 
     def matches(row: Listed) -> bool:
@@ -153,6 +150,17 @@ def _other_seeds(view: View, one: Experiment) -> list[str]:
 
 # Side by side
 
+COSTS: Sequence[tuple[str, str, str, Better]] = (
+    ("optimiser steps", "train/steps", "total", ""),
+    ("sampled tokens of answers", SAMPLED_TOKENS, "total", ""),
+    ("sampled tokens of continuations", VALUE_TOKENS, "total", ""),
+    ("trained tokens", "train/tokens", "total", ""),
+    ("time in iterations", "seconds/total", "seconds", "down"),
+    ("tokens of an answer, newest", "episodes/response_tokens", "newest", ""),
+    ("reward, newest", "episodes/reward", "newest", "up"),
+)
+"""Name, metric, what is shown of it, and which way is better."""
+
 Cell = tuple[str, str]
 """A text, and a smaller remark behind it."""
 
@@ -197,34 +205,22 @@ def _results(statuses: Mapping[str, Status]) -> list[Comparison]:
 
 
 def _costs(experiments: Sequence[Experiment]) -> list[Comparison]:
-    def row(name: str, of: Callable[[Experiment], Cell | None], better: Better = "") -> Comparison:
-        return Comparison(name, "cost", [of(one) for one in experiments], better)
-
-    def values(one: Experiment, metric: str) -> list[float]:
-        return [row[metric] for row in one.metrics if metric in row]
-
-    def total(metric: str) -> Callable[[Experiment], Cell | None]:
-        return lambda one: (f"{math.fsum(own):,.0f}", "") if (own := values(one, metric)) else None
-
-    def newest(metric: str) -> Callable[[Experiment], Cell | None]:
-        return lambda one: (number(own[-1]), "") if (own := values(one, metric)) else None
-
-    def seconds(one: Experiment) -> Cell | None:
-        own = values(one, "seconds/total")
-        if not own:
-            return None
-        return duration(math.fsum(own)), f"{number(math.fsum(own) / len(one.metrics))} s an iteration"
-
-    return [
-        row("finished iterations", lambda one: (str(len(one.metrics)), "")),
-        row("optimiser steps", total("train/steps")),
-        row("sampled tokens of answers", total(SAMPLED_TOKENS)),
-        row("sampled tokens of continuations", total(VALUE_TOKENS)),
-        row("trained tokens", total("train/tokens")),
-        row("time in iterations", seconds, "down"),
-        row("tokens of an answer, newest", newest("episodes/response_tokens")),
-        row("reward, newest", newest("episodes/reward"), "up"),
-    ]
+    """Returns sums and newest values of what was recorded; None where an experiment has none."""
+    counts: list[Cell | None] = [(str(len(one.metrics)), "") for one in experiments]
+    rows = [Comparison("finished iterations", "cost", counts)]
+    for name, metric, kind, better in COSTS:
+        cells: list[Cell | None] = []
+        for one in experiments:
+            values = [row[metric] for row in one.metrics if metric in row]
+            total = math.fsum(values)
+            if not values:
+                cells.append(None)
+            elif kind == "seconds":
+                cells.append((duration(total), f"{number(total / len(one.metrics))} s an iteration"))
+            else:
+                cells.append((f"{total:,.0f}" if kind == "total" else number(values[-1]), ""))
+        rows.append(Comparison(name, "cost", cells, better))
+    return rows
 
 
 PAGES = (

@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -97,13 +96,8 @@ def mark(view: View) -> str:
 # The notes on one answer
 
 
-@dataclass(frozen=True)
-class Draft:
-    """A form that was not saved, as it was typed, and why."""
-
-    labels: Sequence[str]
-    text: str
-    problem: str
+Draft = tuple[Sequence[str], str, str]
+"""The labels and the text of a form that was not saved, as they were typed, and why it wasn't."""
 
 
 def notes_on(view: View, about: NotedAnswer, draft: Draft | None = None) -> dict[str, Any]:
@@ -113,16 +107,17 @@ def notes_on(view: View, about: NotedAnswer, draft: Draft | None = None) -> dict
     author = system_user()
     notes = [note for note in view.store.notes(view.run).all() if note.about.name == about.name]
     own = next((note for note in notes if note.author == author), None)
-    labels = draft.labels if draft else own.labels if own else ()
+    saved = (own.labels, own.text) if own else ((), "")
+    labels, text, problem = draft or (*saved, "")
     return {
         "about": about,
         "notes": notes,
         "author": author,
         "labels": labels,
-        "text": draft.text if draft else own.text if own else "",
+        "text": text,
         "seen": own.version if own else "",
         "offered": list(dict.fromkeys([*all_labels(view)[:SUGGESTED], *labels])),
-        "problem": draft.problem if draft else "",
+        "problem": problem,
         "cannot": _why_nothing_can_be_written(view),
         "longest": LONGEST_NOTE,
     }
@@ -162,7 +157,7 @@ def save_form(view: View, about: NotedAnswer, form: Form) -> Draft | None:
             )
         except (ValueError, OSError) as error:
             problem = f"Nothing was saved: {error}"
-    return Draft(labels, text, problem)
+    return labels, text, problem
 
 
 PAGES = (

@@ -11,7 +11,7 @@ from typing import Any
 from treetune.store.files import write_text
 from treetune_view.curves import Bunch, evaluation_charts
 from treetune_view.experiment import Experiment, read_experiment
-from treetune_view.report.sections import sections
+from treetune_view.report.sections import all_sections
 from treetune_view.templates import colour_of, page
 
 
@@ -50,7 +50,7 @@ def _result(one: Experiment, colour: str, label: str) -> dict[str, Any]:
     summaries = one.evaluations[label]
     optional = ("ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
     summary = {**dict.fromkeys(optional), **summaries[max(summaries)]}
-    columns = [section.columns(summary) for section in sections()]
+    columns = [section.columns(summary) for section in all_sections()]
     return {
         "experiment": one.name,
         "colour": colour,
@@ -86,7 +86,7 @@ def _accuracy_curves(experiments: Sequence[Experiment]) -> list[str]:
 
 def _about(one: Experiment, colour: str) -> dict[str, Any]:
     """Returns all that there is about one experiment, and what is missing: sections add to that."""
-    written = [(section.title, section.html(one)) for section in sections() if section.applies(one)]
+    written = [(section.title, section.html(one)) for section in all_sections() if section.applies(one)]
     return {
         "name": one.name,
         "colour": colour,

@@ -142,10 +142,6 @@ class MicroscopeSection(ReportSection):
 
     title = "Credit microscope"
 
-    def applies(self, experiment: Experiment) -> bool:
-        results = any(experiment.path.glob("analyses/*/result.json"))
-        return results or (experiment.path / TOKENS).is_file()
-
     def html(self, experiment: Experiment) -> str:
         looks = [*_looks(experiment)] or [*_own_look(experiment)]
         return "".join(render("microscope.html", **look) for look in looks)
@@ -237,9 +233,6 @@ def _looked_at(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]])
 class TreeSection(ReportSection):
     title = "A problem's tree"
 
-    def applies(self, experiment: Experiment) -> bool:
-        return (experiment.path / TOKENS).is_file()
-
     def html(self, experiment: Experiment) -> str:
         """The answers to the problem whose rewards differ most, and whose values move most among these."""
         newest = newest_episodes(experiment.path, [])  # another section says what can't be read
@@ -268,9 +261,6 @@ class TreeSection(ReportSection):
 class EpisodesSection(ReportSection):
     title = "Episodes"
 
-    def applies(self, experiment: Experiment) -> bool:
-        return True
-
     def html(self, experiment: Experiment) -> str:
         """Episodes with values of their steps go first, then those with advantages; those first that are
         drawn in a way of their own, and then those whose values move most."""
@@ -278,7 +268,7 @@ class EpisodesSection(ReportSection):
         if newest is None:
             experiment.missing.append("no episodes are there to show")
             return ""
-        credited = [row for row in newest.rows if _has_advantages(row.episode)]
+        credited = [row for row in newest.rows if row.episode.advantages is not None]
         valued = [row for row in credited if row.episode.step_values]
         ordered = sorted(
             valued or credited or newest.rows,
@@ -310,10 +300,6 @@ class EpisodesSection(ReportSection):
             notes=dict.fromkeys(drawing.note for drawing in drawings),
             episodes=[_card(newest, row, trajectories, scale) for row in chosen],
         )
-
-
-def _has_advantages(one: Episode) -> bool:
-    return one.advantages is not None and len(one.advantages) > 0
 
 
 def _trajectories(path: Path, names: Sequence[str], missing: list[str]) -> dict[str, Trajectory]:

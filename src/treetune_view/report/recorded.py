@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from treetune.rollouts.metrics import PREFIX, name_in
-from treetune.rollouts.numbers import LARGEST, OF_CORRECT, NumberGroup, declared, registered
+from treetune.rollouts.numbers import LARGEST, OF_CORRECT, declared, registered
 from treetune.runtime.diagnostics import (
     METRICS,
     REMEDIES,
@@ -76,10 +76,9 @@ def _note_and_charts(note: str, charts: Sequence[str]) -> str:
 class TrainingSection(ReportSection):
     title = "Training"
 
-    def applies(self, experiment: Experiment) -> bool:
-        return bool(experiment.metrics)
-
     def html(self, experiment: Experiment) -> str:
+        if not experiment.metrics:
+            return ""
         usual = usual_charts([Bunch(experiment.name, 0, [experiment])])
         charts = [
             replace(chart, series=[replace(one, colour="own") for one in chart.series]).svg()
@@ -94,12 +93,13 @@ class TrainingSection(ReportSection):
 class DomainsSection(ReportSection):
     title = "By domain"
 
-    def applies(self, experiment: Experiment) -> bool:
-        return len(_domain_names(experiment)) > 1
-
     def html(self, experiment: Experiment) -> str:
         """All domains in one chart of each number, and the last measured checkpoint of each set."""
-        names = _domain_names(experiment)
+        recorded = {of[0] for row in experiment.metrics for key in row if (of := name_in(key)) is not None}
+        summaries = [one for points in experiment.evaluations.values() for one in points.values()]
+        names = sorted(recorded.union(*(domains_of(summary) for summary in summaries)))
+        if len(names) < 2:
+            return ""
         colours = {name: colour_of(number) for number, name in enumerate(names)}
         measured = [
             {"set": label, "domain": name, "colour": colours[name], "summary": summary}
@@ -125,12 +125,6 @@ class DomainsSection(ReportSection):
                 )
                 charts.append(line_chart(heading, series, better, from_zero=number in FROM_ZERO))
         return render("domains.html", colours=colours, measured=measured, charts=charts)
-
-
-def _domain_names(one: Experiment) -> list[str]:
-    recorded = {of[0] for row in one.metrics for key in row if (of := name_in(key)) is not None}
-    summaries = [summary for points in one.evaluations.values() for summary in points.values()]
-    return sorted(recorded.union(*(domains_of(summary) for summary in summaries)))
 
 
 def domains_of(summary: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -168,14 +162,13 @@ def accuracy_charts(title: str, series: Sequence[Series]) -> list[str]:
 class NumbersSection(ReportSection):
     title = "What was counted in answers"
 
-    def applies(self, experiment: Experiment) -> bool:
-        return any(_recorded(group, experiment) for group in registered().values())
-
     def html(self, experiment: Experiment) -> str:
         """A group for each kind of numbers. What was always 0 has no chart."""
         groups = []
         for group in registered().values():
-            recorded = _recorded(group, experiment)
+            prefix = f"{group.name}/"
+            keys = {key for row in experiment.metrics for key in row if key.startswith(prefix)}
+            recorded = {key.removeprefix(prefix) for key in keys}
             if not recorded:
                 continue
             means = {name.removesuffix(LARGEST).removesuffix(OF_CORRECT) for name in recorded}
@@ -209,23 +202,17 @@ class NumbersSection(ReportSection):
         return cells
 
 
-def _recorded(group: NumberGroup, one: Experiment) -> set[str]:
-    prefix = f"{group.name}/"
-    return {key.removeprefix(prefix) for row in one.metrics for key in row if key.startswith(prefix)}
-
-
 # Signs of collapse
 
 
 class DiagnosticsSection(ReportSection):
     title = "Signs of collapse"
 
-    def applies(self, experiment: Experiment) -> bool:
-        """Returns whether the run looked for any sign."""
-        return any(experiment.curve(f"{SIGN}{sign}") for sign in SIGNS)
-
     def html(self, experiment: Experiment) -> str:
         """A row for each sign that was looked for."""
+        looked_for = [sign for sign in SIGNS if experiment.curve(f"{SIGN}{sign}")]
+        if not looked_for:
+            return ""
         settings: Diagnostics | None = None  # the run's own thresholds, where its configuration has them
         if experiment.config:
             try:
@@ -242,7 +229,6 @@ class DiagnosticsSection(ReportSection):
                 directory = ExperimentDirectory(experiment.path)
                 checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
                 weights = good_weights(good, checkpoints)
-        looked_for = [sign for sign in SIGNS if experiment.curve(f"{SIGN}{sign}")]
         return render(
             "diagnostics.html",
             rows=[_sign_row(experiment, settings, sign) for sign in looked_for],
@@ -315,13 +301,12 @@ def _ranges(numbers: Iterable[int]) -> str:
 class TimesSection(ReportSection):
     title = "Time by phase"
 
-    def applies(self, experiment: Experiment) -> bool:
-        return any(y > 0 for phase in PHASES for _, y in experiment.curve(f"seconds/{phase}"))
-
     def html(self, experiment: Experiment) -> str:
         """Shares of the whole run, and a bar per iteration."""
         rows = phase_seconds(experiment)
         totals = phase_totals(rows)
+        if not totals:
+            return ""
         return render(
             "times.html",
             totals=totals,

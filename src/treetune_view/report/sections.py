@@ -21,8 +21,8 @@ class ReportSection:
     """The heading."""
 
     def applies(self, experiment: Experiment) -> bool:
-        """Returns whether the experiment has anything to show here."""
-        raise NotImplementedError
+        """Returns whether the experiment may have anything to show here."""
+        return True
 
     def html(self, experiment: Experiment) -> str:
         """Returns the content below the title; nothing, and no title, where it is empty."""
@@ -62,7 +62,7 @@ _SECTIONS: list[ReportSection] = []
 _DRAWINGS: list[AnswerDrawing] = []
 
 
-def sections() -> tuple[ReportSection, ...]:
+def all_sections() -> tuple[ReportSection, ...]:
     """Returns all sections, in the order of the page."""
     from treetune_view.report import recorded, episodes  # noqa: F401, I001  (they define them, in this order)
 

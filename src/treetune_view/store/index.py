@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -57,27 +57,16 @@ class Source:
 
     kind: Literal["iteration", "evaluation"]
     number: int
-    label: str
+    name: str
+    """The name in addresses: ``i4``, ``e4-test``."""
+    words: str
+    """The name for people."""
     path: Path
-    episodes: Path | None
+    episodes: Path | None = None
     signals: Path | None = None
-
-    @property
-    def name(self) -> str:
-        """The name in addresses: ``i4``, ``e4-test``."""
-        return f"i{self.number}" if self.kind == "iteration" else f"e{self.number}-{self.label}"
-
-    @property
-    def things(self) -> str:
-        """The kind of text that it holds."""
-        return "demonstrations" if self.path == self.episodes else "answers"
-
-    @property
-    def words(self) -> str:
-        """The name for people."""
-        if self.kind == "iteration":
-            return f"iteration {self.number}"
-        return f"{self.label} after {self.number} iterations"
+    label: str = ""
+    things: str = "answers"
+    """The kind of text that it holds."""
 
     @property
     def mark(self) -> str:
@@ -110,10 +99,14 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
         )
         if main := answers or episodes:
             number = int(folder.name) + 1
-            there.append(Source("iteration", number, "", main, episodes, signals if episodes else None))
+            source = Source("iteration", number, f"i{number}", f"iteration {number}", main, episodes)
+            things = "answers" if answers else "demonstrations"
+            there.append(replace(source, signals=signals if episodes else None, things=things))
     for folder in numbered(run.path / "evaluations"):
         for lines in sorted(folder.glob("*/answers.jsonl")):
-            there.append(Source("evaluation", int(folder.name), lines.parent.name, lines, None))
+            number, label = int(folder.name), lines.parent.name
+            words = f"{label} after {number} iterations"
+            there.append(Source("evaluation", number, f"e{number}-{label}", words, lines, label=label))
     links = [path for one in there for path in one.files if not run.follows(path)]
     if left_out is not None:
         left_out += links

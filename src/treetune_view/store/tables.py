@@ -92,7 +92,8 @@ class Bar:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Counts of `counted` values; `missing` rows have none, or one that is no finite number."""
+    """Counts of `counted` values in a `unit`, the `highest` of one bar; `missing` rows have none, or one that
+    is no finite number."""
 
     column: str
     bars: Sequence[Bar]
@@ -100,20 +101,8 @@ class Histogram:
     missing: int
     mean: float
     median: float
-
-    @property
-    def unit(self) -> str:
-        """The unit of the values."""
-        name = self.column.casefold()
-        if name.endswith(CHARACTERS):
-            return "characters"
-        if "token" in name:
-            return "tokens"
-        return "share of answers that are right" if "pass_rate" in name else "value"
-
-    @property
-    def highest(self) -> int:
-        return max(bar.count for bar in self.bars)
+    unit: str
+    highest: int
 
 
 class Table:
@@ -458,7 +447,14 @@ def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histo
     digits = max(0, 1 - math.floor(math.log10(step)))
     bounds = [round((first + i) * step, digits) for i in range(max(counts) + 2)]
     bars = [Bar(low, high, counts.get(i, 0)) for i, (low, high) in enumerate(itertools.pairwise(bounds))]
-    return Histogram(column, bars, counted, rows - counted, mean, median)
+    name, unit = column.casefold(), "value"
+    if name.endswith(CHARACTERS):
+        unit = "characters"
+    elif "token" in name:
+        unit = "tokens"
+    elif "pass_rate" in name:
+        unit = "share of answers that are right"
+    return Histogram(column, bars, counted, rows - counted, mean, median, unit, max(counts.values()))
 
 
 def bin_step(low: float, high: float, *, whole: bool) -> float:
