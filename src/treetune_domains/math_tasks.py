@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, MinLen
 
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.latex import braces
+from treetune.tasks.graders.extraction import braces
 from treetune.tasks.rows import JsonLines
 from treetune.tasks.steps import StepSplitter
 from treetune_domains.graders.math import MathGrader

@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
 
-from treetune.tasks.latex import boxes
+from treetune.tasks.graders.extraction import boxes
 
 LONGEST = 2000
 """Characters of an answer that are looked at: no data set has one of 500."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.latex import braces
+from treetune.tasks.graders.extraction import braces
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.graders.formulas import (
     Absurd,

@@ -9,8 +9,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Le, MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import THINK_END, after_thought
-from treetune.tasks.latex import boxes
+from treetune.tasks.graders.extraction import THINK_END, after_thought, boxes
 from treetune.vocabulary import Grade, Problem
 
 _DRESS = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’]")

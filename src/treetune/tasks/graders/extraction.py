@@ -1,4 +1,4 @@
-r"""Where in a response the answer stands: what graders share.
+r"""Finds the answer in a response, for graders.
 
 Every function takes any text, raises nothing, and needs time linear in it: a model writes a million
 brackets sooner or later. Nothing is evaluated; values are read by `json` and `ast.literal_eval`.
@@ -12,8 +12,6 @@ import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
-
-from treetune.tasks.latex import boxes
 
 THINK_END = "</think>"
 ANSWER = "<answer>"
@@ -34,6 +32,7 @@ _STRING = {
 }
 _SIGN = re.compile(r"""\\.|["'\[\](){}]""", re.DOTALL)  # LaTeX's \[ and \{ are no brackets
 _NESTING = re.compile("|".join(one.pattern for one in _STRING.values()) + r"""|(?P<sign>[\[({\])}"'])""")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?:(?P<brace>\{)|(?P<bare>\d+(?:\.\d+)?|\\?[A-Za-z]+))")
 
 
 class NoValue(ValueError):
@@ -173,3 +172,36 @@ def _depth(text: str) -> int:
             depth += 1 if sign in "[({" else -1
             deepest = max(deepest, depth)
     return deepest
+
+
+def braces(text: str) -> dict[int, int]:
+    r"""Returns the offset of the closing brace for each one that is closed. ``\{`` and ``\}`` are signs, not
+    braces.
+
+    One pass: looking for each brace's end anew would be quadratic in what a model wrote.
+    """
+    opened: list[int] = []
+    pairs: dict[int, int] = {}
+    for sign in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        if sign[0] == "{":
+            opened.append(sign.start())
+        elif sign[0] == "}" and opened:
+            pairs[opened.pop()] = sign.start()
+    return pairs
+
+
+def boxes(text: str) -> list[tuple[int, int, str]]:
+    r"""Returns (start, end, content) of each ``\boxed{…}`` that is closed, from left to right; of a box in a
+    box the outer one. ``\boxed 5`` holds the number, letters or command that follow."""
+    boxed: list[tuple[int, int, str]] = []
+    pairs = braces(text)
+    for box in _BOX.finditer(text):
+        if boxed and box.start() < boxed[-1][1]:
+            continue  # within the box before
+        if box["bare"]:
+            boxed.append((box.start(), box.end(), box["bare"]))
+            continue
+        end = pairs.get(box.end() - 1)
+        if end is not None:
+            boxed.append((box.start(), end + 1, text[box.end() : end]))
+    return boxed

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation
+from treetune.tasks.graders.extraction import boxes
 from treetune.tasks.graders.numbers import denied, read_number
-from treetune.tasks.latex import boxes
 from treetune.vocabulary import Grade, Problem
 
 THINK_END = "</think>"
