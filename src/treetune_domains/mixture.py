@@ -192,10 +192,11 @@ class Proportional(Weighting):
 @Weighting.register("temperature")
 @dataclass(frozen=True, kw_only=True)
 class Temperature(Weighting):
-    """Multiplies the domains' own weights by their sizes to the power of 1 / `temperature`: 1 is
-    proportional, and the larger, the more alike they are (Raffel et al., arXiv:1910.10683, section 3.5.2)."""
+    """Multiplies the domains' own weights by a root of their sizes (Raffel et al., arXiv:1910.10683, section
+    3.5.2)."""
 
     temperature: Annotated[float, Gt(0)]
+    """The degree of the root: 1 is proportional, and the larger, the more alike the weights are."""
 
     def weight(self, given: float, size: int) -> float:
         return given * size ** (1 / self.temperature)
@@ -211,9 +212,9 @@ class Curriculum(Weighting):
     """Draws more of the domains on which the policy is neither always right nor always wrong.
 
     The weight of a domain is its own one times ``floor + Q``. Q begins at 1; whenever the domain was drawn,
-    it moves by `rate` towards four times the mean over its problems of p (1 − p), p being the share of a
-    problem's answers that were right (unbiased, from the metric ``domains/<name>/learnable``). What is always
-    or never solved so falls to its `floor`, and is drawn often enough to notice when that changes.
+    it moves towards four times the mean over its problems of p (1 − p), p being the share of a problem's
+    answers that were right (unbiased, from the metric ``domains/<name>/learnable``). It is 0 for problems
+    that are always or never solved.
 
     p (1 − p) as what is to be learnt from a problem: Rutherford et al. (arXiv:2408.15099), and for language
     models Foster et al. (arXiv:2502.12272). A running mean by category: Chen et al. (arXiv:2505.14970), there
@@ -221,7 +222,9 @@ class Curriculum(Weighting):
     """
 
     rate: Annotated[float, Gt(0), Le(1)] = 0.5
+    """The step of Q towards its newest measurement."""
     floor: Annotated[float, Gt(0)] = 0.1
+    """The least factor of a domain's weight, so that it is drawn often enough to notice a change."""
 
     def over_iterations(
         self, given: Mapping[str, float], sizes: Mapping[str, int], drawing: Drawing
