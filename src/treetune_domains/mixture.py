@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, TypeVar
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from annotated_types import Ge, Gt, Le, MinLen
 
@@ -121,9 +122,6 @@ class DomainTask(Task):
         selected = split == "train" and self.domain.difficulty is not None
         return None if selected else self.task.size(split)
 
-    def missing(self) -> Sequence[str]:
-        return self.task.missing()
-
     def examples(self, count: int) -> Sequence[Problem]:
         return self._named(self.task.examples(count))
 
@@ -135,23 +133,14 @@ class DomainTask(Task):
         budget = min(given.max_tokens, self.domain.max_tokens or given.max_tokens)
         return replace(given, max_tokens=budget, stop=stop)
 
-    def check_demonstrations(self) -> None:
-        self.task.check_demonstrations()
-
-    def demonstration(self, problem: Problem, seed: int) -> str:
-        return self.task.demonstration(problem, seed)
-
-    def sequential_demonstration(self, problem: Problem, seed: int) -> str:
-        return self.task.sequential_demonstration(problem, seed)
-
-    def step_boundaries(self, response: str) -> list[int]:
-        return self.task.step_boundaries(response)
-
-    def answer_boundaries(self, response: str) -> list[int]:
-        return self.task.answer_boundaries(response)
-
-    def alphabet(self) -> str:
-        return self.task.alphabet()
+    # All else is as the task has it.
+    missing: ClassVar[Any] = property(attrgetter("task.missing"))
+    check_demonstrations: ClassVar[Any] = property(attrgetter("task.check_demonstrations"))
+    demonstration: ClassVar[Any] = property(attrgetter("task.demonstration"))
+    sequential_demonstration: ClassVar[Any] = property(attrgetter("task.sequential_demonstration"))
+    step_boundaries: ClassVar[Any] = property(attrgetter("task.step_boundaries"))
+    answer_boundaries: ClassVar[Any] = property(attrgetter("task.answer_boundaries"))
+    alphabet: ClassVar[Any] = property(attrgetter("task.alphabet"))
 
 
 class Weighting(Registrable):
