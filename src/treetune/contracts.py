@@ -1,4 +1,4 @@
-"""What parts of a configuration promise each other.
+"""Contracts between the parts of a configuration, and hooks for packages that stand on the core.
 
 A part says what it `gives` and what it `needs`, in types that all parts share, and `check`s what such a
 declaration can't say. Nobody lists which parts go together: `treetune.findings` collects what each says.
@@ -33,7 +33,8 @@ class Finding:
 
     @staticmethod
     def of(error: ValueError, key: str | KeyPath, remedy: str = "") -> Finding:
-        """What an exception says, whose message ends in ": " and what would be right, as ours do."""
+        """Returns the finding of an exception, whose message ends in ": " and what would be right, as ours
+        do."""
         what, colon, words = str(error).rpartition(": ")
         if remedy or not colon:
             return Finding(str(error), key, remedy or "give it another value")
@@ -57,7 +58,7 @@ class Feature:
     """What to do where nothing gives it."""
 
     def meets(self, needed: Feature) -> bool:
-        """Whether this one, of the same type, is enough where `needed` is needed."""
+        """Returns whether this one, of the same type, is enough where `needed` is needed."""
         return True
 
 
@@ -71,7 +72,7 @@ class Need:
 
 
 class Experiment(Protocol):
-    """What a part may look at when it checks itself: the root of an experiment's configuration."""
+    """The attributes of an experiment that a part may look at when it checks itself."""
 
     task: Any
     model: Any
@@ -88,7 +89,7 @@ class Experiment(Protocol):
 
 
 class Part:
-    """Whatever stands in a configuration and has something to say about the rest of it."""
+    """An object of a configuration that has something to say about the rest of it."""
 
     @property
     def gives(self) -> tuple[Feature, ...]:
@@ -99,19 +100,19 @@ class Part:
         return ()
 
     def check(self, experiment: Any) -> Iterable[Finding]:
-        """All that is wrong with this part in `experiment`, which is the configuration's root. It reads
+        """Returns all that is wrong with this part in `experiment`, the configuration's root. It reads
         nothing that takes more than a moment and imports nothing heavy."""
         return ()
 
     def remarks(self, experiment: Any) -> Iterable[str]:
-        """What somebody should know who runs this part in `experiment`, though nothing is wrong. As quick as
-        `check`."""
+        """Returns what somebody should know who runs this part in `experiment`, though nothing is wrong. As
+        quick as `check`."""
         return ()
 
     @classmethod
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
-        """The part's keys, given as they are set, with which a run that has begun may go on otherwise: how
-        work is carried out, where it is written, how it is measured; never what is trained."""
+        """Returns the keys, from the part's settings, with which a run that has begun may go on otherwise:
+        how work is carried out, where it is written, how it is measured; never what is trained."""
         return frozenset()
 
 
@@ -169,7 +170,7 @@ class SampledAnswers(Feature):
 
 @dataclass(frozen=True)
 class Answers(Feature):
-    """So many answers to each problem."""
+    """A number of answers to each problem."""
 
     count: int
 

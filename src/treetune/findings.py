@@ -1,4 +1,4 @@
-"""What is wrong with a configuration where a promise between its parts isn't met.
+"""Collects what is wrong with a configuration, where a promise between its parts isn't met.
 
 `findings` goes through the parts of a configuration as they stand and collects what each of them says,
 whoever wrote it. A need is met by what stands beside the part that has it, or beside an object that holds the
@@ -48,7 +48,7 @@ UNKNOWN: Any = _Unknown()
 
 
 def placed_parts(root: Any) -> Iterator[Placed]:
-    """The root and every object within it, those around a part before the part."""
+    """Yields the root and every object within it, those around a part before the part."""
     return _within(root, (), ())
 
 
@@ -72,10 +72,10 @@ def _children(part: Any) -> list[tuple[str, Any]]:
 
 
 def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Finding]]:
-    """Everything that the parts of a configuration find wrong with it, by the keys to change.
+    """Returns everything that the parts of a configuration find wrong with it, by the keys to change.
 
-    In one that is `known_wrong` parts may hold `UNKNOWN` in place of values that couldn't be read, and
-    values that their constructors would refuse: what depends on such isn't said.
+    In one that is `known_wrong` parts may hold `UNKNOWN` in place of values that couldn't be read, and values
+    that their constructors would refuse: what depends on such isn't said.
     """
     blind: tuple[type[Exception], ...] = (Exception,) if known_wrong else (Incomplete,)
     found: list[tuple[KeyPath, Finding]] = []
@@ -95,13 +95,13 @@ def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Findin
 
 
 def notes(root: Any) -> list[str]:
-    """What the parts of a configuration that is right want to have said about it."""
+    """Returns the notes that the parts of a right configuration have on it."""
     parts = (placed.part for placed in placed_parts(root) if isinstance(placed.part, Part))
     return list(dict.fromkeys(note for part in parts for note in part.remarks(root)))
 
 
 def _known(ask: Callable[[Part], Iterable[Any]], part: Part, blind: tuple[type[Exception], ...]) -> list[Any]:
-    """What a part says, up to where it comes upon something that isn't as it should be."""
+    """Returns what a part says, up to where it meets a value that isn't as it should be."""
     said: list[Any] = []
     with contextlib.suppress(*blind):
         said.extend(ask(part))  # keeps what came before an error
@@ -109,7 +109,8 @@ def _known(ask: Callable[[Part], Iterable[Any]], part: Part, blind: tuple[type[E
 
 
 def _is_met(need: Need, placed: Placed) -> bool:
-    """Whether anything beside the part, or beside what holds it, gives enough; what is unknown might."""
+    """Returns whether anything beside the part, or beside what holds it, gives enough; an unknown value
+    might."""
     for holder in (placed.part, *placed.around):
         given = _given_by_children(holder)
         same = [feature for feature in given if type(feature) is type(need.feature)]
@@ -139,7 +140,7 @@ def _given_by_children(holder: Any) -> list[Any]:
 
 
 def _lacking(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -> tuple[KeyPath, Finding]:
-    """One thing that is lacking is one finding, however many parts need it."""
+    """Returns one finding for one missing feature, however many parts need it."""
     placed, need = needing[0]
     who = " and ".join(f"{label(other)} ({theirs.because})" for other, theirs in needing)
     given = [
@@ -154,7 +155,7 @@ def _lacking(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -> tuple[
 
 
 def label(placed: Placed) -> str:
-    """What a part is called in messages: ``credit 'group'``, or the key where it stands."""
+    """Returns the name of a part in messages: ``credit 'group'``, or the key where it stands."""
     part, path = placed.part, placed.path
     registered = part.registered() if hasattr(part, "registered") else {}
     names = [name for name, cls in registered.items() if cls is type(part)]

@@ -31,10 +31,11 @@ FIRST_RANK_SPEAKS_WITHIN_S = 5.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code: 2 for a user's mistake, 1 for a failure."""
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what could follow
-        from treetune.cli.completion import complete
+        from treetune.cli.arguments import complete
 
         complete(grammar())
     options = parse(arguments)
+    options.commands = COMMANDS
     try:
         return COMMANDS[options.command].run(options)
     except KeyboardInterrupt:
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _failed(error: Exception, code: int, options: argparse.Namespace) -> int:
-    """One message on standard error; the traceback for those who ask, and for the log."""
+    """Prints one message on standard error; the traceback goes to the log, or to whoever asks with
+    --debug."""
     from treetune.config.errors import FoundByAllRanks
 
     rank = int(os.environ.get("RANK", "0"))

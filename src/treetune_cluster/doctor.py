@@ -1,4 +1,4 @@
-"""Is this machine fit to run experiments? One line per question, with the remedy."""
+"""Checks whether this machine is fit to run experiments: one line per question, with the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the machines of a run must have alike, and see of each other: looked at before the ranks talk."""
+"""Compares the machines of a run, and checks that they see each other, before the ranks talk."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MachinesDiffer(FoundByAllRanks):
 
 @dataclass(frozen=True)
 class Facts:
-    """What one rank's machine is and has, for comparison with the others'."""
+    """Facts of one rank's machine, for comparison with the others'."""
 
     machine: int
     name: str
@@ -59,7 +59,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class View:
-    """What one rank sees of the other machines, by their numbers."""
+    """The other machines as one rank sees them, by their numbers."""
 
     unseen: tuple[int, ...] = ()
     """Whose files it doesn't see."""
@@ -96,8 +96,8 @@ def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share:
 
 
 def differences(facts: Sequence[Facts], views: Sequence[View], directory: Path) -> list[str]:
-    """What is wrong, a line each that begins with the machine's name; `facts` and `views` are in rank order.
-    The first rank's machine is the measure."""
+    """Returns what is wrong, a line each that begins with the machine's name; `facts` and `views` are in rank
+    order. The first rank's machine is the measure."""
     first = facts[0]
     names = {one.machine: one.name for one in facts}
     lines: dict[str, None] = {}  # in order, and once for all ranks of a machine
@@ -122,7 +122,7 @@ def differences(facts: Sequence[Facts], views: Sequence[View], directory: Path) 
 
 
 def _facts(machine: int, place: tuple[str, str, int], plain: Mapping[str, Any]) -> Facts:
-    """This rank's; `place` is the interface, address and port where it listens."""
+    """Returns this rank's facts; `place` is the interface, address and port where it listens."""
     return Facts(
         machine,
         platform.node(),
@@ -137,7 +137,7 @@ def _facts(machine: int, place: tuple[str, str, int], plain: Mapping[str, Any]) 
 
 
 def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> View:
-    """Of the other machines, each by its first rank."""
+    """Looks at the other machines, each by its first rank."""
     others = {one.machine: one for one in reversed(facts) if one.machine != machine}
     unseen = _unseen({number: _mark(directory, token, number) for number in others})
     # All at once, as one wrong interface may keep them all from here.
@@ -148,7 +148,7 @@ def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> 
 
 
 def _unlike(one: Facts, first: Facts) -> Iterator[str]:
-    """In what a machine isn't as the first one is."""
+    """Yields in what a machine isn't as the first one is."""
     if one.code != first.code:
         yield f"has other code of treetune than {first.name}: use one checkout, or the same commit"
     for name in sorted(first.own_modules.keys() | one.own_modules.keys()):
@@ -197,7 +197,7 @@ def _marked(directory: Path, token: str, meeting: Meeting, share: bool) -> Itera
 
 
 def _unseen(marks: Mapping[int, Path]) -> tuple[int, ...]:
-    """Whose mark hasn't come within one deadline for all."""
+    """Returns the machines whose mark hasn't come within one deadline for all."""
     deadline = time.monotonic() + SEEN_WITHIN_S
     while away := tuple(number for number, path in marks.items() if not path.exists()):
         if time.monotonic() > deadline:
@@ -208,14 +208,14 @@ def _unseen(marks: Mapping[int, Path]) -> tuple[int, ...]:
 
 @contextmanager
 def _listening(address: str, backlog: int) -> Iterator[int]:
-    """A port of this rank's that others can connect to; the kernel answers them."""
+    """Gives a port of this rank's that others can connect to; the kernel answers them."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family, backlog=backlog) as server:
         yield server.getsockname()[1]
 
 
 def _unreached(address: str, port: int) -> str | None:
-    """Why there is no connection; None where there is one."""
+    """Returns why there is no connection; None where there is one."""
     try:
         socket.create_connection((address, port), CONNECT_WITHIN_S).close()
     except OSError as error:

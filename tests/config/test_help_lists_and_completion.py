@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.cli import completion
+from treetune.cli import arguments as completion
 from treetune.cli.arguments import COMMANDS, parse
 from treetune.config.jsonnet import is_configuration
 from treetune.main import main

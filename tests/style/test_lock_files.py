@@ -208,7 +208,7 @@ def test_everything_that_the_code_imports_is_in_the_lock() -> None:
             else:
                 continue
             imported |= {name.split(".")[0]: str(path.relative_to(ROOT)) for name in names}
-    ours = sys.stdlib_module_names | {"treetune", "__future__"}
+    ours = sys.stdlib_module_names | {"__future__", *(path.name for path in (ROOT / "src").iterdir())}
     pinned, tests_alone = pins("requirements-cpu.txt"), pins("requirements-dev.txt")
     extras = pins("requirements-extras.txt")
     for module in ON_GPUS_ALONE:

@@ -1,4 +1,4 @@
-"""The command line's grammar: options that all commands share, commands, their help, slips of the pen."""
+"""The command line's grammar: options of all commands, commands, their help, misspellings, completion."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import importlib.metadata
 import platform
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 
-from treetune.cli import configuration, experiments, parts
+from treetune.cli import configuration, experiments
 from treetune.cli.command import Command
 
 GROUP = "treetune.commands"
@@ -19,7 +20,7 @@ GROUP = "treetune.commands"
 
 
 def _commands() -> dict[str, Command]:
-    modules: list[Any] = [experiments, configuration, parts]
+    modules: list[Any] = [experiments, configuration]
     for entry in importlib.metadata.entry_points(group=GROUP):
         try:
             modules.append(entry.load())
@@ -64,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def version() -> str:
-    """What a report of a fault should begin with."""
+    """Returns version, Python and commit: the first line of a report of a fault."""
     import treetune
     from treetune.runtime.manifest import code_commit
 
@@ -80,7 +81,7 @@ class _Version(argparse.Action):
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of one command. What all commands share may stand before or after the command."""
+    """Returns the options of one command. Options of all commands may stand before or after the command."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     shared = _Parser(prog="treetune", add_help=False, allow_abbrev=False)
     _add_shared(shared)
@@ -90,7 +91,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def grammar() -> argparse.ArgumentParser:
-    """All commands and options, for help and for shells that complete them."""
+    """Returns all commands and options, for help and for shells that complete them."""
     parser = _Parser(
         prog="treetune",
         description="Reinforcement learning for language models, one Jsonnet configuration per experiment.",
@@ -147,3 +148,80 @@ def _refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> Non
 def _meant(name: str, known: Sequence[str] | dict[str, Command]) -> str:
     near = get_close_matches(name, known, n=1, cutoff=0.6)
     return f": did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
+
+
+# What a shell completes: eval "$(register-python-argcomplete treetune)"
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answers a shell that asks for completions, and ends; returns at once where none asks."""
+    import argcomplete
+
+    for action in _actions(parser):
+        completer = COMPLETERS.get(getattr(action, "completes", None) or "")
+        if completer is not None:
+            action.completer = completer  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser, always_complete_options="long")
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from _actions(sub)
+
+
+def configs(prefix: str, **_: object) -> list[str]:
+    """Returns files for the last name of ``a.jsonnet,b.jsonn``: here, then below configs/."""
+    from treetune.config.jsonnet import CONFIGS, in_folder
+
+    before, comma, last = prefix.rpartition(",")
+    folder, name = (Path(last), "") if last.endswith("/") else (Path(last).parent, Path(last).name)
+    found: dict[str, None] = {}
+    for base in (Path.cwd(), CONFIGS):
+        for path in in_folder(base / folder) if (base / folder).is_dir() else ():
+            if not path.name.startswith(name):
+                continue
+            shown = str(folder / path.name) if str(folder) != "." else path.name
+            if path.is_dir() and not path.name.startswith("."):
+                found[f"{before}{comma}{shown}/"] = None
+            elif path.suffix == ".jsonnet":
+                found[f"{before}{comma}{shown}"] = None
+    return list(found)
+
+
+def keys(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """Returns key paths of the configuration that stands on the line already."""
+    from treetune.cli.command import evaluated
+    from treetune.config.errors import ConfigError, dotted
+    from treetune.config.explain import key_paths
+
+    try:
+        data = evaluated(parsed_args).data
+    except ConfigError:
+        return []
+    return [path for path in map(dotted, key_paths(data)) if path.startswith(prefix)]
+
+
+def part_names(prefix: str, **_: object) -> list[str]:
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune.config.reference import describable
+
+    return [name for name in describable() if name.startswith(prefix)]
+
+
+def family_names(prefix: str, **_: object) -> list[str]:
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune.config import reference, schema
+
+    words = [reference.as_word(schema.family_word(family)) for family in reference.families()]
+    return [word for word in words if word.startswith(prefix)]
+
+
+COMPLETERS: dict[str, Callable[..., list[str]]] = {
+    "configs": configs,
+    "keys": keys,
+    "parts": part_names,
+    "families": family_names,
+}

@@ -1,4 +1,4 @@
-"""What a command is, and what all commands share: arguments, configurations, standard output."""
+"""The base of all commands: arguments, configurations, standard output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a command, as `argparse` takes it. `completes` names what a shell completes it with."""
+    """An argument of a command, as `argparse` takes it. `completes` names the completer of a shell."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Command:
-    """One command. `words` stand in the list of commands, `more` and the examples in its own help."""
+    """A command. `words` stand in the list of commands, `more` and the examples in its own help."""
 
     name: str
     run: Callable[[argparse.Namespace], int]
@@ -53,12 +53,12 @@ def say(text: str) -> None:
 
 
 def files_of(options: argparse.Namespace) -> list[str]:
-    """What stands behind ``--configs``."""
+    """Returns the files behind ``--configs``."""
     return [name.strip() for text in options.configs or () for name in text.split(",") if name.strip()]
 
 
 def evaluated(options: argparse.Namespace) -> Config:
-    """The configuration that the options name."""
+    """Returns the configuration that the options name."""
     from treetune.config.jsonnet import ENVIRONMENT_KEYS, load
     from treetune.config.schema import keys_of
 
@@ -76,7 +76,8 @@ def evaluated(options: argparse.Namespace) -> Config:
 
 
 def root_family(config: Config, wanted: str = "an experiment") -> type[Registrable]:
-    """The family of a configuration's root: the one that knows its `type`, or else the one that is wanted."""
+    """Returns the family of a configuration's root: the one that knows its `type`, or else the one that is
+    wanted."""
     roots = _roots()
     name = config.data.get("type")
     knows = [family for family in roots if isinstance(name, str) and name in family.registered()]
@@ -84,8 +85,8 @@ def root_family(config: Config, wanted: str = "an experiment") -> type[Registrab
 
 
 def built(config: Config, command: str, wanted: str | None, beside: Sequence[str] = ()) -> Registrable:
-    """The checked object graph of a configuration, which must be `wanted` ("a table"), if anything is. Own
-    parts are looked for in the folders `beside`, too."""
+    """Returns the checked object graph of a configuration, which must be `wanted` ("a table"), if anything
+    is. The user's parts are looked for in the folders `beside`, too."""
     from treetune.config.build import build
     from treetune.config.errors import ConfigError, ConfigIssue, wrapped
     from treetune.config.explain import Explanation, overridden
@@ -119,7 +120,7 @@ def _roots() -> list[type[Registrable]]:
 
 
 def import_own_parts(experiment: Path) -> None:
-    """Those of the user that its configuration imports, found from here."""
+    """Imports the user's parts that an experiment's configuration names, found from here."""
     from treetune.config.imports import import_parts
 
     stored = experiment / "config.json"

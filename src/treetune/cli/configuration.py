@@ -1,20 +1,24 @@
-"""Commands about a configuration itself: the object, its mistakes, and who set what."""
+"""Commands about configurations: the object, its mistakes, who set what, and the parts that it can choose."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treetune.cli.command import Argument, Command, built, evaluated, root_family, say
 
+WIDTH = 110
+
 if TYPE_CHECKING:
     from treetune.config.errors import ConfigIssue
     from treetune.config.explain import Explanation, Setting
     from treetune.config.jsonnet import Config
+    from treetune.config.reference import PartEntry
     from treetune.config.schema import Key
 
 
@@ -39,7 +43,7 @@ def check_config(options: argparse.Namespace) -> int:
 
 
 def _located(issue: ConfigIssue, explanation: Explanation) -> ConfigIssue:
-    """With the file that set what is wrong, where nobody has said it yet."""
+    """Returns an issue with the file that set what is wrong, where it has none yet."""
     from treetune.config.remedies import source
 
     path = tuple((issue.key or "").split("."))
@@ -76,7 +80,7 @@ def explain_config(options: argparse.Namespace) -> int:
 
 
 def _declared(config: Config, path: tuple[str, ...]) -> tuple[type | None, Key | None]:
-    """The class that has the key at `path`, and what it says of it."""
+    """Returns the class that has the key at `path`, and the key's declaration."""
     from treetune.config.build import part_at
     from treetune.config.schema import keys_of
 
@@ -85,7 +89,7 @@ def _declared(config: Config, path: tuple[str, ...]) -> tuple[type | None, Key |
 
 
 def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
-    """Type, bounds, default and meaning of a key; of `type`, what it can be."""
+    """Yields type, bounds, default and meaning of a key; for `type`, the types that it can be."""
     if owner is None:
         return
     from treetune.config.errors import wrapped
@@ -105,7 +109,7 @@ def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
 
 
 def _keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:
-    """The keys of the part that stands there, with their values."""
+    """Yields the keys of the part that stands there, with their values."""
     from treetune.config.build import part_at
     from treetune.config.reference import entry
 
@@ -145,6 +149,81 @@ def _as_text(value: Any) -> str:
     return repr(value) if value is COMPUTED else json.dumps(value, ensure_ascii=False, default=as_plain)
 
 
+# Parts
+
+
+def list_parts(options: argparse.Namespace) -> int:
+    from treetune.config import reference, schema
+
+    _known_parts(options)
+    families = reference.families()
+    if options.family is not None:
+        words = {reference.as_word(schema.family_word(family)): family for family in families}
+        wanted = reference.as_word(options.family)
+        if wanted not in words:
+            raise _unknown("family of parts", options.family, list(words))
+        families = [words[wanted]]
+    for family in families:
+        about = reference.summary(family)
+        say(f"{schema.family_word(family)}" + (f": {about}" if about else ""))
+        entries = reference.entries(family)
+        width = max(len(entry.name or "") for entry in entries)
+        for entry in entries:
+            outside = f"(of {entry.part.__module__}) " if schema.is_from_outside(entry.part) else ""
+            about = textwrap.shorten(
+                outside + reference.summary(entry.part), WIDTH - width - 4, placeholder=" …"
+            )
+            say(f"  {entry.name:<{width}}  {about}")
+        say("")
+    return 0
+
+
+def describe(options: argparse.Namespace) -> int:
+    from treetune.config import reference
+
+    _known_parts(options)
+    known = reference.describable()
+    found = known.get(options.part) or known.get(reference.as_word(options.part))
+    if not found:
+        raise _unknown("part", options.part, list(known))
+    for entry in found:
+        say("\n".join(_described(entry)))
+        say("")
+    return 0
+
+
+def _described(entry: PartEntry) -> list[str]:
+    lines = [f"{entry.title}  ({entry.place})", "", textwrap.indent(entry.text, "  "), ""]
+    for key in entry.keys:
+        default = "no default" if key.default is None else f"default {key.default}"
+        lines.append(textwrap.fill(f"  {key.name}: {key.type}; {default}", WIDTH, subsequent_indent="      "))
+        if key.meaning:
+            lines.append(
+                textwrap.fill(key.meaning, WIDTH, initial_indent="      ", subsequent_indent="      ")
+            )
+    return lines
+
+
+def _known_parts(options: argparse.Namespace) -> None:
+    """Registers our parts, those of installed packages, and those that a configuration imports."""
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune.config.explain import Explanation
+    from treetune.config.imports import import_parts
+
+    config = evaluated(options) if options.configs or options.override else None
+    import_parts(config.data if config else {}, Explanation(config) if config else None)
+
+
+def _unknown(what: str, name: str, known: list[str]) -> ValueError:
+    from treetune.config.errors import nearest
+
+    near = nearest(name, known, count=3)
+    return ValueError(
+        f"there is no {what} {name!r}: "
+        + (f"did you mean {' or '.join(near)}?" if near else "list_parts shows all of them")
+    )
+
+
 VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
 
 COMMANDS = (
@@ -177,6 +256,36 @@ COMMANDS = (
         (
             Argument(
                 "key", {"metavar": "KEY.PATH", "help": "such as trainer.learning_rate"}, completes="keys"
+            ),
+        ),
+    ),
+    Command(
+        "list_parts",
+        list_parts,
+        "what a configuration can choose by `type`, family by family",
+        "Lists all registered parts with what they are, or those of one family. With --configs it also"
+        " knows the parts that the configuration imports.",
+        ("treetune list_parts", "treetune list_parts credit"),
+        (
+            Argument(
+                "family",
+                {"nargs": "?", "metavar": "FAMILY", "help": "such as credit; default: all"},
+                completes="families",
+            ),
+        ),
+    ),
+    Command(
+        "describe",
+        describe,
+        "a part's keys with types, bounds, defaults and meaning",
+        "Describes a part by its `type` (group), with its family where others share the name (grader.math),"
+        " or an object without type (evaluation_set).",
+        ("treetune describe group", "treetune describe grader.math", "treetune describe evaluation_set"),
+        (
+            Argument(
+                "part",
+                {"metavar": "PART", "help": "such as group, grader.math or evaluation_set"},
+                completes="parts",
             ),
         ),
     ),

@@ -24,11 +24,10 @@ def run_experiment(options: argparse.Namespace) -> int:
 
 
 def run_ranks(options: argparse.Namespace) -> int:
-    """Starts `options.what` on this machine's ranks. A wrong configuration is told before there are any."""
-    from treetune.cli.arguments import COMMANDS
+    """Starts `options.what` on this machine's ranks; a wrong configuration ends it before there are any."""
     from treetune.runtime import front_door
 
-    in_ranks = [command.name for command in COMMANDS.values() if command.in_ranks]
+    in_ranks = [command.name for command in options.commands.values() if command.in_ranks]
     if options.what not in in_ranks:
         raise ValueError(f"{options.what!r} is no command that runs in ranks: {', '.join(in_ranks)} are")
     experiment(options)
@@ -41,7 +40,7 @@ def run_ranks(options: argparse.Namespace) -> int:
     if ranks * len(nodes) == 1:  # a launcher would be two more processes that import torch
         os.environ.setdefault("OMP_NUM_THREADS", front_door.threads_each(1))
         options.command = options.what
-        return COMMANDS[options.what].run(options)
+        return options.commands[options.what].run(options)
     words = [word for one in options.configs or () for word in ("--configs", one)]
     words += [word for one in options.override or () for word in ("--override", one)]
     words += ["--debug"] if options.debug else []
@@ -58,7 +57,7 @@ def experiment(options: argparse.Namespace) -> tuple[Config, Runtime]:
 
 
 def log_file(config: Config) -> Path | None:
-    """Where a run of this configuration writes its log, for the traceback of a failure."""
+    """Returns the log file of a run of this configuration, which gets the traceback of a failure."""
     directory, name = config.data.get("directory", "experiments"), config.data.get("experiment_name")
     return Path(directory) / name / "logs" / "run.log" if name else None
 

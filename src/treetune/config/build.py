@@ -1,10 +1,4 @@
-"""From a plain object to a checked graph of parts. The constructors' signatures are the schema.
-
-Nothing is built by halves: every mistake of the whole object is collected, each with its key path,
-the file that made it and a remedy, and raised as one `ConfigError`. What parts find wrong with each other
-(`findings`) is told together with keys and types: where a value couldn't be read, the objects that hold
-it are made without it, for the others to be checked against.
-"""
+"""Builds a checked graph of parts from a plain object. The constructors' signatures are the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a wrong configuration is told: every mistake with its key, the file that made it, a remedy."""
+"""Messages on a wrong configuration: every mistake with its key, the file that made it, a remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ConfigIssue:
-    """One mistake. `key` is a dotted path or a file; `source` what set it; `excerpt` is shown as is."""
+    """A mistake. `key` is a dotted path or a file; `source` what set it; `excerpt` is shown as is."""
 
     what: str
     key: str | None = None

@@ -1,10 +1,10 @@
-"""Who set this key? Every file of the import graph, environment variable and override, in order.
+"""Explains who set a key: every file of the import graph, environment variable and override, in order.
 
-Jsonnet merges lazily and keeps no record, so each file is evaluated alone, with a marked empty
-object in place of each of its imports, also of those of the libraries that it calls. Where a mark
-appears is where that import was merged in, and its number says after how many others; what the file
-then still sets is its own. A file that leans on others (``$``, ``super``) may not stand alone: it is
-then reported as having *computed* the value, never guessed at.
+Jsonnet merges lazily and keeps no record, so each file is evaluated alone, with a marked empty object in
+place of each of its imports, also of those of the libraries that it calls. Where a mark appears is where that
+import was merged in, and its number says after how many others; what the file then still sets is its own. A
+file that leans on others (``$``, ``super``) may not stand alone: it is then reported as having *computed* the
+value, never guessed at.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class Setting:
-    """One place that sets a key: file (or variable, or override), line if known, its value alone; for a
-    library, the file that calls it."""
+    """A setting of a key: file (or variable, or override), line if known, its value alone; for a library, the
+    file that calls it."""
 
     source: str
     line: int | None
@@ -278,7 +278,7 @@ class Explanation:
 
 
 def _first_inside(texts: Sequence[str], error: RuntimeError) -> int | None:
-    """Which of the texts, evaluated one after the other, Jsonnet's message is about."""
+    """Returns which of the texts, evaluated one after the other, Jsonnet's message is about."""
     for frame in frames(str(error)):
         line = frame.line
         for number, text in enumerate(texts):
@@ -308,8 +308,8 @@ def value_at(data: Any, key: KeyPath) -> Any:
 
 
 def as_plain(value: Any) -> Any:
-    """What a configuration would say for a default that is no JSON: a part is an object, with its `type`
-    where it has one."""
+    """Returns a default that is no JSON as a configuration would say it: a part is an object, with its
+    `type`."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return str(value)
     keys = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}

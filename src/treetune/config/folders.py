@@ -1,7 +1,4 @@
-"""Where a user's own modules are looked for, and which of them were found.
-
-This module imports nothing of the project: grader processes set themselves up with it.
-"""
+"""Finds a user's own modules in folders beside the configuration, and remembers which were found."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ _OWN = OwnFolders()
 
 
 def search_in(folders: Iterable[Path | str], names: Iterable[str] = ()) -> None:
-    """From now on modules are looked for in these folders, the first one first; `names` are asked for."""
+    """Has modules looked for in these folders from now on, the first one first; `names` are asked for."""
     _OWN.folders = list(dict.fromkeys(map(str, folders)))
     _OWN.names.update(names)
     if _OWN not in sys.meta_path:

@@ -136,7 +136,7 @@ def _issues_of(name: str, key: KeyPath, source: str | None) -> Iterator[ConfigIs
 def _wrong_part(
     family: type[Registrable], name: str, part: type, label: str, source: str | None
 ) -> Iterator[ConfigIssue]:
-    """What a part must be, so that the builder can read its keys off it."""
+    """Yields what keeps the builder from reading a part's keys off its class."""
     who = f"{schema.family_word(family)} {name!r} ({_place(part.__module__)})"
     if not issubclass(part, family):
         what = f"is registered as {schema.family_word(family)} and is no sub-class of {family.__name__}"

@@ -48,7 +48,7 @@ class Endless(Exception):
 
 @dataclass(frozen=True)
 class Layer:
-    """One operand of the sum. `path` is None for text that came from no file."""
+    """An operand of the sum. `path` is None for text that came from no file."""
 
     name: str
     text: str
@@ -116,7 +116,8 @@ def _inexact(value: Any, key: str) -> Iterator[ConfigIssue]:
 
 
 def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Importer) -> Any:
-    """One Jsonnet text as plain data; RuntimeError with Jsonnet's own message, and Endless after a while."""
+    """Evaluates a Jsonnet text to plain data. Raises RuntimeError with Jsonnet's own message, and Endless
+    after its deadline."""
     found: list[str | BaseException] = []
 
     def work() -> None:
@@ -337,7 +338,7 @@ def _no_such_file(name: str, places: Sequence[Path]) -> ConfigIssue:
 
 
 def _endless(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """Which of the layers comes to no end by itself, or else all of them together."""
+    """Returns the issue of the layer that comes to no end by itself, or else of all of them together."""
     guilty = ", ".join(layer.name for layer in layers)
     for layer in layers if len(layers) > 1 else ():
         try:
@@ -354,7 +355,7 @@ def _endless(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIss
 
 
 def _not_an_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """Which of the layers is to blame for a sum that is no object."""
+    """Returns the issue of the layer to blame for a sum that is no object."""
     what = "should be an object {…}"
     for layer in layers:
         try:

@@ -65,7 +65,8 @@ def frames(message: str) -> list[Frame]:
 
 
 def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """What to tell about an evaluation that failed: place, text, the key at work, what it is made from."""
+    """Returns what to say about an evaluation that failed: place, text, the key at work, its parts, a
+    remedy."""
     texts = {layer.import_name: layer.text for layer in layers}
     places = frames(message)
     static = _STATIC.match(message)
@@ -150,7 +151,8 @@ def _computed(
 
 
 def _setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[str, str]) -> str | None:
-    """Who sets a key, or the object around it, as far as the files tell without the evaluated whole."""
+    """Returns who sets a key, or the object around it, as far as the files tell without the evaluated
+    whole."""
     from treetune.config.explain import COMPUTED, Explanation
     from treetune.config.jsonnet import Config
 

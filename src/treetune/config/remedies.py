@@ -1,4 +1,4 @@
-"""What would be right: from a mistake in a configuration to the words that help to mend it."""
+"""Finds the words that help to mend a mistake in a configuration."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Owner:
 def unknown_key(
     key: KeyPath, owner: Owner, known: Mapping[KeyPath, Sequence[str]], explanation: Explanation | None
 ) -> ConfigIssue:
-    """`known` are the keys of every object in the configuration: the key may belong to another."""
+    """Returns the issue of an unknown key. `known` are the keys of every object in the configuration: the key
+    may belong to another."""
     name = OTHERS_CALL_IT.get(key[-1], key[-1])
     elsewhere = [path for path, names in known.items() if name in names and _is_writable(path)]
     others = schema.choices(owner.family).items() if owner.family else ()
@@ -66,7 +67,7 @@ def unknown_key(
 
 
 def meant_key(key: KeyPath, owner: Owner) -> str | None:
-    """The key that an unknown one is a misspelling of."""
+    """Returns the key that an unknown one is a misspelling of."""
     match = nearest(OTHERS_CALL_IT.get(key[-1], key[-1]), schema.keys_of(owner.part))
     return match[0] if match else None
 
@@ -115,7 +116,7 @@ def refused(
 
 
 def found(key: KeyPath, finding: Finding, explanation: Explanation | None) -> ConfigIssue:
-    """What a part found, said of the key to change."""
+    """Returns the issue of a finding of a part, at the key to change."""
     where = source(key, explanation)
     example = f"; e.g. --override '{nested(key)}'" if key and _is_writable(key) else ""
     return ConfigIssue(finding.what, dotted(key) or "configuration", where, finding.remedy + example)
@@ -171,5 +172,5 @@ def shown(value: Any) -> str:
 
 
 def _is_writable(key: KeyPath) -> bool:
-    """Whether a path has only keys: Jsonnet has no way to change one item of a list."""
+    """Returns whether a path has only keys: Jsonnet has no way to change one item of a list."""
     return not any(part.isdecimal() for part in key)

@@ -44,7 +44,7 @@ _BOUNDS: dict[type, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a part: its annotation and its default (REQUIRED if it has none)."""
+    """A key of a part: its annotation and its default (REQUIRED if it has none)."""
 
     name: str
     annotation: Any
@@ -79,7 +79,7 @@ def keys_of(part: type) -> dict[str, Key]:
 
 @functools.cache
 def adapter(annotation: Any) -> TypeAdapter[Any]:
-    """What checks plain values against an annotation."""
+    """Returns the validator of plain values for an annotation."""
     return TypeAdapter(annotation)
 
 
@@ -95,14 +95,14 @@ def check_annotation(annotation: Any) -> None:
 
 
 def is_family(annotation: Any) -> bool:
-    """Whether values are chosen by `type`: a family, or a part of one."""
+    """Returns whether values are chosen by `type`: a family, or a part of one."""
     return (
         isinstance(annotation, type) and issubclass(annotation, Registrable) and annotation is not Registrable
     )
 
 
 def is_plain_part(annotation: Any) -> bool:
-    """Whether values are objects of one class, without `type`."""
+    """Returns whether values are objects of one class, without `type`."""
     return isinstance(annotation, type) and dataclasses.is_dataclass(annotation) and not is_family(annotation)
 
 
@@ -124,7 +124,7 @@ def family_of(part: type) -> type[Registrable] | None:
 
 
 def is_from_outside(part: type) -> bool:
-    """Whether a part comes from another package than its family."""
+    """Returns whether a part comes from another package than its family."""
     family = family_of(part)
     assert family is not None, f"{part.__name__} is of no family"
     return part.__module__.partition(".")[0] != family.__module__.partition(".")[0]
@@ -163,7 +163,7 @@ def item_types(annotation: Any) -> tuple[str, tuple[Any, ...]] | None:
 
 @functools.cache
 def holds_parts(annotation: Any) -> bool:
-    """Whether a value of this type has parts in it, which must be built and not only checked."""
+    """Returns whether a value of this type has parts in it, which must be built and not only checked."""
     annotation, _ = bare(annotation)
     if is_family(annotation) or is_plain_part(annotation):
         return True

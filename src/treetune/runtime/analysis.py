@@ -1,4 +1,5 @@
-"""What an analyzer is: it reads what an experiment wrote. The parts are in `analyzers`, above this room."""
+"""The family of analyzers, which read what an experiment wrote. The parts are in `treetune_lab`, above this
+room."""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ ANALYSE_AGAIN = "delete its folder, and analyse again"
 def write_result(
     folder: Path, result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], name: str
 ) -> None:
-    """An analysis' rows into the file of that name, and its numbers, with the digest of that."""
+    """Writes an analysis' rows into the file of that name, and its numbers, with the digest of that."""
     with whole_file(folder / name) as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     write_record(folder / RESULT, {**result, "digests": {name: digest_of(folder / name)}})
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """What an analysis came to. Raises Damaged where that, or the file of its rows, isn't as it was written,
-    and FileNotFoundError for none."""
+    """Returns the result of an analysis. Raises Damaged where that, or the file of its rows, isn't as it was
+    written, and FileNotFoundError for none."""
     result = read_record(folder / RESULT, ANALYSE_AGAIN)
     for name, digest in result.pop("digests", {}).items():  # analyses of earlier versions have none
         verify_once(folder / name, ANALYSE_AGAIN, digest)
@@ -46,7 +47,7 @@ def read_result(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Findings:
-    """What an analysis found: numbers, and the states (or answers) that they were taken from.
+    """The findings of an analysis: numbers, and the states (or answers) that they were taken from.
 
     Both are of JSON's types, the states one object per row.
     """
@@ -80,7 +81,7 @@ class Analyzer(Registrable):
         return self.name or self.type_name
 
     def points(self, config: Any, directory: Any) -> list[int]:
-        """The points that it would look at, rising. Imports nothing heavy.
+        """Returns the points that it would look at, rising. Imports nothing heavy.
 
         Raises ValueError saying what the experiment lacks.
         """
@@ -95,12 +96,11 @@ class Analyzer(Registrable):
         raise NotImplementedError
 
     def summarise(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The numbers out of the states alone, so that those of several experiments can be taken
-        together. Raises ValueError where the states don't tell.
-        """
+        """Returns the numbers out of the states alone, so that those of several experiments can be taken
+        together. Raises ValueError where the states don't tell."""
         raise ValueError(f"analyses by {self.type_name} can't be taken together: give each its own name")
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        """One figure of the numbers that one or several experiments, by name, gave."""
+        """Returns a figure of the numbers of one or several experiments, by name."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What an experiment is: the root of the configuration."""
+"""The root of an experiment's configuration."""
 
 from __future__ import annotations
 
@@ -31,42 +31,40 @@ class Runtime(Registrable, root="an experiment"):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSet(Part):
-    """One measurement: n samples for each of some problems of a split.
+    """A measurement: n samples for each of some problems of a split.
 
-    `name` (the split's where left out) is its folder and its place in metric names. `task` is
-    another one to measure on, with its own grader; None is the experiment's. `problems` takes that
-    many, None all: the ``first``, or a ``random`` choice that `Evaluation.seed` makes. What is None
-    among the sampling parameters is as in the rollout. `while_training` sets are measured every
-    `Evaluation.every` iterations as well as at the end; the others at the end alone.
-    `run_evaluation` measures all of them.
-
-    No problem is left out: one whose prompt fills the context counts as not answered
-    (`too_long` in the summary), and what another leaves of it bounds its answers.
+    No problem is left out: one whose prompt fills the context counts as not answered (`too_long` in the
+    summary), and what another leaves of it bounds its answers. `run_evaluation` measures all sets.
     """
 
     split: Split
     """The task's split that problems are taken from."""
     name: str | None = None
+    """Its folder and its place in metric names; None: the split's name."""
     task: Task | None = None
+    """Another task to measure on, with its own grader; None: the experiment's."""
     problems: Annotated[int, Gt(0)] | None = None
+    """How many of the split's problems; None: all."""
     choose: Literal["first", "random"] = "first"
-    """Which of the split's problems, where `problems` takes a part."""
+    """Which of the split's problems, where `problems` takes a part: the ``first``, or a ``random`` choice
+    that `Evaluation.seed` makes."""
     samples: Annotated[int, Gt(0)] = 1
     """Answers to each problem."""
     temperature: Annotated[float, Ge(0)] | None = None
-    """Of sampling; None: the rollout's."""
+    """Sampling temperature; None: the rollout's."""
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
-    """Of sampling; None: the rollout's."""
+    """Nucleus of sampling; None: the rollout's."""
     max_tokens: Annotated[int, Gt(0)] | None = None
-    """Of an answer; None: the rollout's."""
+    """Longest answer; None: the rollout's."""
     while_training: bool = False
+    """Whether it is measured every `Evaluation.every` iterations as well as at the end."""
 
     @property
     def label(self) -> str:
         return self.name or self.split
 
     def rollout(self, experiment: PolicyIteration) -> Rollout:
-        """The run's rollout, or the evaluation's own, with the set's settings in place of its own.
+        """Returns the run's rollout, or the evaluation's own, with the set's settings in place of its own.
 
         Raises ValueError where these don't go together.
         """
@@ -93,7 +91,7 @@ class EvaluationSet(Part):
             yield from check_lengths(rollout, experiment.context_length)
 
     def _own_key(self, message: str) -> str:
-        """Which of the set's keys an error is about, which the rollout called by the same name."""
+        """Returns which of the set's keys an error is about, which the rollout called by the same name."""
         given = ("temperature", "samples", "max_tokens", "top_p")
         named = [key for key in given if key in message and getattr(self, key) is not None]
         return named[0] if named else "samples"
@@ -101,16 +99,16 @@ class EvaluationSet(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(Part):
-    """What is measured, and how often while training (`every` iterations; None: at the end only).
-
-    `seed` is fixed, so that every checkpoint and every method meets the same draws. `rollout` is
-    how answers are made where the run's own rollout samples nothing (supervised training).
-    """
+    """Measurements of the weights, while training and at the end."""
 
     sets: tuple[EvaluationSet, ...] = ()
+    """The measurements, each with a name of its own."""
     every: Annotated[int, Gt(0)] | None = None
+    """Iterations between two measurements while training; None: at the end only."""
     seed: int = 0
+    """Fixed, so that every checkpoint and every method meets the same draws."""
     rollout: Rollout | None = None
+    """How answers are made where the run's own rollout samples nothing (supervised training)."""
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from twice("sets", [one.label for one in self.sets])
@@ -135,19 +133,19 @@ ChoiceRule = Literal["first_maximum", "best"]
 
 @dataclass(frozen=True, kw_only=True)
 class ChooseCheckpoint(Part):
-    """After an iteration's training, goes on with the weights that do best on held-out problems.
+    """A choice, after an iteration's training, of the weights that do best on held-out problems.
 
     Candidates are the weights that training began with (epoch 0) and those after each epoch, or after every
-    so many optimiser steps and at the end. Each is measured on the evaluation set called `set`: its pass@1.
-    ``first_maximum`` takes candidates as long as each is strictly better than the one before, and trains no
-    further once one isn't (the rule of RestEM in the VinePPO paper); ``best`` takes the best of all, the
-    earliest of equals. The chosen weights are those that the next iteration samples from, that the
-    checkpoint holds and that evaluations measure.
+    so many optimiser steps and at the end. The chosen weights are those that the next iteration samples from,
+    that the checkpoint holds and that evaluations measure.
     """
 
     set: str
+    """The evaluation set, by its name, on which each candidate is measured: its pass@1."""
     rule: ChoiceRule = "first_maximum"
-    """``first_maximum`` stops at the first candidate that is no better; ``best`` looks at all."""
+    """``first_maximum`` takes candidates as long as each is strictly better than the one before, and trains
+    no further once one isn't (the rule of RestEM in the VinePPO paper); ``best`` takes the best of all, the
+    earliest of equals."""
     every: Annotated[int, Gt(0)] | None = None
     """Steps between candidates; None: after every epoch."""
 
@@ -164,19 +162,18 @@ class ChooseCheckpoint(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Weights are kept every `keep_every` iterations (None: of the two newest checkpoints only), the state to
-    resume from is written every `every` and kept in the two newest, since one may be damaged. What happened
-    since is made again from the stored episodes, bit for bit, without sampling.
-    """
+    """Checkpoints of a run. The state to resume from is kept in the two newest, since one may be damaged;
+    what happened since is made again from the stored episodes, bit for bit, without sampling."""
 
     every: Annotated[int, Gt(0)] = 1
+    """Iterations between two states to resume from."""
     keep_every: Annotated[int, Gt(0)] | None = None
+    """Iterations between two weights that are kept; None: those of the two newest checkpoints only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings:
-    """Whether a start is refused on a machine that the run doesn't fit, by the estimates of the command
-    `plan`."""
+    """Settings of the look at the machine before a start."""
 
     check: bool = True
     """False: the run starts, whatever the estimates say."""
@@ -184,16 +181,15 @@ class PlanSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(Part):
-    """A published method that was put on an experiment, as its file says of itself.
-
-    `on` is what it goes on: experiments whose rollout samples, or those that learn from
-    demonstrations. `after` are the experiment's parts that stood on its left.
-    """
+    """A published method that was put on an experiment, as its file says of itself."""
 
     name: str
     """What messages call it."""
     on: Literal["sampled answers", "demonstrations"] = "sampled answers"
+    """The experiments that it goes on: those whose rollout samples, or those that learn from
+    demonstrations."""
     after: tuple[str, ...] = ()
+    """The experiment's parts that stood on its left."""
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         here = "sampled answers" if experiment.rollout.needs_engine else "demonstrations"
@@ -253,17 +249,7 @@ WITHOUT_OVERLAP = "or leave overlap at 'none'"
 @Runtime.register("policy_iteration")
 @dataclass(frozen=True, kw_only=True)
 class PolicyIteration(Runtime):
-    """Sample, credit, train, sync, as often as `iterations` says.
-
-    `shaping` changes what answers earn, between rollout and credit; what was right stays what the grader
-    said. `context_length` bounds prompt and response together, in tokens. `problems_per_iteration` None
-    takes the whole split. `rank_deadline` (seconds) is how long a rank waits for the others before the
-    run ends with an error. `restart` ``every_iteration`` trains the start weights anew each time, with a
-    fresh optimiser and schedule, on what the latest policy sampled (RestEM). `choose_checkpoint` is about
-    which epoch's weights an iteration ends with; None: the last one's. `stop_after` ends the run at a budget
-    of sampled tokens; None: after all `iterations`. `presets` are the published methods that were put on the
-    experiment; their files say so.
-    """
+    """Sample, credit, train, sync, as often as `iterations` says."""
 
     task: Task
     model: ModelSource
@@ -273,11 +259,15 @@ class PolicyIteration(Runtime):
     selection: Selection
     trainer: Trainer
     iterations: Annotated[int, Gt(0)]
+    """How many iterations the run has."""
     problems_per_iteration: Annotated[int, Gt(0)] | None
+    """How many problems an iteration takes; None: the whole split."""
     context_length: Annotated[int, Gt(1)]
+    """Bound of prompt and response together, in tokens."""
     experiment_name: str
     """Folder of the run below `directory`."""
     shaping: tuple[Shaping, ...] = ()
+    """Changes what answers earn, between rollout and credit; what was right stays what the grader said."""
     directory: str = "experiments"
     """Where experiments are kept."""
     share: bool = False
@@ -293,16 +283,22 @@ class PolicyIteration(Runtime):
     on_empty_selection: Literal["stop", "skip"] = "stop"
     """What to do where nothing is left to train on."""
     restart: Literal["never", "every_iteration"] = "never"
+    """``every_iteration`` trains the start weights anew each time, with a fresh optimiser and schedule, on
+    what the latest policy sampled (RestEM)."""
     choose_checkpoint: ChooseCheckpoint | None = None
+    """Which epoch's weights an iteration ends with; None: the last one's."""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     grader_workers: Annotated[int, Gt(0)] = 2
     """Processes that grade."""
     grader_deadline: Annotated[float, Gt(0)] = 10.0
     """Seconds for one answer; then its outcome is ``timeout``."""
     rank_deadline: Annotated[float, Gt(0)] = 3600.0
+    """Seconds that a rank waits for the others before the run ends with an error."""
     sinks: tuple[Sink, ...] = ()
     stop_after: StopAfter | None = None
+    """Ends the run at a budget of sampled tokens; None: after all `iterations`."""
     presets: tuple[Preset, ...] = ()
+    """The published methods that were put on the experiment; their files say so."""
     plan: PlanSettings = field(default_factory=PlanSettings)
     """Whether the machine is looked at before the start."""
     overlap: Overlap = "none"
@@ -314,7 +310,7 @@ class PolicyIteration(Runtime):
         return self.rollout.needs_engine or bool(self.evaluation.sets)
 
     def missing_for_grades(self) -> list[str]:
-        """What graders and environments need and isn't there, of all tasks."""
+        """Returns what graders and environments of all tasks need and isn't there."""
         tasks = [self.task, *(one.task for one in self.evaluation.sets if one.task is not None)]
         for_grades = (words for task in tasks for part in task.grader.parts() for words in part.missing())
         rollouts = (self.rollout, for_fixed_problems(self.evaluation.rollout or self.rollout))
@@ -349,7 +345,8 @@ class PolicyIteration(Runtime):
 
     @property
     def length_matters(self) -> str | None:
-        """Why another number of iterations would have trained those so far otherwise; None where not."""
+        """Returns why another number of iterations would have trained those so far otherwise; None where
+        not."""
         return None if self.restart == "every_iteration" else self.trainer.length_matters
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
@@ -371,7 +368,7 @@ class PolicyIteration(Runtime):
 
 
 def without_sandbox(plain: Any, key: str = "") -> list[str]:
-    """The keys of a configuration whose programs run without a sandbox."""
+    """Returns the keys of a configuration whose programs run without a sandbox."""
     if isinstance(plain, list):
         plain = dict(enumerate(plain))
     if not isinstance(plain, Mapping):
@@ -381,7 +378,7 @@ def without_sandbox(plain: Any, key: str = "") -> list[str]:
 
 
 def unsafe_remarks(plain: Mapping[str, Any]) -> list[str]:
-    """What a person is told of them."""
+    """Returns the remarks for a person on programs without a sandbox."""
     words = "programs that the model writes run as you do, with your files and your network"
     return [f"{key} is unsafe_local: {words}" for key in without_sandbox(plain)]
 
@@ -391,7 +388,7 @@ LONGEST_NAME = 200
 
 
 def unfit_name(name: str, key: str, should: str, nested: bool = True) -> Iterator[Finding]:
-    """What is wrong with a name that folders are called by."""
+    """Yields what is wrong with a name that folders are called by."""
     steps = name.split("/") if nested else [name]
     if not all(name.isprintable() and step.strip(" .") and "/" not in step for step in steps):
         yield Finding(
@@ -410,7 +407,7 @@ def unfit_name(name: str, key: str, should: str, nested: bool = True) -> Iterato
 
 
 def unfit_split(task: Task, split: Split, wanted: int | None, key: str) -> Iterator[Finding]:
-    """What is wrong where a split isn't there, or has fewer problems than are wanted, as far as is known."""
+    """Yields what is wrong where a split isn't there, or is known to have fewer problems than are wanted."""
     try:
         there = task.size(split)
     except ValueError as error:
@@ -425,7 +422,7 @@ def unfit_split(task: Task, split: Split, wanted: int | None, key: str) -> Itera
 
 
 def twice(key: str, labels: Sequence[str], remedy: str = "give each a name of its own") -> Iterator[Finding]:
-    """What is wrong where parts of a list have the same name."""
+    """Yields what is wrong where parts of a list have the same name."""
     several = sorted({label for label in labels if labels.count(label) > 1})
     if several:
         yield Finding(f"two different ones are called {', '.join(several)}", key, remedy)

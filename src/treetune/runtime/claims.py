@@ -1,8 +1,8 @@
-"""Who measures what, among processes that share a file system and nothing else.
+"""Leases on work among processes that share a file system and nothing else.
 
-A claim is a file; whoever creates it holds it. It is taken over by creating the file with the next
-number, which only one can, and never by deleting one: so nobody can lose a claim to a process that
-looked a moment too early.
+A claim is a file; whoever creates it holds it. It is taken over by creating the file with the next number,
+which only one can, and never by deleting one: so nobody can lose a claim to a process that looked a moment
+too early.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBER = "[0-9]" * 4
 
 
 class Claim:
-    """Held until it is released, or until this process has shown no sign of life for too long."""
+    """A claim, held until it is released, or until this process has shown no sign of life for too long."""
 
     def __init__(self, file: Path, beat_s: float) -> None:
         self.file = file
@@ -38,15 +38,15 @@ class Claim:
 
     @property
     def number(self) -> int:
-        """How often the work was taken over."""
+        """Returns how often the work was taken over."""
         return int(self.file.name)
 
     def lost(self) -> bool:
-        """Whether somebody else took over, as after a long standstill of this process."""
+        """Returns whether another process took over, as after a long standstill of this one."""
         return _newest(self.file.parent) != self.file
 
     def release(self) -> None:
-        """The work is done, or left to whoever comes next. Safe to call twice."""
+        """Ends the claim: the work is done, or left to the next. Safe to call twice."""
         if not self._over.is_set():
             self._over.set()
             write_text(self.file, json.dumps(_me() | {"released": True}))
@@ -59,9 +59,9 @@ class Claim:
 
 
 class Claims:
-    """This process's view of all claims. Other machines' clocks are not trusted: a holder is dead
-    when its file has not changed for `lease_s` by this process's own clock, or at once when it ran
-    on this machine and is gone.
+    """All claims as this process sees them. Other machines' clocks are not trusted: a holder is dead when its
+    file has not changed for `lease_s` by this process's own clock, or at once when it ran on this machine and
+    is gone.
     """
 
     def __init__(self, lease_s: float = LEASE_S, beat_s: float = BEAT_S) -> None:
@@ -70,7 +70,7 @@ class Claims:
         self._seen: dict[Path, tuple[int, float]] = {}
 
     def take(self, folder: Path) -> Claim | None:
-        """The claim on what `folder` stands for; None while another process holds it."""
+        """Returns the claim on the work of `folder`; None while another process holds it."""
         newest = _newest(folder)
         if newest is not None and not self._is_free(newest):
             return None
@@ -84,12 +84,12 @@ class Claims:
         return Claim(file, self._beat_s)
 
     def held(self, folder: Path) -> bool:
-        """Whether somebody has the claim, as far as this process can tell by now."""
+        """Returns whether somebody has the claim, as far as this process can tell by now."""
         newest = _newest(folder)
         return newest is not None and not self._is_free(newest)
 
     def holder(self, folder: Path) -> str:
-        """Who holds the claim, for people."""
+        """Returns the holder of the claim, for people."""
         newest = _newest(folder)
         content = {} if newest is None else _read(newest)
         return f"process {content.get('pid', '?')} on {content.get('host', 'another machine')}"
@@ -116,7 +116,7 @@ def _newest(folder: Path) -> Path | None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Empty for a file that its maker has not written to yet, or never will."""
+    """Returns the content; empty for a file that its maker has not written to yet, or never will."""
     try:
         return dict(json.loads(file.read_text()))
     except ValueError:
@@ -135,6 +135,6 @@ def _me() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """This machine since it was started, as far as its process ids go."""
+    """Returns this machine since it was started, as far as its process ids go."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{platform.node()} {boot} {os.readlink('/proc/self/ns/pid')}"

@@ -68,9 +68,8 @@ class Console:
 
     @contextmanager
     def phase(self, what: str, unit: str = "", words: Callable[[], str] = lambda: "") -> Iterator[Progress]:
-        """Shows how far it is while inside; call what it gives with (done, total). `words` says what else
-        is worth knowing just then.
-        """
+        """Shows the progress of a block, which calls what it is given with (done, total). `words` returns
+        what else is worth knowing just then."""
         with self.timeline.span(self._lane, what):
             if self._live:
                 with _live_line(what, unit, words) as show:
@@ -100,7 +99,7 @@ class Console:
     def record_failure(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """An exit callback: the traceback goes to the log file; a person gets one message elsewhere."""
+        """Writes a traceback to the log file, as an exit callback; a person gets one message elsewhere."""
         if error is None or isinstance(error, SystemExit | KeyboardInterrupt) or self._file is None:
             return
         text = "".join(traceback.format_exception(kind, error, trace))
@@ -117,7 +116,7 @@ class Console:
 
 @dataclass
 class Status:
-    """How far a phase is, in one line."""
+    """The state of a phase, in one line."""
 
     what: str
     unit: str
@@ -174,7 +173,7 @@ def _live_line(what: str, unit: str, words: Callable[[], str]) -> Iterator[Progr
 
 
 def duration(seconds: float) -> str:
-    """In the unit that says it best: ``40 s``, ``12 min``, ``3.5 h``."""
+    """Returns seconds in the unit that says it best: ``40 s``, ``12 min``, ``3.5 h``."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     if seconds < 99.5 * 60:

@@ -87,12 +87,12 @@ class Diagnostics:
         return tuple(sign for sign in SIGNS if self.thresholds(sign))
 
     def thresholds(self, sign: Sign) -> dict[str, float]:
-        """Those of a sign that are set, by their keys."""
+        """Returns the thresholds of a sign that are set, by their keys."""
         values = {key: getattr(self, key) for key in _THRESHOLDS[sign]}
         return {key: value for key, value in values.items() if value is not None}
 
     def needs(self, sign: Sign) -> int:
-        """How many iterations with the sign's metric it takes to tell that it is not there."""
+        """Returns how many iterations with the sign's metric it takes to tell that it is not there."""
         if sign == "gradient_noise":
             return self.window
         share = {"entropy_low": self.entropy_share, "answers_short": self.length_share}.get(sign)
@@ -100,7 +100,7 @@ class Diagnostics:
 
     @property
     def stops(self) -> tuple[Sign, ...]:
-        """The signs that end the run."""
+        """Returns the signs that end the run."""
         if self.on_collapse == "warn":
             return ()
         return tuple(sign for sign in self.switched_on if sign in self.stopping)
@@ -118,7 +118,7 @@ _THRESHOLDS: Mapping[Sign, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Watched:
-    """What the run's configuration says about its answers: whether any are sampled, and their limit."""
+    """The run's answers, as its configuration has them: whether any are sampled, and their limit."""
 
     sampled: bool
     max_tokens: int | None = None
@@ -140,7 +140,7 @@ class Finding:
 
 
 def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> dict[Sign, Finding]:
-    """Every sign that there is anything to say about, after the last of the rows (in their order)."""
+    """Returns every sign that there is anything to say about, after the last of the rows (in their order)."""
     found: dict[Sign, Finding] = {}
     for sign in settings.switched_on:
         if not watched.sampled and sign != "gradient_noise":
@@ -163,7 +163,7 @@ def _finding(sign: Sign, settings: Diagnostics, watched: Watched, rows: Sequence
 
 
 def verdict(settings: Diagnostics, found: Mapping[Sign, Finding]) -> list[Finding]:
-    """The findings for which the run is to stop."""
+    """Returns the findings for which the run is to stop."""
     return [found[sign] for sign in settings.stops if sign in found and found[sign].counts]
 
 
@@ -218,7 +218,7 @@ def _mixed(row: Row) -> float | None:
 
 
 def _low(sign: Sign, rows: Sequence[Row], floor: float | None, share: float | None, first: int) -> str | None:
-    """What both kinds of floor have in common; the words are about the bound that was crossed."""
+    """Returns the words about the bound that was crossed, for both kinds of floor."""
     (metric,) = METRICS[sign]
     value = rows[-1][metric]
     if floor is not None and value < floor:

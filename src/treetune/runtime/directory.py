@@ -54,8 +54,8 @@ class ExperimentDirectory:
         return self.path / "iterations" / f"{i:04d}"
 
     def candidate(self, i: int, point: int) -> Path:
-        """What was measured of the weights after so many epochs or steps of iteration `i`, where the best is
-        chosen."""
+        """Returns the folder of a measurement of the weights after so many epochs or steps of iteration `i`,
+        where the best is chosen."""
         return self.iteration(i) / "candidates" / f"{point:02d}"
 
     def checkpoint(self, i: int) -> Path:
@@ -69,7 +69,7 @@ class ExperimentDirectory:
 
     @property
     def notes(self) -> Path:
-        """What people wrote on answers (`runtime.notes`)."""
+        """Returns the folder of people's notes on answers."""
         return self.path / "notes"
 
     @property
@@ -81,20 +81,20 @@ class ExperimentDirectory:
         return self.path / "metrics.jsonl"
 
     def checkpoints(self) -> list[int]:
-        """Complete ones, oldest first: a checkpoint without `state.json` was never finished."""
+        """Returns the complete ones, oldest first: a checkpoint without `state.json` was never finished."""
         found = (self.path / "checkpoints").glob("[0-9][0-9][0-9][0-9]*/state.json")
         return sorted(int(state.parent.name) for state in found if state.parent.name.isdigit())
 
     def resumables(self) -> list[int]:
-        """The checkpoints that hold a trainer's state, oldest first."""
+        """Returns the checkpoints that hold a trainer's state, oldest first."""
         return [i for i in self.checkpoints() if (self.checkpoint(i) / "trainer").is_dir()]
 
     def resumable(self) -> int | None:
-        """The newest of them."""
+        """Returns the newest checkpoint that holds a trainer's state."""
         return next(reversed(self.resumables()), None)
 
     def has_work(self) -> bool:
-        """Whether anything was sampled or trained."""
+        """Returns whether anything was sampled or trained."""
         places = (self.path / "iterations", self.path / "checkpoints")
         return any(path.is_file() for place in places for path in place.rglob("*"))
 
@@ -107,10 +107,10 @@ class ExperimentDirectory:
             os.fsync(file.fileno())
 
     def read_metrics(self, damaged: list[str] | None = None) -> list[dict[str, Any]]:
-        """All whole lines; a line torn by a crash is the last one and is left out.
+        """Returns all whole lines; a line torn by a crash is the last one and is left out.
 
-        One that isn't as it was written raises Damaged, or, where there is a list for the `damaged`, is told
-        there and left out.
+        One that isn't as it was written raises Damaged or, where there is a list of the `damaged`, is
+        described there and left out.
         """
         if not self.metrics.is_file():
             return []
@@ -131,8 +131,8 @@ class ExperimentDirectory:
 
     @contextmanager
     def locked(self, lock: Lock = "run", patience_s: float = 0.0) -> Iterator[None]:
-        """One run and one analysis at a time: two would write the same files. `patience_s` is how long one
-        that is ending may take."""
+        """Holds a lock: one run and one analysis at a time, since two would write the same files.
+        `patience_s` is how long one that is ending may take."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / _LOCKS[lock]).open("w") as file:
             if not _locks(file, LOCK_TRIES + round(patience_s / LOCK_TRY_S)):
@@ -144,7 +144,7 @@ class ExperimentDirectory:
 
     @contextmanager
     def evaluator(self) -> Iterator[int]:
-        """This evaluator's number among those that are at work here, from 0.
+        """Gives this evaluator's number among those that are at work here, from 0.
 
         They share the work by claims (`runtime.claims`); the number keeps their logs and weights apart.
         """
@@ -157,7 +157,7 @@ class ExperimentDirectory:
         raise ValueError(f"{EVALUATORS_MOST} processes evaluate {self.path} already")
 
     def is_running(self) -> bool:
-        """Whether a process holds the run's lock."""
+        """Returns whether a process holds the run's lock."""
         try:
             with (self.path / _LOCKS["run"]).open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -169,7 +169,8 @@ class ExperimentDirectory:
 
 
 def _locks(file: IO[str], tries: int = LOCK_TRIES) -> bool:
-    """Whether the lock could be had. Who asks `is_running` holds it for a moment, so one try may err."""
+    """Takes the lock; returns whether it could be had. Callers of `is_running` hold it for a moment, so one
+    try may err."""
     for _ in range(tries):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,7 +182,7 @@ def _locks(file: IO[str], tries: int = LOCK_TRIES) -> bool:
 
 
 def metrics_row(iteration: int, wall_time: float, metrics: Metrics) -> dict[str, Any]:
-    """One line of `metrics.jsonl`: flat, sorted, with 7 significant digits."""
+    """Returns a line of `metrics.jsonl`: flat, sorted, with 7 significant digits."""
     rounded = {name: float(f"{value:.7g}") for name, value in sorted(metrics.items())}
     return {"iteration": iteration, "wall_time": round(wall_time, 3), **rounded}
 
@@ -195,29 +196,30 @@ def verify_answers(path: Path) -> None:
 
 
 def is_last(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
-    """Whether the run is over after `done` iterations: it has all of them, or its budget is spent.
+    """Returns whether the run is over after `done` iterations: it has all of them, or its budget is spent.
 
-    The last of them may be generated and not yet trained on."""
+    The last of them may be generated and not yet trained on.
+    """
     return done >= iterations_of(config, directory, done)
 
 
 def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> int:
-    """How many the run has; where a budget ends it, as far as the first `done` of them let expect."""
+    """Returns how many the run has; where a budget ends it, as far as the first `done` of them let expect."""
     return expected_iterations(config.iterations, config.stop_after, directory, done)
 
 
 def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
-    """Whether the iteration's episodes lie on disk, whole."""
+    """Returns whether the iteration's episodes lie on disk, whole."""
     return (directory.iteration(iteration) / EPISODES).is_file()
 
 
 def is_measured(directory: ExperimentDirectory, done: int, chosen: EvaluationSet) -> bool:
-    """Whether the summary of the set after `done` iterations is there."""
+    """Returns whether the summary of the set after `done` iterations is there."""
     return (directory.evaluation(done, chosen.label) / "summary.json").is_file()
 
 
 def due_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> list[EvaluationSet]:
-    """The evaluation sets that are due after `done` iterations and not yet measured."""
+    """Returns the evaluation sets that are due after `done` iterations and not yet measured."""
     evaluation = config.evaluation
     last = is_last(config, directory, done)
     while_training = bool(evaluation.every) and done % (evaluation.every or 1) == 0
@@ -226,7 +228,8 @@ def due_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int)
 
 
 def samples_in(config: PolicyIteration, directory: ExperimentDirectory, iteration: int) -> bool:
-    """Whether the iteration's rollout samples, which it need not where an interrupted run left episodes."""
+    """Returns whether the iteration's rollout samples, which it need not where an interrupted run left
+    episodes."""
     return (
         config.rollout.needs_engine
         and not is_last(config, directory, iteration)
@@ -235,14 +238,14 @@ def samples_in(config: PolicyIteration, directory: ExperimentDirectory, iteratio
 
 
 def sampled_by(config: PolicyIteration, iteration: int) -> int:
-    """The policy version that an iteration's answers and continuations are sampled from: that which it begins
-    with, or the one before where iterations overlap."""
+    """Returns the policy version that an iteration's answers and continuations are sampled from: that which
+    it begins with, or the one before where iterations overlap."""
     return max(0, iteration - 1) if config.overlap == "one_step" else iteration
 
 
 def samples_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
-    """Whether a rollout that is still to come or an evaluation samples from the weights after `done` (one or
-    more) iterations."""
+    """Returns whether a rollout that is still to come or an evaluation samples from the weights after `done`
+    (one or more) iterations."""
     following = done + (config.overlap == "one_step")
     rollout = not is_last(config, directory, done) and samples_in(config, directory, following)
     return rollout or bool(due_sets(config, directory, done))
@@ -251,7 +254,8 @@ def samples_after(config: PolicyIteration, directory: ExperimentDirectory, done:
 def expected_iterations(
     most: int, budget: StopAfter | None, directory: ExperimentDirectory, done: int
 ) -> int:
-    """Of a run that has `done` of at most so many: `done` itself where it is over."""
+    """Returns how many iterations a run has, of at most `most`, that has `done`: `done` itself where it is
+    over."""
     if budget is None or done >= most:
         return most
     further = budget.further_iterations(tokens_sampled(directory, done))
@@ -259,9 +263,11 @@ def expected_iterations(
 
 
 def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
-    """In each of the first `done` iterations, from what rollout and credit wrote when they were done.
+    """Returns the tokens sampled in each of the first `done` iterations, which rollout and credit wrote when
+    they were done.
 
-    Raises ValueError where that is gone, or from before tokens were counted."""
+    Raises ValueError where that is gone, or from before tokens were counted.
+    """
     return [_in_iteration(directory.iteration(number)) for number in range(done)]
 
 

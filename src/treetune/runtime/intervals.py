@@ -26,7 +26,8 @@ def interval_of_mean(values: Sequence[float], seed: int) -> tuple[float, float]:
 
 
 def wilson(right: float, of: int) -> tuple[float, float]:
-    """Of a binomial share (Wilson, Journal of the American Statistical Association 22, 1927)."""
+    """Returns the interval of a binomial share (Wilson, Journal of the American Statistical Association 22,
+    1927)."""
     share, scale = right / of, 1 + Z**2 / of
     centre = (share + Z**2 / (2 * of)) / scale
     half = Z / scale * math.sqrt(share * (1 - share) / of + Z**2 / (4 * of**2))
@@ -35,7 +36,7 @@ def wilson(right: float, of: int) -> tuple[float, float]:
 
 
 def bootstrap(values: Sequence[float], seed: int) -> tuple[float, float]:
-    """The percentile interval of the mean under resampling of the problems."""
+    """Returns the percentile interval of the mean under resampling of the problems."""
     generator = derived_random(seed, "bootstrap")
     size = len(values)
     means = sorted(math.fsum(generator.choices(values, k=size)) / size for _ in range(RESAMPLES))

@@ -61,7 +61,8 @@ WAIT_POLICY = "OMP_WAIT_POLICY"
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One of `nodes` that are alike. Memories are in bytes, `device_memory` of each GPU; None: not known.
+    """A machine, or several (`nodes`) that are alike. Memories are in bytes, `device_memory` of each GPU;
+    None: not known.
 
     `ranks` are those of the run on this machine: one for each GPU, on a CPU one, unless others were started.
     `gpus` are those that it sees; None: one for each rank. A `shared_memory` of 0 can't be written to.

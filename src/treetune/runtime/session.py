@@ -41,8 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Session:
-    """One process among the ranks of a run, with the experiment's directory, the console and the start
-    model."""
+    """The place of this process in a run: ranks, the experiment's directory, the console, the start model."""
 
     config: PolicyIteration
     plain_config: Mapping[str, Any]

@@ -200,7 +200,7 @@ class _Choice:
 
     @property
     def is_made(self) -> bool:
-        """Whether no later candidate can change it."""
+        """Returns whether no later candidate can change the choice."""
         return self.rule == "first_maximum" and self.chosen < len(self.accuracies) - 1
 
     def consider(self, point: int, is_last: bool = False) -> None:

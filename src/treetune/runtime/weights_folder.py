@@ -37,9 +37,8 @@ START_MODEL = "start-model"
 
 
 class WeightsFolder:
-    """One folder for each version of the policy. `adapters` are the settings of the adapters that the
-    engine is sent as they are; None where it is sent whole weights.
-    """
+    """A folder with one folder for each version of the policy. `adapters` are the settings of the adapters
+    that the engine is sent as they are; None where it is sent whole weights."""
 
     def __init__(
         self,
