@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.shipped import CONFIGS
-from treetune.cli import completion
+from treetune.cli import arguments as completion
 from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import TABLE, configurations, is_configuration, load
