@@ -33,22 +33,21 @@ TAKEN_FOR_RIGHT = Grade(reward=1.0, outcome="ok")
 @Rollout.register("demonstrations")
 @dataclass(frozen=True, kw_only=True)
 class Demonstrations(Rollout):
-    """`samples` demonstrations of each problem, drawn anew in every iteration, ended with the end
-    token. Their segment is trained, but has no log-probs and no policy version: no policy wrote it.
-
-    One that doesn't fit into the context stops the run, or is left out (and counted in
-    ``episodes/left_out``) where `too_long` says so.
+    """Demonstrations of the task, drawn anew in every iteration, ended with the end token. Their segment is
+    trained, but has no log-probs and no policy version: no policy wrote it.
 
     One with threads becomes the segments that a rollout would have made of it: what that injects is not
     trained, and each of its steps is a segment.
-
-    They are graded as answers are, so that ``episodes/reward`` says how good the teacher is; where grading is
-    dear and the teacher known, `graded` false takes all of them for right.
     """
 
     samples: Annotated[int, Gt(0)] = 1
+    """Demonstrations of each problem."""
     graded: bool = True
+    """Whether they are graded as answers are, so that ``episodes/reward`` says how good the teacher is. Where
+    grading is dear and the teacher known, false takes all of them for right."""
     too_long: Literal["stop", "leave_out"] = "stop"
+    """Whether one that doesn't fit into the context stops the run, or is left out (and counted in
+    ``episodes/left_out``)."""
 
     @property
     def gives(self) -> tuple[Feature, ...]:

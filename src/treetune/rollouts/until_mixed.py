@@ -30,9 +30,8 @@ class UntilMixed(RolloutAround):
     Everything that was sampled is kept and counted, so that ``episodes/score`` is the policy's on
     problems that were not chosen by how it answered them.
 
-    A round has `problems_per_round` problems (None: as many as the first). It is over after
-    `max_rounds`, or when the split has no problem left that the iteration hasn't had; the log says so,
-    and the iteration goes on with the groups that it has.
+    Where the rounds are over, or the split has no problem left that the iteration hasn't had, the log says
+    so, and the iteration goes on with the groups that it has.
 
     ``rollout/rounds``; ``rollout/groups_dropped``: share of problems whose answers all scored the same;
     ``rollout/groups_lacking``: how many were missing at the end. What the inner rollout measures
@@ -41,8 +40,11 @@ class UntilMixed(RolloutAround):
     """
 
     groups: Annotated[int, Gt(0)]
+    """Problems with answers that differ that are enough."""
     max_rounds: Annotated[int, Gt(0)] = 10
+    """Rounds at most, the first included."""
     problems_per_round: Annotated[int, Gt(0)] | None = None
+    """Problems of a further round; None: as many as the first has."""
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -97,20 +99,20 @@ class UntilMixed(RolloutAround):
         return (problems + further) * self.samples
 
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
-        own: list[Tree] = []
+        trees: list[Tree] = []
         asked: list[Problem] = []
-        reports: list[tuple[int, Metrics]] = []
+        rounds: list[tuple[int, Metrics]] = []
         further: list[Problem] | None = None
         upcoming = list(problems)
         mixed = 0
         # A round's metrics are of all ranks, so all of them decide alike.
         while True:
-            trees, report = self.rollout.run(_after(context, len(answers_of(own))), upcoming)
-            own += trees
+            of_round, metrics = self.rollout.run(_after(context, len(answers_of(trees))), upcoming)
+            trees += of_round
             asked += upcoming
-            reports.append((len(upcoming), report))
-            mixed += round(report["episodes/mixed"] * report["episodes/problems"])
-            if mixed >= self.groups or len(reports) == self.max_rounds:
+            rounds.append((len(upcoming), metrics))
+            mixed += round(metrics["episodes/mixed"] * metrics["episodes/problems"])
+            if mixed >= self.groups or len(rounds) == self.max_rounds:
                 break
             if further is None:
                 others = context.find(FurtherProblems)
@@ -122,52 +124,45 @@ class UntilMixed(RolloutAround):
         if mixed < self.groups:
             reason = (
                 f"max_rounds is {self.max_rounds}"
-                if len(reports) == self.max_rounds
+                if len(rounds) == self.max_rounds
                 else "the split has no further problem"
             )
             context.log.say(
                 f"iteration {context.iteration + 1}: {self.groups} problems with answers that differ in score"
-                f" were asked for; went on with {mixed} of {len(asked)} after {len(reports)} rounds, since"
+                f" were asked for; went on with {mixed} of {len(asked)} after {len(rounds)} rounds, since"
                 f" {reason}"
             )
-        trees = _shared_out(context, asked, own) if len(reports) > 1 else own
-        return trees, _averaged(reports) | trajectory_metrics(context, answers_of(trees)) | {
-            "rollout/rounds": float(len(reports)),
+        if len(rounds) > 1:
+            trees = _shared_out(context, asked, trees)
+        averages = {}
+        for name in dict.fromkeys(name for _, metrics in rounds for name in metrics):
+            having = [(metrics[name], float(count)) for count, metrics in rounds if name in metrics]
+            averages[name] = mean([value for value, _ in having], [weight for _, weight in having])
+        return trees, averages | trajectory_metrics(context, answers_of(trees)) | {
+            "rollout/rounds": float(len(rounds)),
             "rollout/groups_dropped": 1.0 - mixed / len(asked),
             "rollout/groups_lacking": float(max(0, self.groups - mixed)),
         }
 
 
 def _after(context: RolloutContext, done: int) -> RolloutContext:
-    """The context for a round that comes after `done` answers of this rank."""
+    """Returns the context for a round that comes after `done` answers of this rank."""
     progress = context.log.progress
     log = replace(context.log, progress=lambda of_round, total: progress(done + of_round, done + total))
     return replace(context, log=log)
 
 
-def _shared_out(context: RolloutContext, asked: Sequence[Problem], own: Sequence[Tree]) -> list[Tree]:
-    """This rank's share of all rounds' trees, so that all ranks' are in the order of `asked`.
+def _shared_out(context: RolloutContext, asked: Sequence[Problem], trees: Sequence[Tree]) -> list[Tree]:
+    """Returns this rank's share of all rounds' trees, so that all ranks' are in the order of `asked`.
 
     As they were sampled, a rank would hold a share of each round. Collective.
     """
-    by_problem = {tree.problem.id: tree for tree in own}
-    if context.ranks.world_size > 1:
-        shares = [
-            contiguous_share(asked, rank, context.ranks.world_size)
-            for rank in range(context.ranks.world_size)
-        ]
+    by_problem = {tree.problem.id: tree for tree in trees}
+    world_size = context.ranks.world_size
+    if world_size > 1:
+        shares = [contiguous_share(asked, rank, world_size) for rank in range(world_size)]
         parts = [[by_problem[one.id] for one in share if one.id in by_problem] for share in shares]
         sent = context.ranks.hand_out("rounds", [trajectories_to_bytes(answers_of(part)) for part in parts])
         answers = (answer for data in sent for answer in trajectories_from_bytes(data))
         by_problem = {tree.problem.id: tree for tree in trees_of(answers)}
     return [by_problem[problem.id] for problem in rank_share(context, asked) if problem.id in by_problem]
-
-
-def _averaged(reports: Sequence[tuple[int, Metrics]]) -> Metrics:
-    """Each metric's mean over the rounds that have it, weighted by their problems."""
-    names = dict.fromkeys(name for _, report in reports for name in report)
-    averages = {}
-    for name in names:
-        having = [(report[name], float(problems)) for problems, report in reports if name in report]
-        averages[name] = mean([value for value, _ in having], [weight for _, weight in having])
-    return averages

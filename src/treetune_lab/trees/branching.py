@@ -118,9 +118,11 @@ class UpToWidth(Branching):
     unbiased = True
 
     states: StateRule
+    """The rule for the states at which it branches."""
     width: Annotated[int, Gt(1)]
     """Answers of a tree."""
     most_ways: Annotated[int, Gt(1)] = 2
+    """Answers that go on from a state at most."""
 
     def most_answers(self, samples: int) -> int:
         return max(samples, self.width)
@@ -153,8 +155,11 @@ class LeastSure(Branching):
     unbiased = False
 
     positions: Annotated[int, Gt(0)] = 2
+    """Tokens of a tree before which it branches in a round."""
     ways: Annotated[int, Gt(0)] = 2
+    """Further answers at each of them."""
     rounds: Annotated[int, Gt(0)] = 1
+    """Rounds of branching."""
 
     def most_answers(self, samples: int) -> int:
         return samples * (1 + self.rounds * self.positions * self.ways)

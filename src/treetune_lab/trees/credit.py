@@ -1,4 +1,4 @@
-"""Credit for answers that grow out of each other: what a branch earned, held against its siblings."""
+"""Credit for answers that grow out of each other: what a branch earned, compared with its siblings."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TreeCredit(Credit):
     def _episodes(self, context: RolloutContext, tree: Tree) -> list[Episode]:
         sharing = Sharing.of(tree)
         rewards = [leaf.reward for leaf in tree.leaves]
-        values, advantages = self._found(sharing, rewards)
+        values, advantages = self._values_and_advantages(sharing, rewards)
         episodes = []
         for place, (leaf, path) in enumerate(zip(tree.leaves, sharing.paths, strict=True)):
             ends = tuple(accumulate(sharing.lengths[node] for node in path))
@@ -96,7 +96,10 @@ class TreeCredit(Credit):
             episodes.append(episode)
         return episodes
 
-    def _found(self, sharing: Sharing, rewards: Sequence[float]) -> Found:
+    def _values_and_advantages(
+        self, sharing: Sharing, rewards: Sequence[float]
+    ) -> tuple[dict[int, float], list[list[float]]]:
+        """Returns the values by node, and for each answer the advantages of its nodes."""
         if self.advantage == "subgroups":
             values = leaf_values(sharing, rewards)
             return values, [
@@ -118,17 +121,13 @@ class TreeCredit(Credit):
         return values, [[of_nodes[node] for node in path] for path in sharing.paths]
 
 
-Found = tuple[dict[int, float], list[list[float]]]
-"""Values by node, and of each answer the advantages of its nodes."""
-
-
 def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """Exactly theirs where all are equal, so that equal rewards give advantages of 0."""
+    """Returns the mean, exactly theirs where all are equal, so that equal rewards give advantages of 0."""
     return values[0] if len(set(values)) == 1 else mean(values, weights)
 
 
 def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
-    """V of the prompt and of each node: the mean over what follows it, or the reward."""
+    """Returns V of the prompt and of each node: the mean over what follows it, or the reward."""
     values: dict[int, float] = {}
     for node in (*sorted(sharing.below, reverse=True), ROOT):
         following = sharing.children.get(node)
@@ -141,7 +140,7 @@ def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float
 
 
 def leaf_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
-    """The mean reward of all answers below the prompt and each node."""
+    """Returns the mean reward of all answers below the prompt and each node."""
     values = {node: _mean([rewards[one] for one in places]) for node, places in sharing.below.items()}
     return values | {ROOT: _mean(rewards)}
 

@@ -17,10 +17,11 @@ from treetune.vocabulary import Trajectory
 @StateRule.register("every_n_tokens")
 @dataclass(frozen=True, kw_only=True)
 class EveryNTokens(OneLineStates):
-    """A step is so many `tokens` of an answer; the last one what is left. No text is looked at, so a boundary
-    depends on nothing that is sampled and the gradient of unbiased values stays unbiased."""
+    """Steps of equally many tokens of an answer; the last one has what is left. No text is looked at, so a
+    boundary depends on nothing that is sampled and the gradient of unbiased values stays unbiased."""
 
     tokens: Annotated[int, Gt(0)]
+    """Tokens of a step."""
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return range(0, trajectory.step_ends[-1], self.tokens)
@@ -32,15 +33,17 @@ class EveryNTokens(OneLineStates):
 @StateRule.register("low_probability")
 @dataclass(frozen=True, kw_only=True)
 class LowProbability(OneLineStates):
-    """A step ends with every `every`-th token that was sampled with a probability `below` this: where the
-    policy had a choice, the value may change (the cut points of SPO-chain, arXiv:2505.23564, section 4.1).
+    """Steps that end with tokens that were sampled with a low probability: where the policy had a choice, the
+    value may change (the cut points of SPO-chain, arXiv:2505.23564, section 4.1).
 
     The token itself belongs to the step that it ends. So a boundary depends on what stands before it alone,
     and the gradient of unbiased values stays unbiased.
     """
 
     below: Annotated[float, Gt(0), Le(1)] = 0.9
+    """Counts tokens that were sampled with a smaller probability."""
     every: Annotated[int, Gt(0)] = 5
+    """Counted tokens of a step."""
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         starts, at, seen = [0], 0, 0
