@@ -283,7 +283,6 @@ def faults(
 
     Laxer than `text_segments` in white space, stricter in numbers.
     """
-    rules = _Rules(nesting, conclusions, adjacent, most_threads)
     broken = []
     opened, closed = text.count("<Parallel>"), text.count("</Parallel>")
     if opened != closed:
@@ -299,7 +298,7 @@ def faults(
             if open_at and not nesting:
                 broken.append(f"{where} is within another")
             body = text[begin + len("<Parallel>") : match.start()]
-            broken += [f"{where} {what}" for what in rules.broken(body)]
+            broken += [f"{where} {what}" for what in _broken(body, conclusions, adjacent, most_threads)]
             text = text[:begin] + _FILLER * (match.end() - begin) + text[match.end() :]
     outside = _STRUCTURE.search(text)
     if outside and opened == closed:
@@ -307,71 +306,60 @@ def faults(
     return broken
 
 
-@dataclass(frozen=True)
-class _Rules:
-    nesting: bool
-    conclusions: Conclusions
-    adjacent: bool
-    most_threads: int
-
-    def broken(self, body: str) -> list[str]:
-        """Returns what is wrong with the text between ``<Parallel>`` and ``</Parallel>``."""
-        counts = [body.count(tag) for tag in ("<Outline>", "</Outline>", "<Thread>", "</Thread>")]
-        if len(set(counts)) > 1 or not counts[0]:
-            return [
-                "has {} <Outline>, {} </Outline>, {} <Thread> and {} </Thread>, which should be as many, "
-                "and at least one".format(*counts)
-            ]
-        found = []
-        if counts[0] > self.most_threads:
-            found.append(f"has {counts[0]} threads, more than {self.most_threads}")
-        outlines, threads = _OUTLINE.findall(body), _THREAD.findall(body)
-        for what, texts in (("outline", outlines), ("thread", threads)):
-            found += _broken_texts(what, texts)
-        return found + self._broken_conclusion(body) + self._broken_order(body)
-
-    def _broken_conclusion(self, body: str) -> list[str]:
-        opened, closed = body.count("<Conclusion>"), body.count("</Conclusion>")
-        if opened != closed or opened > 1:
-            return [f"has {opened} <Conclusion> and {closed} </Conclusion>, which should be one each or none"]
-        if self.conclusions == "refused" and opened:
-            return ["has a conclusion"]
-        if self.conclusions == "required" and not opened:
-            return ["has no conclusion"]
-        text = _CONCLUSION.search(body)
-        if text is None:
-            return ["has </Conclusion> before <Conclusion>"] if opened else []
-        if not text[1].strip():
-            return ["has an empty conclusion"]
-        return _tags_in("the conclusion", text[1])
-
-    def _broken_order(self, body: str) -> list[str]:
-        """Checks the order of outlines, threads and conclusion, and the white space between them: all that is
-        left once their texts are taken out."""
-        bare = _CONCLUSION.sub("C", _THREAD.sub("T", _OUTLINE.sub("O", body)))
-        if not re.fullmatch(r"\s*<Outlines>[O\s]*</Outlines>\s*T[T\s]*C?\s*", bare):
-            return [
-                "is not <Outlines>, outlines, </Outlines>, threads and perhaps a conclusion, in this order"
-            ]
-        if self.adjacent and re.search(r"T\s+T", bare):
-            return ["has white space between threads"]
-        return []
+def _broken(body: str, conclusions: Conclusions, adjacent: bool, most_threads: int) -> list[str]:
+    """Returns what is wrong with the text between ``<Parallel>`` and ``</Parallel>``."""
+    counts = [body.count(tag) for tag in ("<Outline>", "</Outline>", "<Thread>", "</Thread>")]
+    if len(set(counts)) > 1 or not counts[0]:
+        return [
+            "has {} <Outline>, {} </Outline>, {} <Thread> and {} </Thread>, which should be as many, "
+            "and at least one".format(*counts)
+        ]
+    broken = []
+    if counts[0] > most_threads:
+        broken.append(f"has {counts[0]} threads, more than {most_threads}")
+    broken += _broken_texts("outline", _OUTLINE.findall(body))
+    broken += _broken_texts("thread", _THREAD.findall(body))
+    opened, closed = body.count("<Conclusion>"), body.count("</Conclusion>")
+    conclusion = _CONCLUSION.search(body)
+    if opened != closed or opened > 1:
+        broken.append(
+            f"has {opened} <Conclusion> and {closed} </Conclusion>, which should be one each or none"
+        )
+    elif conclusions == "refused" and opened:
+        broken.append("has a conclusion")
+    elif conclusions == "required" and not opened:
+        broken.append("has no conclusion")
+    elif opened and conclusion is None:
+        broken.append("has </Conclusion> before <Conclusion>")
+    elif conclusion is not None and not conclusion[1].strip():
+        broken.append("has an empty conclusion")
+    elif conclusion is not None:
+        broken += _tags_in("the conclusion", conclusion[1])
+    # With the texts of outlines, threads and conclusion taken out, white space and their order are left.
+    bare = _CONCLUSION.sub("C", _THREAD.sub("T", _OUTLINE.sub("O", body)))
+    if not re.fullmatch(r"\s*<Outlines>[O\s]*</Outlines>\s*T[T\s]*C?\s*", bare):
+        broken.append(
+            "is not <Outlines>, outlines, </Outlines>, threads and perhaps a conclusion, in this order"
+        )
+    elif adjacent and re.search(r"T\s+T", bare):
+        broken.append("has white space between threads")
+    return broken
 
 
 def _broken_texts(what: str, texts: list[str]) -> list[str]:
-    found = []
+    broken = []
     numbers = []
     for position, text in enumerate(texts, start=1):
         match = _NUMBER.match(text)
         if match is None:
-            found.append(f"has {what} {position} without a number and a colon at its beginning")
+            broken.append(f"has {what} {position} without a number and a colon at its beginning")
         else:
             numbers.append(int(match[1]))
-        found += _tags_in(f"{what} {position}", text)
+        broken += _tags_in(f"{what} {position}", text)
     if len(numbers) == len(texts) and numbers != list(range(1, len(texts) + 1)):
         listed = ", ".join(map(str, numbers))
-        found.append(f"numbers its {what}s {listed}, which should be 1 to {len(texts)} in this order")
-    return found
+        broken.append(f"numbers its {what}s {listed}, which should be 1 to {len(texts)} in this order")
+    return broken
 
 
 def _tags_in(where: str, text: str) -> list[str]:
@@ -388,39 +376,27 @@ class ThreadedDemonstration(DemonstrationFormat):
     """Demonstrations with threads."""
 
     def check(self, texts: Sequence[str], single_tokens: frozenset[str] | None) -> Iterator[Finding]:
-        return lacking_tags(texts, single_tokens)
+        if any(map(has_threads, texts)) and single_tokens is not None and not single_tokens.issuperset(TAGS):
+            yield Finding(
+                f"demonstrations of this task have threads, {_MANY_TOKENS}", "$.model.added_tokens", _REMEDY
+            )
 
     def segments(self, codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...] | None:
-        return demonstrated_segments(codec, problem, text) if has_threads(text) else None
-
-
-def lacking_tags(texts: Sequence[str], single_tokens: frozenset[str] | None) -> Iterator[Finding]:
-    """A finding where demonstrations have threads, and the tags are none of the `single_tokens` (None: nobody
-    knows them yet)."""
-    if any(map(has_threads, texts)) and single_tokens is not None and not single_tokens.issuperset(TAGS):
-        yield Finding(
-            f"demonstrations of this task have threads, {_MANY_TOKENS}", "$.model.added_tokens", _REMEDY
+        if not has_threads(text):
+            return None
+        if TagIds.of(codec.encode) is None:
+            raise ValueError(
+                f"the demonstration of problem {problem.id!r} has threads, {_MANY_TOKENS}: name them in"
+                f" model.added_tokens ({', '.join(TAGS)})"
+            )
+        try:
+            parts = text_segments(text)
+        except ValueError as error:
+            raise ValueError(f"the demonstration of problem {problem.id!r} can't be cut: {error}") from error
+        encoded = [codec.encode_answer(problem, parts[0].text)]
+        encoded += [token_array(codec.encode(part.text)) for part in parts[1:]]
+        encoded[-1] = joined([encoded[-1], token_array([codec.eos_id])])
+        return tuple(
+            Segment(token_ids=ids, origin="injected" if part.injected else "sampled", branch=part.branch)
+            for part, ids in zip(parts, encoded, strict=True)
         )
-
-
-def demonstrated_segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...]:
-    """The segments of a demonstration with threads, the last one with the end token.
-
-    Raises ValueError for threads that a rollout couldn't make.
-    """
-    if TagIds.of(codec.encode) is None:
-        raise ValueError(
-            f"the demonstration of problem {problem.id!r} has threads, {_MANY_TOKENS}: name them in"
-            f" model.added_tokens ({', '.join(TAGS)})"
-        )
-    try:
-        cut = text_segments(text)
-    except ValueError as error:
-        raise ValueError(f"the demonstration of problem {problem.id!r} can't be cut: {error}") from error
-    encoded = [codec.encode_answer(problem, cut[0].text)]
-    encoded += [token_array(codec.encode(segment.text)) for segment in cut[1:]]
-    encoded[-1] = joined([encoded[-1], token_array([codec.eos_id])])
-    return tuple(
-        Segment(token_ids=ids, origin="injected" if segment.injected else "sampled", branch=segment.branch)
-        for segment, ids in zip(cut, encoded, strict=True)
-    )

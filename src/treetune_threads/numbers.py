@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from treetune.rollouts.numbers import Number, NumberGroup
 from treetune.vocabulary import Segment, TextCodec, Trajectory, are_sampled
@@ -80,82 +80,60 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
     """
     if tags is None:
         return ThreadCounts(len(token_ids), len(token_ids))
-    tally = _Tally()
-    answer = _Line()
-    lines, blocks = [answer], list[_Block]()  # the open ones; each block lies in the line of its number
+    lines = [0]  # critical paths so far: of the answer outside of blocks, and of each open thread
+    blocks: list[_Block] = []  # the open ones; each lies in the line of its number
+    parallel, threads, tokens = 0, list[int](), list[int]()
+
+    def end_thread() -> None:
+        blocks[-1].threads += 1
+        blocks[-1].longest = max(blocks[-1].longest, lines.pop())
+
+    def end_block(position: int) -> None:
+        nonlocal parallel
+        block = blocks.pop()
+        lines[-1] += block.sequential + block.longest
+        threads.append(block.threads)
+        tokens.append(position - block.begin)
+        if not blocks:
+            parallel += position - block.begin
+
     for position, token in enumerate(token_ids):
-        line = lines[-1]
-        if len(lines) > len(blocks):
+        if len(lines) > len(blocks):  # on a line
             if token == tags.parallel and len(blocks) < depth:
-                line.length += 1
+                lines[-1] += 1
                 blocks.append(_Block(position + 1))
             elif token == tags.end_thread and blocks:
-                lines.pop()
-                blocks[-1].take(line)
+                end_thread()
                 blocks[-1].sequential += 1
             else:
-                line.length += 1
-            continue
-        block = blocks[-1]
-        if token == tags.thread:
-            block.sequential += 1
-            lines.append(_Line())
+                lines[-1] += 1
+        elif token == tags.thread:
+            blocks[-1].sequential += 1
+            lines.append(0)
         elif token == tags.end_parallel:
-            tally.close(blocks, line, position)
-            line.length += 1
+            end_block(position)
+            lines[-1] += 1
         elif token == tags.end_thread and len(blocks) > 1:
-            tally.close(blocks, line, position)
-            lines.pop()
-            blocks[-1].take(line)
+            end_block(position)
+            end_thread()
             blocks[-1].sequential += 1
         else:
-            block.sequential += 1
+            blocks[-1].sequential += 1
     while blocks:
         if len(lines) > len(blocks):
-            blocks[-1].take(lines.pop())
-        tally.close(blocks, lines[-1], len(token_ids))
-    return ThreadCounts(
-        len(token_ids), answer.length, tally.parallel, tuple(tally.threads), tuple(tally.tokens)
-    )
-
-
-@dataclass
-class _Line:
-    """The answer outside of blocks, or a thread: its critical path so far."""
-
-    length: int = 0
+            end_thread()
+        end_block(len(token_ids))
+    return ThreadCounts(len(token_ids), lines[0], parallel, tuple(threads), tuple(tokens))
 
 
 @dataclass
 class _Block:
-    """`begin` is the position behind its opening tag."""
+    """An open block; `begin` is the position behind its opening tag."""
 
     begin: int
     sequential: int = 0
     longest: int = 0
     threads: int = 0
-
-    def take(self, thread: _Line) -> None:
-        self.threads += 1
-        self.longest = max(self.longest, thread.length)
-
-
-@dataclass
-class _Tally:
-    """The counts of blocks that have ended."""
-
-    parallel: int = 0
-    threads: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-
-    def close(self, blocks: list[_Block], line: _Line, end: int) -> None:
-        """The last of the open `blocks`, in `line`, ends before position `end`."""
-        block = blocks.pop()
-        line.length += block.sequential + block.longest
-        self.threads.append(block.threads)
-        self.tokens.append(end - block.begin)
-        if not blocks:
-            self.parallel += end - block.begin
 
 
 def _mean(values: Sequence[int]) -> float:
