@@ -92,15 +92,15 @@ def _think(tokenizer: PreTrainedTokenizerBase, source: Path, system: str, openin
     kept = tokenizer.chat_template
     before = [_rendered(tokenizer, probe) for probe in PROBES]
     opened = bool(opening.strip()) and not before[0].rstrip().endswith(opening.strip())
-    place: Literal["system", "user", "nowhere"] = "nowhere"
+    target: Literal["system", "user", "nowhere"] = "nowhere"
     if system:
-        place = "system" if _refuses(tokenizer, system) is None else "user"
+        target = "system" if _refuses(tokenizer, system) is None else "user"
     several = isinstance(kept, dict)
     templates = kept if several else {"default": kept}
-    made = {name: around(text, system, place, opening if opened else "") for name, text in templates.items()}
-    # What is expected of the new template is said by the old one.
-    said = [_rendered(tokenizer, with_system(probe, system, place)) for probe in PROBES]
-    expected = [text + opening if opened and not text.startswith(REFUSED) else text for text in said]
+    made = {name: around(text, system, target, opening if opened else "") for name, text in templates.items()}
+    # What is expected of the new template is rendered by the old one.
+    rendered = [_rendered(tokenizer, with_system(probe, system, target)) for probe in PROBES]
+    expected = [text + opening if opened and not text.startswith(REFUSED) else text for text in rendered]
     tokenizer.chat_template = made if several else made["default"]
     after = [_rendered(tokenizer, probe) for probe in PROBES]
     if after == before:
@@ -113,15 +113,15 @@ def _think(tokenizer: PreTrainedTokenizerBase, source: Path, system: str, openin
             f"the chat template in {source} can't be gone around: it gives {after[0]!r}, where"
             f" {expected[0]!r} was to be"
         )
-    return ThinkModel(before[0], after[0], place, opened, None)
+    return ThinkModel(before[0], after[0], target, opened, None)
 
 
-def around(template: str, system: str, place: str, opening: str) -> str:
+def around(template: str, system: str, target: str, opening: str) -> str:
     """Returns the template between what gives the system message and what opens the thought."""
     first, last = "", ""
-    if place != "nowhere":
+    if target != "nowhere":
         text = _literal(system)
-        if place == "system":
+        if target == "system":
             own = f"[{{'role': 'system', 'content': {text}}}] + (messages | list)"
             needed = "messages[0]['role'] != 'system'"
         else:
@@ -137,13 +137,13 @@ def around(template: str, system: str, place: str, opening: str) -> str:
     return first + template.removesuffix("\n") + last
 
 
-def with_system(messages: Messages, system: str, place: str) -> list[Mapping[str, str]]:
+def with_system(messages: Messages, system: str, target: str) -> list[Mapping[str, str]]:
     """Returns the conversation as the old template has to be shown it, to say what the new one makes of
     it."""
     first = messages[0]
-    if place == "system" and first["role"] != "system":
+    if target == "system" and first["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
-    if place == "user" and first["role"] == "user":
+    if target == "user" and first["role"] == "user":
         return [{**first, "content": f"{system}\n\n{first['content']}"}, *messages[1:]]
     return list(messages)
 
@@ -167,16 +167,16 @@ def _refuses(tokenizer: PreTrainedTokenizerBase, system: str) -> str | None:
     return None if system in text else "it leaves the system message out"
 
 
-def _end_token(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> str | None:
+def _end_token(tokenizer: PreTrainedTokenizerBase, end_token: str | None) -> str | None:
     """The token that has to end answers from now on; None where it does already."""
-    if wanted is not None:
-        if wanted not in tokenizer.get_vocab():
-            raise ValueError(f"the tokenizer has no token {wanted!r} to end an answer with")
-        return None if wanted == tokenizer.eos_token else wanted
-    found = end_of_turn(tokenizer, Chat())
-    if found is None or found == tokenizer.eos_token_id:
+    if end_token is not None:
+        if end_token not in tokenizer.get_vocab():
+            raise ValueError(f"the tokenizer has no token {end_token!r} to end an answer with")
+        return None if end_token == tokenizer.eos_token else end_token
+    end_id = end_of_turn(tokenizer, Chat())
+    if end_id is None or end_id == tokenizer.eos_token_id:
         return None
-    return str(tokenizer.convert_ids_to_tokens(found))
+    return str(tokenizer.convert_ids_to_tokens(end_id))
 
 
 def _end_with(folder: Path, token_id: int) -> None:

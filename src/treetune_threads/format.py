@@ -102,9 +102,9 @@ def outline_numbers(text: str) -> Numbers:
     Lax, since a model wrote it: whatever begins an ``<Outline>`` with a (dotted) number and a colon
     counts, behind the last ``<Outlines>``, if there is one.
     """
-    found = _NUMBERED.findall(text.rpartition("<Outlines>")[2])
-    numbers = tuple(dict.fromkeys(found))
-    return Numbers(numbers, len(found) - len(numbers))
+    written = _NUMBERED.findall(text.rpartition("<Outlines>")[2])
+    numbers = tuple(dict.fromkeys(written))
+    return Numbers(numbers, len(written) - len(numbers))
 
 
 def without_threads(text: str) -> str:

@@ -130,13 +130,13 @@ class UpToWidth(Branching):
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
         going_on = next_states(self.states, answers, number)
         left = self.width - len(answers)
-        found = []
-        for place, (sample, tokens) in enumerate(going_on):
+        branches = []
+        for index, (sample, tokens) in enumerate(going_on):
             share, more = divmod(max(left, 0), len(going_on))
-            count = min(share + (place < more), self.most_ways - 1)
+            count = min(share + (index < more), self.most_ways - 1)
             if count:
-                found.append(Branches(sample, tokens, count))
-        return found
+                branches.append(Branches(sample, tokens, count))
+        return branches
 
 
 @Branching.register("least_sure")

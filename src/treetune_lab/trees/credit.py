@@ -41,7 +41,7 @@ class TreeCredit(Credit):
       their rewards less the mean reward of all other answers, divided by √l(n), and g(prompt) is 0; a node
       that is no better than p takes the difference of p. TreeRL's (Hou et al., arXiv:2506.11902), as its
       public code has it; section 3.2 has no mean of others and divides g(n) − g(p) as a whole.
-    * ``subgroups``: of an answer the mean, over the prompt and all nodes of its way but the last, of its
+    * ``subgroups``: of an answer the mean, over the prompt and all nodes of its path but the last, of its
       reward less the mean reward below (TreePO, Li et al., arXiv:2508.17445, section 3.3).
 
     `weight` is what a node's tokens count:
@@ -85,14 +85,14 @@ class TreeCredit(Credit):
         rewards = [leaf.reward for leaf in tree.leaves]
         values, advantages = self._values_and_advantages(sharing, rewards)
         episodes = []
-        for place, (leaf, path) in enumerate(zip(tree.leaves, sharing.paths, strict=True)):
+        for index, (leaf, path) in enumerate(zip(tree.leaves, sharing.paths, strict=True)):
             ends = tuple(accumulate(sharing.lengths[node] for node in path))
             before = [values[node] for node in (ROOT, *path[:-1])]
             cut_at_nodes = replace(leaf, step_ends=ends)
-            episode = episode_of(context, cut_at_nodes, advantages[place], before)
+            episode = episode_of(context, cut_at_nodes, advantages[index], before)
             if self.weight != "each":
                 scales = [1.0] * len(path) if self.weight == "once" else None
-                episode = sharing.trained_once(place, episode, scales)
+                episode = sharing.trained_once(index, episode, scales)
             episodes.append(episode)
         return episodes
 

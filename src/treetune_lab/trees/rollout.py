@@ -67,8 +67,8 @@ def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
         columns["depth"].append(max(map(len, tree.paths)) - 1)
         columns["tokens"].append(sum(len(node.segment.token_ids) for node in tree.nodes))
         columns["tokens_of_chains"].append(sum(len(leaf.response_ids) for leaf in tree.leaves))
-    found = {f"tree/{name}": mean(values) for name, values in pooled(context, "trees", columns).items()}
-    return found | {"tree/shared": 1 - found["tree/tokens"] / found["tree/tokens_of_chains"]}
+    means = {f"tree/{name}": mean(values) for name, values in pooled(context, "trees", columns).items()}
+    return means | {"tree/shared": 1 - means["tree/tokens"] / means["tree/tokens_of_chains"]}
 
 
 @Rollout.register("tree")
@@ -223,9 +223,9 @@ class _GrowingTree:
         ]
         if len(self._received) < len(self._asked):
             return []
-        for place, asked in enumerate(self._asked):
+        for number, asked in enumerate(self._asked):
             for (branch, prefix_ids), completion in zip(
-                self._prefixes(asked), self._received[place], strict=True
+                self._prefixes(asked), self._received[number], strict=True
             ):
                 self._add(branch, prefix_ids, completion)
         return self._ask(self._requests(self.rollout.branching.branches(self.answers, self._round)))

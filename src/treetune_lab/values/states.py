@@ -49,10 +49,10 @@ class LowProbability(OneLineStates):
         starts, at, seen = [0], 0, 0
         for segment in trajectory.segments:
             if segment.logprobs is not None:
-                for place, logprob in enumerate(segment.logprobs.tolist(), start=at + 1):
+                for position, logprob in enumerate(segment.logprobs.tolist(), start=at + 1):
                     seen += logprob < math.log(self.below)
                     if seen == self.every:
-                        starts.append(place)
+                        starts.append(position)
                         seen = 0
             at += len(segment.token_ids)
         return [start for start in starts if start < at] or [0]
