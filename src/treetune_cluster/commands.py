@@ -93,9 +93,8 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
     again."""
     from treetune.inference.client import Client, ServerFailure
     from treetune.inference.key import DESCRIPTION
-    from treetune.inference.launch import ServerProcess, listens
+    from treetune.inference.launch import ServerProcess, diagnosis, last_lines, listens
     from treetune.inference.server import warm_up
-    from treetune.inference.server_log import diagnosis, last_lines
     from treetune_cluster.given import described
 
     log = log or Path(f"serve_engine-{port}.log")

@@ -1,6 +1,6 @@
-"""The ways between GPUs: CUDA IPC where trainer and server share one, NCCL where each has its own.
+"""Weight transfers between GPUs: CUDA IPC where trainer and server share one, NCCL where each has its own.
 
-vLLM's workers have both built in, and what is told to them is theirs (0.32:
+vLLM's workers have both built in, and define the content of the requests (0.32:
 ``vllm.distributed.weight_transfer``); `tests/inference/test_cuda_transfers.py` holds the names against its
 source. Neither has been run on a GPU.
 """
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BUFFER_BYTES = 2**28
-"""Of one broadcast; a larger weight takes a larger one."""
+"""The buffer of one broadcast; a larger weight takes a larger one."""
 BUFFERS = 2
 """Broadcasts under way at a time."""
 
 
 def described(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a worker has to know of weights before it has them."""
+    """Returns names, types and shapes of weights, which a worker has to know before it has them."""
     return {
         "names": list(tensors),
         "dtype_names": [str(weight.dtype).removeprefix("torch.") for weight in tensors.values()],
@@ -40,12 +40,12 @@ def described(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def own_address(url: str) -> str:
-    """By which the machine at `url` reaches this one."""
+    """Returns the address by which the machine at `url` reaches this one."""
     host = urlsplit(url).hostname
-    family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as way:
-        way.connect(place)  # nothing is sent
-        return way.getsockname()[0]
+    family, kind, _, _, remote = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(remote)  # nothing is sent
+        return probe.getsockname()[0]
 
 
 @TRANSFERS.register("cuda_ipc")
@@ -71,8 +71,8 @@ class CudaIpc(ByRoutes):
         with torch.cuda.device(weights[0].device):
             torch.cat(weights, out=self._room(sum(sizes), weights[0].device)[: sum(sizes)])
             torch.cuda.current_stream().synchronize()
-            told = described(chunk.tensors) | {"tensor_sizes": sizes, "ipc_handles_pickled": self._handle}
-            self._post(address, "/update_weights", {"update_info": told})
+            info = described(chunk.tensors) | {"tensor_sizes": sizes, "ipc_handles_pickled": self._handle}
+            self._post(address, "/update_weights", {"update_info": info})
 
     def end(self, address: Address, directory: Path) -> None:
         super().end(address, directory)
@@ -106,20 +106,20 @@ class Nccl(ByRoutes):
 
     def meet(self, address: Address) -> None:
         self.close()
-        place = {
+        rendezvous = {
             "master_address": own_address(address.url),
             "master_port": free_port(),
             "world_size": 1 + self._workers,
         }
         sizes = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": BUFFERS}
-        told = place | {"rank_offset": 1, "packed": True} | sizes
+        info = rendezvous | {"rank_offset": 1, "packed": True} | sizes
 
         def join() -> None:
             from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-            self._group = trainer_init(place)
+            self._group = trainer_init(rendezvous)
 
-        self._beside(join, address, "/init_weight_transfer_engine", {"init_info": told})
+        self._beside(join, address, "/init_weight_transfer_engine", {"init_info": info})
 
     def send(self, address: Address, chunk: Chunk) -> None:
         def broadcast() -> None:
@@ -145,17 +145,17 @@ class Nccl(ByRoutes):
         self._met = None
 
     def _beside(self, work: Callable[[], None], address: Address, path: str, body: dict[str, Any]) -> None:
-        """Asks the server while `work` does this side's part, neither of which ends without the other.
-        Whichever fails or is late, the group is given up: it can't be used again."""
+        """Posts to the server while `work` does this side's part, neither of which ends without the other. If
+        either fails or is late, the group is given up: it can't be used again."""
         failures: list[Exception] = []
 
-        def worked() -> None:
+        def run() -> None:
             try:
                 work()
             except Exception as error:  # handed on below
                 failures.append(error)
 
-        side = threading.Thread(target=worked, name="weight-transfer-nccl", daemon=True)
+        side = threading.Thread(target=run, name="weight-transfer-nccl", daemon=True)
         side.start()
         try:
             self._post(address, path, body)

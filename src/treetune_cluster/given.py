@@ -19,24 +19,24 @@ from treetune.inference.base import ADDRESSED_SERVERS, EngineError, EngineLaunch
 from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.key import ROUTE
 from treetune.inference.launch import ServerLaunch
-from treetune.inference.server import AwaitedServer, Server
+from treetune.inference.server import Server
 from treetune.inference.settings import VllmSettings
 from treetune.inference.transfer import FromFolder, drop_cache
 
 LOOK_S = 5.0
-"""How often one that is there is looked at."""
+"""Seconds between two looks at a server that is there."""
 AWAY_S = 0.2
-"""How often one that is away is."""
+"""Seconds between two looks at a server that is away."""
 ANSWER_S = 60.0
-"""How long one that samples may take to say what it is."""
+"""Seconds that a server which samples may take to describe itself."""
 END_S = 5.0
-"""How long its thread may take to end."""
+"""Seconds that its thread may take to end."""
 
 SETTING = "engines.policy.addresses"
 
 
 def read_key(path: Path) -> str:
-    """The key in a file that nobody else may read. Raises ValueError."""
+    """Returns the key in a file that nobody else may read. Raises ValueError."""
     try:
         mode = path.stat().st_mode
         key = path.read_text().strip()
@@ -53,7 +53,7 @@ def read_key(path: Path) -> str:
 
 
 def described(launch: ServerLaunch, weights: Path) -> dict[str, Any]:
-    """What a server on these weights is started with, as far as a run has to know."""
+    """Returns the settings that a server and the run have to share."""
     settings = launch.settings
     return {
         "vllm": _version(),
@@ -93,13 +93,13 @@ def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[S
     ]
 
 
-class GivenServer(AwaitedServer):
-    """A server that isn't ours: it is never ended and never started. One that is away is waited for, up to
-    `start_timeout`, while others go on.
+class GivenServer(Server):
+    """A server that isn't ours: it is never ended and never started. While it is away, the engine waits for
+    it, up to `start_timeout`, and others go on.
 
-    The first rank's (`loads`) brings weights into it: `weights` at first, and again whenever the server comes
-    back with others. Their name is the run's and the folder's, by which the server refuses to sample from
-    others. A thread meets the server and looks whether it still is there. Thread-safe.
+    The first rank (`loads`) brings weights into it: the start weights at first, and the newest whenever the
+    server comes back with others. The weights' name is made of the run's and the folder's: by it the server
+    refuses to sample from others. A thread meets the server and looks whether it still is there.
     """
 
     def __init__(self, url: str, key: str, launch: ServerLaunch, run: str, *, loads: bool) -> None:
@@ -115,7 +115,7 @@ class GivenServer(AwaitedServer):
         self._why = "it has not answered yet"
         self._away_since = time.monotonic()
         self._loading = False
-        self._is_doubted = True  # whatever the name of its weights says
+        self._is_doubted = True  # whatever the name of its weights is
         self._thread = threading.Thread(target=self._look_after, name="engine-given", daemon=True)
         self._thread.start()
 
@@ -154,9 +154,6 @@ class GivenServer(AwaitedServer):
     def wait_anew(self) -> None:
         self._away_since = time.monotonic()
 
-    def hold(self, held: bool) -> None:
-        """Its memory is nobody else's."""
-
     def begin_weights(self, address: Address) -> Address:
         with self._bringing_in:  # older ones, into a server that has just come back
             self._loading = True
@@ -169,9 +166,9 @@ class GivenServer(AwaitedServer):
         with self._changed:
             self._loading = False
             if self._address is not None:
-                self._address = self._place()
+                self._address = self._here()
             self._changed.notify_all()
-            return self._place()
+            return self._here()
 
     def use(self, weights: Path) -> None:
         with self._changed:
@@ -180,7 +177,6 @@ class GivenServer(AwaitedServer):
                 self._lose("it has not been asked for the newest weights yet")
 
     def start_anew(self, weights: Path, reason: str) -> None:
-        """Brings the weights in from their folder once more."""
         with self._changed:
             self._weights, self._loading, self._is_doubted = weights, False, True
             self._lose(reason)
@@ -214,35 +210,35 @@ class GivenServer(AwaitedServer):
                     self._changed.wait(AWAY_S if self._address is None else LOOK_S)
 
     def _look(self) -> None:
-        """Raises ServerFailure where it isn't what it was."""
-        told = self._ask()
+        """Raises ServerFailure if it isn't the same server, or has other weights."""
+        description = self._ask()
         with self._changed:
             if self._loading or self._address is None:
                 return
-            if told["process"] != self._process:
+            if description["process"] != self._process:
                 raise ServerFailure("it was started anew")
-            if told["weights"] != self._named:
-                raise ServerFailure(f"its weights are {told['weights']!r}, not {self._named!r}")
+            if description["weights"] != self._named:
+                raise ServerFailure(f"its weights are {description['weights']!r}, not {self._named!r}")
 
     def _meet(self) -> None:
-        told = self._ask()
-        self._refuse_another(told["started"])
+        description = self._ask()
+        self._refuse_another(description["started"])
         named = self._named
-        if self.loads and (self._is_doubted or told["weights"] != named):
+        if self.loads and (self._is_doubted or description["weights"] != named):
             with self._bringing_in:
                 if self._loading:
                     return
                 self._bring_in(self._weights)
                 self._is_doubted = False
-        elif told["weights"] != named:
+        elif description["weights"] != named:
             raise ServerFailure("the first rank has not brought the newest weights in")
         with self._changed:
             if self._loading or self._closed or named != self._named:
                 return
-            if told["process"] != self._process:
-                self._process = told["process"]
+            if description["process"] != self._process:
+                self._process = description["process"]
                 self._epoch += 1
-            self._address = self._place()
+            self._address = self._here()
             self._changed.notify_all()
 
     def _ask(self, query: str = "") -> dict[str, Any]:
@@ -259,27 +255,27 @@ class GivenServer(AwaitedServer):
             ) from refusal
 
     def _refuse_another(self, started: Mapping[str, Any]) -> None:
-        """Raises EngineError where it can't be one of this run's."""
-        wanted = dict(self._expected)
-        model, own = started.get("model", {}), wanted.pop("model")
-        differing = [
+        """Raises EngineError if its settings aren't this run's."""
+        expected = dict(self._expected)
+        model, own = started.get("model", {}), expected.pop("model")
+        differences = [
             f"{name} {started.get(name)}, and the run's is {value}"
-            for name, value in wanted.items()
+            for name, value in expected.items()
             if started.get(name) != value and not (name == "context_length" and started.get(name, 0) > value)
         ]
-        differing += [
+        differences += [
             f"another model ({name} {model.get(name)}, and the run's has {own.get(name)})"
             for name in sorted(own.keys() | model.keys())
             if own.get(name) != model.get(name)
         ][:1]
-        if differing:
+        if differences:
             raise EngineError(
-                f"the server at {self._url} was started with {'; '.join(differing)}: start it with"
+                f"the server at {self._url} was started with {'; '.join(differences)}: start it with"
                 " `serve_engine` and the experiment's configurations"
             )
 
     def _bring_in(self, weights: Path) -> None:
-        address = self._place(named=False)
+        address = self._here(named=False)
         self._name(address, "")
         try:
             self._from_folder.end(address, weights)
@@ -295,13 +291,13 @@ class GivenServer(AwaitedServer):
         self._ask(f"?are={quote(weights)}")
 
     def _lose(self, why: str) -> None:
-        """To be called with the lock."""
+        """Records that the server is away. The caller holds the lock."""
         if self._address is not None:
             self._away_since = time.monotonic()
         self._why, self._address = why, None
         self._changed.notify_all()
 
-    def _place(self, *, named: bool = True) -> Address:
+    def _here(self, *, named: bool = True) -> Address:
         return Address(self._url, self._epoch, self._key, self._named if named else "")
 
     @property

@@ -69,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != f"Bearer {os.environ['TREETUNE_SERVER_KEY']}":
             return self.answer(401, {"error": "no key"})
         if self.path.startswith(ROUTE):
-            return self.answer(200, json.loads(SERVED.told(self.path.partition("?")[2])))
+            return self.answer(200, json.loads(SERVED.describe(self.path.partition("?")[2])))
         if refusal := SERVED.refusal(self.headers.get(NAMED_WEIGHTS)):
             return self.answer(409, {"error": refusal.decode()})
         with (FAULTS / "paths").open("a") as file:

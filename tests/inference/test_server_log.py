@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.inference.server_log import ERROR_CHARACTERS, diagnosis, ending_error
+from treetune.inference.launch import ERROR_CHARACTERS, diagnosis, ending_error
 
 LOGS = Path(__file__).parent / "server_logs"
 

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -38,9 +38,9 @@ Collective."""
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample. Stop strings are matched by the engine in what it samples, and their tokens stay
-    in the answer: they were sampled, and nothing that was not is put behind them. So does the one of
-    `stop_ids` (beside the end tokens) that ends a sample.
+    """Settings of sampling. Stop strings are matched by the engine in its samples, and their tokens stay in
+    the answer, since they were sampled. So does the token of `stop_ids` (beside the end tokens) that ends a
+    sample.
     """
 
     max_tokens: int
@@ -73,9 +73,9 @@ class Request(Columnar):
 
 @dataclass(frozen=True, eq=False)
 class Completion(Columnar):
-    """One sample: its ids (the end token included), their log-probs where somebody reads them, who sampled
-    them, and the seconds from asking to having it (with all other samples of its request), which no two runs
-    share."""
+    """A sample: its ids (the end token included), their log-probs if somebody reads them, the policy version
+    that sampled them, and the seconds from the request to the answer (with all other samples of the request),
+    which no two runs share."""
 
     token_ids: TokenIds
     logprobs: Column | None
@@ -245,14 +245,11 @@ class Engine:
     sleeps: bool = False
     """Whether `asleep` gives anybody memory."""
 
-    @property
-    def tokens_per_second(self) -> float:
-        """The rate of sampling just now, or the last one."""
-        raise NotImplementedError
+    tokens_per_second: float = 0.0
+    """The rate of sampling just now, or the last one; 0 before any."""
 
     def wait_ready(self) -> None:
         """Blocks until a token has been sampled. Raises EngineError with the end of the log."""
-        raise NotImplementedError
 
     def wait_settled(self) -> None:
         """Blocks until the engine has taken the memory that it is going to hold, where the trainer could
@@ -289,15 +286,28 @@ class Engine:
     def asleep(self) -> AbstractContextManager[None]:
         """Gives the engine's memory to the trainer inside the block, if so configured; a server that dies
         there is not started anew before the end."""
-        raise NotImplementedError
+        return nullcontext()
 
     def close(self) -> None:
         """Ends the server and everything that it started. Safe to call twice and at exit."""
-        raise NotImplementedError
 
 
 class EngineError(RuntimeError):
-    """The engine failed for good; the message says what was waited for and where the log lies."""
+    """A failure of the engine for good; the message has the awaited event and the path of the log."""
+
+
+def check_request(index: int, request: Request, context_length: int) -> None:
+    """Raises ValueError for a request that can't be sampled."""
+    length, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
+    if not length:
+        raise ValueError(f"request {index} has an empty prompt")
+    if request.n < 1 or max_tokens < 1:
+        raise ValueError(f"request {index} asks for {request.n} samples of at most {max_tokens} tokens")
+    if length + max_tokens > context_length:
+        raise ValueError(
+            f"request {index}: a prompt of {length} tokens and max_tokens = {max_tokens} need"
+            f" {length + max_tokens} tokens, and the engine's context_length is {context_length}"
+        )
 
 
 def _forwarded(name: str) -> Any:

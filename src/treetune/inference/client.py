@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -122,9 +122,10 @@ class Client:
 
     def __init__(self, end_ids: Sequence[int] = ()) -> None:
         self.end_ids = tuple(end_ids)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
-        self._thread.start()
+        self.loop = asyncio.new_event_loop()
+        """The event loop of the client's `thread`."""
+        self.thread = threading.Thread(target=self.loop.run_forever, name="engine-client", daemon=True)
+        self.thread.start()
         self._session: aiohttp.ClientSession | None = None
 
     def post(
@@ -142,48 +143,24 @@ class Client:
 
     def close(self) -> None:
         """Ends the thread. Safe to call twice."""
-        if self._loop.is_closed():
+        if self.loop.is_closed():
             return
-        with contextlib.suppress(ServerFailure, RuntimeError):  # on the way out; the sockets end with us
-            self.run(self._close_session(), 5.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5.0)
-        if not self._thread.is_alive():
-            self._loop.close()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def call_soon(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Calls `work` in the client's thread, which runs its event loop."""
-        self._loop.call_soon_threadsafe(work, *arguments)
-
-    def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Creates a task. May only be called in the client's thread."""
-        return self._loop.create_task(work)
+        if self._session is not None:
+            with contextlib.suppress(ServerFailure, RuntimeError):  # on the way out; the sockets end with us
+                self.run(self._session.close(), 5.0)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(timeout=5.0)
+        if not self.thread.is_alive():
+            self.loop.close()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(timeout)
         except TimeoutError as error:
             raise ServerFailure(f"no answer in {timeout:.0f} s") from error
         finally:
             future.cancel()
-
-    def _client_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            import aiohttp
-
-            # Concurrency is bounded by who sends. Connections are kept for the next wave.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
-            self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
-        return self._session
-
-    async def _close_session(self) -> None:
-        if self._session is not None:
-            await self._session.close()
 
     async def ask(
         self,
@@ -195,9 +172,13 @@ class Client:
     ) -> dict[str, Any]:
         import aiohttp
 
+        if self._session is None:
+            # Concurrency is bounded by the caller. Connections are kept for the next wave.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+            self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
-            async with self._client_session().post(
+            async with self._session.post(
                 address.url + path, json=body, timeout=limit, headers=header(address.key, address.weights)
             ) as response:
                 text = await response.read()

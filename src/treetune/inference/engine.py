@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from treetune.inference.base import (
     ADDRESSED_SERVERS,
+    TRANSFERS,
     Canary,
     Chunk,
     Completion,
@@ -28,6 +29,7 @@ from treetune.inference.base import (
     Request,
     SyncReport,
     TransferMethod,
+    check_request,
 )
 from treetune.inference.canary import Gap, Probe, judge
 from treetune.inference.client import Address, Client, RequestPart, ServerFailure, parts_of
@@ -36,7 +38,7 @@ from treetune.inference.launch import ServerLaunch
 from treetune.inference.sampling import Answered, Lost, Prefixes, Sampling
 from treetune.inference.server import Server, close_servers, servers_of
 from treetune.inference.settings import EngineSettings, InProcessSettings, VllmSettings
-from treetune.inference.transfer import Delivery, FromFolder, drop_cache, make_transfer, send_all
+from treetune.inference.transfer import Delivery, FromFolder, drop_cache, send_all
 from treetune.vocabulary import TokenIds
 
 T = TypeVar("T")
@@ -124,7 +126,7 @@ class VllmEngine(Engine):
         return sum(replica.server.restarts for replica in self._replicas)
 
     @property
-    def tokens_per_second(self) -> float:
+    def tokens_per_second(self) -> float:  # type: ignore[override]
         """Sampled tokens that arrived in the last few seconds, per second; 0 before any."""
         if len(self._recent) < 2:
             return 0.0
@@ -152,7 +154,7 @@ class VllmEngine(Engine):
             for request in more:
                 if isinstance(request, Later):
                     continue
-                self._check(len(results), request)
+                check_request(len(results), request, self._context_length)
                 parts += parts_of(len(results), request, self._settings.max_num_seqs)
                 results.append([])
             return parts, [request for request in more if isinstance(request, Later)]
@@ -178,8 +180,8 @@ class VllmEngine(Engine):
                 all_open = self._open_servers(sampling, addresses)
                 event = sampling.next() if all_open else sampling.next(RETURN_POLL_S)
                 if event is None:
-                    for number, address in addresses.items():
-                        if sampling.is_open(number) and (why := self._replicas[number].server.gone(address)):
+                    for number in sampling.opened:
+                        if why := self._replicas[number].server.gone(addresses[number]):
                             sampling.lose(number, why)
                 elif isinstance(event, Lost):
                     self._replicas[event.server].server.failed(event.address, event.reason)
@@ -205,7 +207,7 @@ class VllmEngine(Engine):
     def _open_servers(self, sampling: Sampling, addresses: dict[int, Address]) -> bool:
         """Opens servers that are there and don't take requests yet, and notes their addresses. Returns
         whether all servers take requests."""
-        shut = [replica for replica in self._replicas if not sampling.is_open(replica.number)]
+        shut = [replica for replica in self._replicas if replica.number not in sampling.opened]
         awake = self._each(shut, Replica.awake)
         opened = {one.number: address for one, address in zip(shut, awake, strict=True) if address}
         if opened:
@@ -218,18 +220,6 @@ class VllmEngine(Engine):
         if len(replicas) < 2:
             return [work(replica) for replica in replicas]
         return list(self._threads.map(work, replicas))
-
-    def _check(self, index: int, request: Request) -> None:
-        length, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
-        if not length:
-            raise ValueError(f"request {index} has an empty prompt")
-        if request.n < 1 or max_tokens < 1:
-            raise ValueError(f"request {index} asks for {request.n} samples of at most {max_tokens} tokens")
-        if length + max_tokens > self._context_length:
-            raise ValueError(
-                f"request {index}: a prompt of {length} tokens and max_tokens = {max_tokens} need"
-                f" {length + max_tokens} tokens, and the engine's context_length is {self._context_length}"
-            )
 
     def _count(self, completions: list[Completion]) -> None:
         count = sum(len(completion.token_ids) for completion in completions)
@@ -260,7 +250,7 @@ class VllmEngine(Engine):
                 sent, parts["reload"] = self._send(directory, chunks)
             else:
                 for replica, problem in lacking.items():
-                    if replica.is_own:
+                    if replica.server.loads:
                         replica.server.start_anew(directory, problem)
             updates = {replica: Update(directory, sent.get(replica)) for replica in lacking}
 
@@ -298,7 +288,7 @@ class VllmEngine(Engine):
     def _send(self, directory: Path, chunks: Iterable[Chunk] | None) -> tuple[dict[Replica, Delivery], float]:
         """Gives this rank's servers their new weights. Returns the result for each, and the seconds."""
         before = time.monotonic()
-        own = [replica for replica in self._replicas if replica.is_own]
+        own = [replica for replica in self._replicas if replica.server.loads]
         deliveries = self._each(own, lambda replica: replica.delivery(from_folder=chunks is None))
         try:
             send_all(chunks or (), deliveries, directory)
@@ -349,18 +339,16 @@ class VllmEngine(Engine):
             yield
             return
         self._ranks.gather(None)
-        self._each([replica for replica in self._replicas if replica.is_own], Replica.fall_asleep)
-        self._hold(True)
+        self._each([replica for replica in self._replicas if replica.server.loads], Replica.fall_asleep)
+        for replica in self._replicas:
+            replica.server.hold(True)
         self._ranks.gather(None)
         try:
             yield
         finally:
             # They wake when they are next needed.
-            self._hold(False)
-
-    def _hold(self, held: bool) -> None:
-        for replica in self._replicas:
-            replica.server.hold(held)
+            for replica in self._replicas:
+                replica.server.hold(False)
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -403,16 +391,14 @@ class Replica:
         self, number: int, server: Server, client: Client, settings: VllmSettings, method: TransferMethod
     ) -> None:
         self.number, self.server = number, server
-        self.transfer = make_transfer(method, client, settings.sync_timeout, settings.tensor_parallel_size)
+        make_transfer = TRANSFERS.get(method)
+        if make_transfer is None:
+            raise ValueError(f"no package is installed that brings the weight transfer {method!r}")
+        self.transfer = make_transfer(client, settings.sync_timeout, settings.tensor_parallel_size)
         self.verified: list[Probe] = []
         self._client, self._timeout = client, settings.sync_timeout
         self._asleep_epoch: int | None = None
         self._one_at_a_time = threading.RLock()
-
-    @property
-    def is_own(self) -> bool:
-        """Whether this rank brings its weights in."""
-        return self.server.loads
 
     def fall_asleep(self) -> None:
         """Puts the server to sleep. One that can't is replaced by one that then has to."""
@@ -457,7 +443,7 @@ class Replica:
     def take(self, update: Update, version: int, canary: Canary | None, context_length: int) -> None:
         """Has the server forget its old weights, and sample for the canary. Only an own server does
         anything."""
-        if not self.is_own:
+        if not self.server.loads:
             return
         delivery = update.delivery
         if delivery is not None and delivery.problem is not None:

@@ -98,7 +98,7 @@ def _spawn(libc: ctypes.CDLL, command: list[str]) -> int:
 
 
 def _reap(server: int, status: int | None) -> int | None:
-    """Collects all children that have ended; the server's wait status once it is among them."""
+    """Collects all children that have ended. Returns the server's wait status once it is among them."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, ended = os.waitpid(-1, os.WNOHANG)
@@ -134,7 +134,7 @@ def _end_tree(server: int, status: int | None, grace: float) -> int | None:
         wait(ORPHAN_GRACE_S, none_left)
     # A resource tracker deletes shared memory that its killed owner left, and ends by itself then.
     for pid in descendants(os.getpid()):
-        if not _is_resource_tracker(pid):
+        if b"resource_tracker" not in _command_line(pid):
             _signal(pid, signal.SIGKILL)
     wait(TRACKER_GRACE_S, none_left)
     while left := descendants(os.getpid()):
@@ -149,14 +149,10 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _is_resource_tracker(pid: int) -> bool:
-    return b"resource_tracker" in _command_line(pid)
-
-
 def _engine_process() -> int | None:
-    """vLLM's engine below this process; None as long as there is none."""
-    found = [pid for pid in descendants(os.getpid()) if _command_line(pid).startswith(ENGINE_TITLE)]
-    return found[0] if found else None
+    """Returns vLLM's engine below this process, or None as long as there is none."""
+    engines = [pid for pid in descendants(os.getpid()) if _command_line(pid).startswith(ENGINE_TITLE)]
+    return engines[0] if engines else None
 
 
 def _is_alive(pid: int) -> bool:
@@ -176,7 +172,7 @@ def _command_line(pid: int) -> bytes:
 
 
 def descendants(root: int) -> list[int]:
-    """Living processes below `root`, by the parents that /proc names."""
+    """Returns the living processes below `root`, by the parents that /proc names."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -188,12 +184,12 @@ def descendants(root: int) -> list[int]:
             continue
         if state not in (b"Z", b"X"):
             children.setdefault(int(parent), []).append(int(name))
-    found, frontier = [], [root]
+    pids, frontier = [], [root]
     while frontier:
         below = children.get(frontier.pop(), [])
-        found += below
+        pids += below
         frontier += below
-    return found
+    return pids
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from treetune.inference.base import (
     OnResult,
     Request,
     SyncReport,
+    check_request,
 )
 from treetune.inference.canary import Probe, judge
 from treetune.inference.settings import InProcessSettings
@@ -41,7 +41,8 @@ PREFILL_ROWS = 64
 
 @dataclass(eq=False)
 class _Sample:
-    """A sample on its way: whose it is, its tokens so far, and the numbers in [0, 1) that choose them."""
+    """A sample that is being drawn: sample `number` of the request `index`, its tokens so far, and the
+    numbers in [0, 1) that choose them."""
 
     index: int
     number: int
@@ -50,15 +51,6 @@ class _Sample:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
-
-    @property
-    def next_input(self) -> int:
-        return self.ids[-1] if self.ids else int(self.request.prompt_ids[-1])
-
-    @property
-    def position(self) -> int:
-        """Of the token that goes in next."""
-        return len(self.request.prompt_ids) + len(self.ids) - 1
 
 
 class InProcessEngine(Engine):
@@ -71,16 +63,8 @@ class InProcessEngine(Engine):
         self._context_length, self._device = launch.context_length, launch.device
         self._end_ids = frozenset(launch.end_ids)
         self._closed = False
-        self._rate = 0.0
         self._probes: list[Probe] = []
         self._read(launch.weights)
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self._rate
-
-    def wait_ready(self) -> None:
-        """The weights were read when it was made."""
 
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
@@ -95,8 +79,12 @@ class InProcessEngine(Engine):
             added: dict[int, list[_Sample]] = {}
             for request in more:
                 if isinstance(request, Request):
-                    self._check(len(results), request)
-                    added.setdefault(request.priority, []).extend(self._samples(len(results), request))
+                    index, sampling = len(results), request.sampling
+                    check_request(index, request, self._context_length)
+                    for number in range(request.n):
+                        generator = np.random.default_rng(request.seed + number)
+                        sample = _Sample(index, number, request, generator.random(sampling.max_tokens))
+                        added.setdefault(request.priority, []).append(sample)
                     results.append([None] * request.n)
             for priority, samples in added.items():  # before what still waits of their priority
                 waiting.setdefault(priority, deque()).extendleft(reversed(samples))
@@ -120,11 +108,17 @@ class InProcessEngine(Engine):
                 continue
             for sample in self._step(batch):
                 completions = results[sample.index]
-                completions[sample.number] = self._completion(sample, time.monotonic() - started)
+                completions[sample.number] = Completion(
+                    np.array(sample.ids),
+                    np.array(sample.logprobs) if sample.request.reads_logprobs else None,
+                    sample.finish_reason,  # type: ignore[arg-type]
+                    self.version,
+                    time.monotonic() - started,
+                )
                 self.tokens += len(sample.ids)
                 if None not in completions and on_result is not None:
                     ask(on_result(sample.index, completions) or ())  # type: ignore[arg-type]
-        self._rate = (self.tokens - before) / max(time.monotonic() - started, 1e-9)
+        self.tokens_per_second = (self.tokens - before) / max(time.monotonic() - started, 1e-9)
         return results  # type: ignore[return-value]
 
     def load(
@@ -148,9 +142,6 @@ class InProcessEngine(Engine):
         self._probes = probes
         return SyncReport(time.monotonic() - started, gap.largest, gap.mean)
 
-    def asleep(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def close(self) -> None:
         self._closed = True
 
@@ -163,21 +154,6 @@ class InProcessEngine(Engine):
         self._model = (
             AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(self._device)
         )
-
-    def _check(self, index: int, request: Request) -> None:
-        length, most = len(request.prompt_ids), request.sampling.max_tokens
-        if not length:
-            raise ValueError(f"request {index} has an empty prompt")
-        if length + most > self._context_length:
-            raise ValueError(
-                f"request {index}: a prompt of {length} tokens and max_tokens = {most} need {length + most}"
-                f" tokens, and the engine's context_length is {self._context_length}"
-            )
-
-    def _samples(self, index: int, request: Request) -> Iterator[_Sample]:
-        for number in range(request.n):
-            chances = np.random.default_rng(request.seed + number).random(request.sampling.max_tokens)
-            yield _Sample(index, number, request, chances)
 
     def _step(self, batch: _Batch) -> list[_Sample]:
         """Gives every sample of the batch one more token. Returns those that end, which leave the batch."""
@@ -206,11 +182,6 @@ class InProcessEngine(Engine):
             self._tokenizer = AutoTokenizer.from_pretrained(self._folder)
         text = self._tokenizer.decode(sample.ids, skip_special_tokens=True)
         return any(stop in text for stop in sample.request.sampling.stop)
-
-    def _completion(self, sample: _Sample, seconds: float) -> Completion:
-        logprobs = np.array(sample.logprobs) if sample.request.reads_logprobs else None
-        reason: Any = sample.finish_reason
-        return Completion(np.array(sample.ids), logprobs, reason, self.version, seconds)
 
     def _probe(self, canary: Canary) -> list[Probe]:
         requests = canary.requests(self._context_length)
@@ -272,18 +243,18 @@ class _Batch:
         width = max([_padded(len(s.request.prompt_ids) + s.request.sampling.max_tokens) for s in everybody])
         kept = list(self.samples)
         if len(everybody) > self._height or width > self._width or 2 * len(everybody) <= self._height:
-            # Rows are laid anew: more of them, longer ones, or half of them at most.
+            # Rows are moved anew: more of them, longer ones, or half of them at most.
             self._height, self._width = max(FEWEST_ROWS, len(everybody)), width
             for layer, both in next(iter(computed.values()), self._cache.layers).items():
                 old = self._cache.layers.get(layer)
-                laid = []
+                moved = []
                 for place, like in enumerate(both):
                     new = like.new_zeros((self._height, like.shape[-3], width, like.shape[-1]))
                     if old is not None and kept:
                         shared = min(width, old[place].shape[2])
                         new[: len(kept), :, :shared] = old[place][kept, :, :shared]
-                    laid.append(new)
-                self._cache.layers[layer] = laid[0], laid[1]
+                    moved.append(new)
+                self._cache.layers[layer] = moved[0], moved[1]
             self.samples = dict(enumerate(self.samples.values()))
         free = (row for row in range(self._height) if row not in self.samples)
         for row, sample in list(zip(free, samples, strict=False)):
@@ -293,12 +264,15 @@ class _Batch:
             self.samples[row] = sample
 
     def next_logits(self) -> Any:
-        """Of the token behind each row's last one, [rows, V]; rows without a sample hold anything."""
+        """Returns the logits of the token behind each row's last one, [rows, V]; rows without a sample hold
+        anything."""
         import torch
 
         ids, positions = [0] * self._height, [0] * self._height
         for row, sample in self.samples.items():
-            ids[row], positions[row] = sample.next_input, sample.position
+            prompt_ids = sample.request.prompt_ids
+            ids[row] = sample.ids[-1] if sample.ids else int(prompt_ids[-1])
+            positions[row] = len(prompt_ids) + len(sample.ids) - 1
         self._cache.positions = torch.tensor(positions, device=self._device)
         self._cache.used = _padded(max(positions) + 1)
         mask_BT = torch.arange(self._cache.used, device=self._device) <= self._cache.positions[:, None]
@@ -312,7 +286,7 @@ class _Batch:
             ).logits[:, -1]
 
     def _prefill(self, prompts: dict[bytes, TokenIds]) -> Iterator[tuple[bytes, dict[int, tuple[Any, Any]]]]:
-        """Keys and values of each prompt but its last token, by layer: [heads, tokens, dimension]."""
+        """Yields keys and values of each prompt but its last token, by layer: [heads, tokens, dimension]."""
         import torch
 
         by_length: dict[int, list[bytes]] = {}

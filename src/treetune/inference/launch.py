@@ -1,4 +1,5 @@
-"""One server process: its command line and environment, its start under a guard on a free port, its end."""
+"""A server process: its command line and environment, its start under a guard on a free port, its log and
+its end."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import contextlib
 import getpass
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -119,8 +121,8 @@ class ServerLaunch:
         command += ["--logprobs-mode", "processed_logprobs"]
         command += ["--no-enable-log-requests", "--disable-uvicorn-access-log"]
         command += ["--middleware", f"{key.__name__}.{key.KeyRequired.__name__}"]
-        command += [_flag("enable-prefix-caching", settings.caches_prefixes(device))]
-        command += [_flag("async-scheduling", settings.async_scheduling)]
+        command += [f"--{'' if settings.caches_prefixes(device) else 'no-'}enable-prefix-caching"]
+        command += [f"--{'' if settings.async_scheduling else 'no-'}async-scheduling"]
         if not cuda:
             # A prompt cut over two steps takes back its first seeded draw, which a CPU's generator can't:
             # the engine dies as soon as a wave of prompts is longer than the budget.
@@ -205,8 +207,8 @@ class ServerLaunch:
 
     @property
     def _one_process_computes(self) -> bool:
-        """On a CPU, a worker process beside the engine core only adds messages between the two: with
-        a tiny model on two cores a third of the time."""
+        """True if there is no worker process beside the engine core: on a CPU it only adds messages between
+        the two, with a tiny model on two cores a third of the time."""
         set_by_user = any(
             argument.startswith("--distributed-executor-backend")
             for argument in self.settings.extra_arguments
@@ -229,10 +231,6 @@ class ServerLaunch:
                 " engines.policy.tensor_parallel_size"
             )
         return [listed[index] if listed else str(index) for index in indices]
-
-
-def _flag(name: str, on: bool) -> str:
-    return f"--{name}" if on else f"--no-{name}"
 
 
 class ServerProcess:
@@ -344,3 +342,95 @@ def refuse_long_paths() -> None:
             f" sockets lie there, and Linux allows their paths {_SOCKET_BYTES} bytes. Set TMPDIR to a folder"
             f" of at most {most}, such as /tmp"
         )
+
+
+# The log
+
+LOG_LINES = 25
+ERROR_CHARACTERS = 300
+
+
+def last_lines(log: Path) -> str:
+    """Returns the end of a log for an error message, and its path."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError as error:
+        return f"(its log {log} can't be read: {error})"
+    return f"The end of its log, {log}:\n" + "\n".join(f"  | {line}" for line in lines)
+
+
+_LOGGED = re.compile(r"^\(\w+ pid=\d+\) (?:(?:ERROR|CRITICAL) [\d-]+ [\d:]+ \[[^\]]*\] ?)?")
+"""vLLM's prefix of each line of a traceback in the log."""
+
+_ERROR = re.compile(
+    r"(?:Fatal Python error: .*"
+    r"|[\w.-]+: error: .*"  # of the command line
+    r"|[\w.]*(?:Error|Exception|Interrupt|Exit)(?::.*)?)$"
+)
+
+_SAYS_NOTHING = ("engine core initialization failed", "see root cause above", "see stack trace")
+"""Errors that stand for another process's, which is in the log before them."""
+
+
+def ending_error(log_text: str) -> str:
+    """Returns the error that ended the server, or "": the last in its log that isn't about another one.
+
+    Warnings and the lines of tracebacks are passed over: a server names many dangers that don't come true.
+    """
+    lines = [_LOGGED.sub("", line) for line in log_text.splitlines()]
+    for number in reversed(range(len(lines))):
+        if not _ERROR.match(lines[number]) or any(words in lines[number].lower() for words in _SAYS_NOTHING):
+            continue
+        error = lines[number]
+        # A validation error's own words stand indented below it.
+        for line in lines[number + 1 :]:
+            if not line.startswith("  ") or line.lstrip().startswith("For further information"):
+                break
+            error += f" {line.strip()}"
+        error = error.partition(" [type=")[0]
+        return error if len(error) <= ERROR_CHARACTERS else f"{error[:ERROR_CHARACTERS]}…"
+    return ""
+
+
+_NO_MEMORY = ("out of memory", "cannot allocate memory", "available memory on node", "free memory on device")
+_NO_CACHE = ("no available memory for the cache blocks", "available kv cache memory")
+
+_REMEDIES: list[tuple[Callable[[str], bool], str]] = [
+    (
+        lambda error: "greater than the derived max_model_len" in error,
+        "the model's context is shorter than the engine's: lower context_length, or take a model with a"
+        " longer context",
+    ),
+    (
+        lambda error: any(words in error for words in _NO_CACHE),
+        "too little memory is left for keys and values: raise gpu_memory_utilization (on a CPU kv_cache_gib),"
+        " or lower context_length",
+    ),
+    (
+        lambda error: any(words in error for words in _NO_MEMORY),
+        "out of memory: lower gpu_memory_utilization, kv_cache_gib, max_num_seqs or context_length",
+    ),
+    (
+        lambda error: "no space left on device" in error or "bus error" in error,
+        "no room in /dev/shm (a container needs --ipc=host)",
+    ),
+    (lambda error: "address already in use" in error, "every port that was tried was taken"),
+    (lambda error: "cannot find any model weights" in error, "the model's folder holds no weights"),
+    (lambda error: "incomplete metadata" in error or "safetensor" in error, "the weights are not whole"),
+    (lambda error: "unsupported cpu attention" in error, "on a CPU the head dimension must be at least 32"),
+    (lambda error: "no module named 'vllm'" in error, "vLLM is not installed here: run the set-up"),
+    (lambda error: "too many open files" in error, "too few open files allowed: raise `ulimit -n`"),
+    (
+        lambda error: "unrecognized arguments" in error or "max_num_batched_tokens" in error,
+        "engines.policy.extra_arguments has what this vLLM doesn't take",
+    ),
+]
+
+
+def diagnosis(log_text: str) -> str:
+    """Returns sentences about the error that ended the server and the likely remedy, or ""."""
+    error = ending_error(log_text)
+    if not error:
+        return ""
+    remedy = next((words for matches, words in _REMEDIES if matches(error.lower())), None)
+    return f" It ended with {error!r}." + (f" Likely: {remedy}." if remedy else "")

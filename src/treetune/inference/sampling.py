@@ -89,8 +89,10 @@ class Sampling:
     ) -> None:
         self._client, self._version, self._timeout = client, version, timeout
         self._most_parts, self._most_samples = most_parts, most_samples
-        self._outstanding = 0
-        self._open: set[int] = set()
+        self.outstanding = 0
+        """Parts and `Later` that are still to come."""
+        self.opened: set[int] = set()
+        """The servers that take requests."""
         # A SimpleQueue, so that the event loop never waits for the caller.
         self._results: queue.SimpleQueue[Came | BaseException] = queue.SimpleQueue()
         # The attributes below belong to the event loop.
@@ -104,32 +106,23 @@ class Sampling:
 
     def __exit__(self, *error: object) -> None:
         with contextlib.suppress(RuntimeError):  # the client was closed meanwhile
-            self._client.call_soon(self._stop)
-
-    @property
-    def outstanding(self) -> bool:
-        """Whether anything that was added is still to come."""
-        return self._outstanding > 0
-
-    def is_open(self, number: int) -> bool:
-        """Returns whether that server takes requests."""
-        return number in self._open
+            self._client.loop.call_soon_threadsafe(self._stop)
 
     def open(self, servers: Mapping[int, Address]) -> None:
         """Lets these servers take requests, by their numbers, which may not be open."""
-        assert not servers.keys() & self._open
-        self._open |= servers.keys()
-        self._client.call_soon(self._accept_servers, dict(servers))
+        assert not servers.keys() & self.opened
+        self.opened |= servers.keys()
+        self._client.loop.call_soon_threadsafe(self._accept_servers, dict(servers))
 
     def lose(self, number: int, reason: str) -> None:
         """Gives up a server that takes requests and doesn't answer any more, as if it had failed itself."""
-        self._client.call_soon(self._lose_number, number, reason)
+        self._client.loop.call_soon_threadsafe(self._lose, number, reason)
 
     def add(self, parts: Sequence[RequestPart], laters: Sequence[Later] = ()) -> None:
         """Has the parts sampled as soon as a server is free, and waits for what comes later as well."""
-        self._outstanding += len(parts) + len(laters)
+        self.outstanding += len(parts) + len(laters)
         if parts:
-            self._client.call_soon(self._accept, list(parts))
+            self._client.loop.call_soon_threadsafe(self._accept, list(parts))
         for later in laters:
             later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
 
@@ -139,14 +132,14 @@ class Sampling:
         try:
             result = self._results.get(timeout=timeout)
         except queue.Empty:
-            assert self._client.is_alive, "the client's thread ended without a word"
+            assert self._client.thread.is_alive(), "the client's thread ended without a word"
             return None
         if isinstance(result, BaseException):
             raise result
         if isinstance(result, Lost):
-            self._open.discard(result.server)
+            self.opened.discard(result.server)
         else:
-            self._outstanding -= 1
+            self.outstanding -= 1
         return result
 
     # In the event loop
@@ -169,7 +162,7 @@ class Sampling:
                 return
             part = self._waiting[waiting].popleft()
             server.samples += part.n
-            server.tasks[part] = self._client.create_task(self._ask(part, server))
+            server.tasks[part] = self._client.loop.create_task(self._ask(part, server))
             if self._prefixes is not None:
                 self._prefixes.computed(server.number, part.request.prompt_ids)
 
@@ -197,7 +190,8 @@ class Sampling:
             seconds = time.monotonic() - begun
             completions = completions_of(answer, part, self._version, seconds)
         except ServerFailure as failure:
-            self._lose(server, str(failure))
+            if self._servers.get(server.number) is server:  # and not another one, started since
+                self._lose(server.number, str(failure))
             return
         except Exception as failure:  # handed to the caller's thread, which raises it
             self._results.put(failure)
@@ -212,23 +206,19 @@ class Sampling:
         self._results.put(Answered(part, completions, server.number))
         self._send()
 
-    def _lose_number(self, number: int, reason: str) -> None:
-        if (server := self._servers.get(number)) is not None:
-            self._lose(server, reason)
-
-    def _lose(self, server: _OpenServer, reason: str) -> None:
+    def _lose(self, number: int, reason: str) -> None:
         """Sends a server's unanswered parts again: the same seeds give the same tokens."""
-        if self._servers.get(server.number) is not server:
+        server = self._servers.pop(number, None)
+        if server is None:
             return
-        del self._servers[server.number]
         if self._prefixes is not None:
-            self._prefixes.forget(server.number)
+            self._prefixes.forget(number)
         unfinished = list(server.tasks.items())
         server.tasks = {}
         for _, task in unfinished:
             if task is not asyncio.current_task():
                 task.cancel()
-        self._results.put(Lost(server.number, server.address, reason))
+        self._results.put(Lost(number, server.address, reason))
         self._accept([part for part, _ in unfinished])
 
     def _stop(self) -> None:

@@ -13,8 +13,15 @@ from typing import Any
 
 from treetune.inference.base import EngineError, EngineLaunch
 from treetune.inference.client import MODEL_NAME, Address, Client, ServerFailure
-from treetune.inference.launch import END_S, ServerLaunch, ServerProcess, listens, refuse_long_paths
-from treetune.inference.server_log import diagnosis, last_lines
+from treetune.inference.launch import (
+    END_S,
+    ServerLaunch,
+    ServerProcess,
+    diagnosis,
+    last_lines,
+    listens,
+    refuse_long_paths,
+)
 from treetune.inference.settings import EngineSettings, VllmSettings
 from treetune.store.files import write_json
 from treetune.store.timeline import SUFFIX, Timeline
@@ -24,14 +31,32 @@ PORT_TRIES = 4
 
 
 class Server:
-    """A server as its engine sees it, be it this rank's own or another's."""
+    """A server as its engine sees it, be it this rank's own or another's. A sub-class sets `_address`, under
+    `_changed`, while the server is there. Thread-safe."""
 
     loads = False
     """Whether this rank brings its weights in."""
 
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._address: Address | None = None
+        self._error: str | None = None
+        self._epoch = self._in_a_row = 0
+        self._closed = False
+
+    @property
+    def restarts(self) -> int:
+        """Starts that came up, after the first: a failure that is noticed twice, by the thread and by a
+        caller, is one restart."""
+        return max(0, self._epoch - 1)
+
     def ready(self) -> Address:
         """Waits for the server. Raises EngineError if it didn't come up."""
-        raise NotImplementedError
+        with self._changed:
+            # `now` gives up by its own deadline, or the thread does, so this ends.
+            while (address := self.now()) is None:
+                self._changed.wait(POLL_S)
+            return address
 
     def now(self) -> Address | None:
         """Returns the server if it is there, else None. Raises EngineError if it isn't coming."""
@@ -41,24 +66,20 @@ class Server:
         """Reports that the server at `address` misbehaved: it is to be ended and started anew."""
         raise NotImplementedError
 
-    def succeeded(self) -> None:
-        """Reports that work was finished: the restarts so far are forgiven."""
-
-    def wait_anew(self) -> None:
-        """Starts the deadline of waiting for this server anew, when work begins."""
-
-    def hold(self, held: bool) -> None:
-        """Keeps a server that ends from being started anew while `held`: its memory is somebody else's."""
-
-    @property
-    def restarts(self) -> int:
-        """Its restarts so far."""
-        raise NotImplementedError
-
     def gone(self, address: Address) -> str | None:
         """Returns the reason why a request to the server at `address` would wait in vain. None if it
         wouldn't, or if the request itself meets the failure."""
         return None
+
+    def wait_anew(self) -> None:
+        """Starts the deadline of waiting for this server anew, when work begins."""
+
+    def succeeded(self) -> None:
+        """Reports that work was finished: the restarts so far are forgiven."""
+        self._in_a_row = 0
+
+    def hold(self, held: bool) -> None:
+        """Keeps a server that ends from being started anew while `held`: its memory is somebody else's."""
 
     def begin_weights(self, address: Address) -> Address:
         """Returns the address that takes new weights. From here on the server has neither the old ones nor
@@ -78,50 +99,18 @@ class Server:
 
     def begin_to_close(self) -> None:
         """Begins to end it, if it is ours, and waits for nothing."""
-
-    def close(self) -> None:
-        """Ends it, if it is ours."""
-
-
-class AwaitedServer(Server):
-    """A server that a thread of this process watches: it sets `_address`, under `_changed`, while the server
-    is there."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._address: Address | None = None
-        self._error: str | None = None
-        self._epoch = self._in_a_row = 0
-        self._closed = False
-
-    @property
-    def restarts(self) -> int:
-        # Starts that came up, after the first: a failure that is noticed twice, by the thread and by a
-        # caller, is one restart.
-        return max(0, self._epoch - 1)
-
-    def ready(self) -> Address:
-        with self._changed:
-            # The thread, or `now`, gives up by its own deadline, so this ends.
-            while (address := self.now()) is None:
-                self._changed.wait(0.5)
-            return address
-
-    def succeeded(self) -> None:
-        self._in_a_row = 0
-
-    def begin_to_close(self) -> None:
         with self._changed:
             self._closed = True
             self._address = None
             self._changed.notify_all()
 
+    def close(self) -> None:
+        """Ends it, if it is ours."""
 
-class OwnServer(AwaitedServer):
-    """The server that this process started. A thread starts it, watches it and starts it anew.
 
-    `address_file` is where the other ranks find it. Thread-safe.
-    """
+class OwnServer(Server):
+    """The server that this process started. A thread starts it, watches it and starts it anew. The other
+    ranks read its address in `address_file`."""
 
     loads = True
 
@@ -242,7 +231,7 @@ class OwnServer(AwaitedServer):
 
     def _watch(self, process: ServerProcess) -> str:
         """Returns the reason when the process has ended or has to end."""
-        poisoned = self._poison_file(self._epoch)
+        poisoned = poison_file(self._address_file, self._epoch) if self._address_file else None
         while True:
             with self._changed:
                 if self._closed:
@@ -313,31 +302,20 @@ class OwnServer(AwaitedServer):
         }
         write_json(self._address_file, state, durable=False, private=True)
 
-    def _poison_file(self, epoch: int) -> Path | None:
-        return poison_file(self._address_file, epoch) if self._address_file else None
-
 
 class RemoteServer(Server):
-    """The first rank's server, seen from another rank: found through a file, and told of failures
-    through another.
-    """
+    """The first rank's server, seen from another rank: its address comes in a file, and failures are reported
+    to it in another one."""
 
     def __init__(self, address_file: Path, log: Path, settings: VllmSettings) -> None:
+        super().__init__()
         self._file, self._log, self._settings = address_file, log, settings
         self._bad_epoch = 0
-        self._restarts = 0
         self._missed_since: float | None = None
-        self._closed = False
-
-    @property
-    def restarts(self) -> int:
-        return self._restarts
 
     def ready(self) -> Address:
         self.wait_anew()
-        while (address := self.now()) is None:
-            time.sleep(POLL_S)
-        return address
+        return super().ready()
 
     def now(self) -> Address | None:
         if self._closed:
@@ -349,7 +327,7 @@ class RemoteServer(Server):
         if state.get("error"):
             raise EngineError(state["error"])
         if state.get("url") and state["epoch"] > self._bad_epoch:
-            self._restarts, self._missed_since = state["restarts"], None
+            self._epoch, self._missed_since = state["epoch"], None
             return Address(state["url"], state["epoch"], state["key"])
         # The first rank needs as long for a start; then this rank knows that it is not coming.
         self._missed_since = self._missed_since or time.monotonic()
@@ -371,9 +349,6 @@ class RemoteServer(Server):
     def hold(self, held: bool) -> None:
         if not held:  # the first rank's decides about restarts
             self.wait_anew()
-
-    def begin_to_close(self) -> None:
-        self._closed = True
 
 
 @singledispatch

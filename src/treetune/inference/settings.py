@@ -45,7 +45,7 @@ class EngineSettings(Registrable):
 
     @property
     def weights_in_memory(self) -> bool:
-        """Whether weights on their way into the engine lie in /dev/shm, where there is one."""
+        """True if weights on their way into the engine lie in /dev/shm, where there is one."""
         return True
 
     def tolerance(self, device: str) -> Tolerance:

@@ -1,6 +1,6 @@
-"""Runs in the server's workers: takes weights from files in shared memory, chunk by chunk.
+"""The receiver in the server's workers of weights from files in shared memory, chunk by chunk.
 
-vLLM knows ways by CUDA IPC and NCCL, and lets others be registered. Importing this module does that; the
+vLLM knows transfers by CUDA IPC and NCCL, and lets others be registered. Importing this module does that; the
 server does so on its way up, since the worker's extension is named here.
 """
 
@@ -27,7 +27,7 @@ from treetune.store.checksums import digest_of_weights
 
 @dataclass
 class Nothing(WeightTransferInitInfo):
-    """There is nobody to meet: files are found by their names."""
+    """An empty message: files are found by their names."""
 
 
 @dataclass
@@ -71,8 +71,8 @@ class SharedMemoryReceiver(WeightTransferEngine[Nothing, ChunkInfo]):
         if self._complete or update_info.number != self._taken:
             raise ValueError(f"chunk {update_info.number} of the weights came where {self._taken} was due")
         path = Path(update_info.path)
-        if (found := digest_of_weights(path)) != update_info.digest:
-            raise ValueError(f"{path} is damaged: its digest is {found}, and {update_info.digest} was sent")
+        if (digest := digest_of_weights(path)) != update_info.digest:
+            raise ValueError(f"{path} is damaged: its digest is {digest}, and {update_info.digest} was sent")
         with safe_open(path, framework="pt") as file, disable_mtp_completeness_check():
             # Tensors on the mapped file: nothing is copied before the model takes it.
             names = list(file.keys())

@@ -1,4 +1,4 @@
-"""How new weights come into a live server: one protocol, and the transfers that need no GPU.
+"""The transfer of new weights into a live server: one protocol, and the methods that need no GPU.
 
 An update begins, takes chunks of bounded size in their order, and ends; then alone the server has new
 weights. Whatever fails in between leaves it in an unknown state: it is ended, and another one started on the
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.inference.base import TRANSFERS, Chunk, EngineError, TransferMethod
+from treetune.inference.base import TRANSFERS, Chunk, EngineError
 from treetune.inference.client import MODEL_NAME, Address, Client, ServerFailure
 from treetune.inference.launch import ADAPTER_CONFIG
 
@@ -97,15 +97,6 @@ class SharedMemory(ByRoutes):
             "digest": chunk.digest,
         }
         self._post(address, "/update_weights", {"update_info": info})
-
-
-def make_transfer(method: TransferMethod, client: Client, timeout: float, workers: int) -> WeightTransfer:
-    """Returns the transfer into one server of so many workers. Raises ValueError if no installed package
-    brings it."""
-    make = TRANSFERS.get(method)
-    if make is None:
-        raise ValueError(f"no package is installed that brings the weight transfer {method!r}")
-    return make(client, timeout, workers)
 
 
 def drop_cache(client: Client, address: Address, timeout: float) -> None:
