@@ -1,4 +1,4 @@
-"""What a run reads again is what it wrote: files carry a checksum, and one that doesn't match is named.
+"""Checksums of a run's files: a file that isn't as it was written is named, and never read as something else.
 
 A JSON record has it as its last key, an Arrow stream behind its end, a folder in a file of its own, a line
 of a journal in front (`journal`). Records and streams say with their content that they are sealed (`FORMAT`),
@@ -19,16 +19,16 @@ from typing import IO, Any
 from treetune.store.files import write_json
 
 KEY = "checksum"
-"""Of a JSON record, its last key."""
+"""The last key of a JSON record."""
 
 FORMAT = "format"
 """A key of a JSON record that has a checksum; earlier versions' have no such key."""
 
 SEALED = b"treetune-sealed"
-"""In the schema of an Arrow stream, which therefore has a trailer."""
+"""A word in the schema of an Arrow stream that has a trailer."""
 
 SUMS = "checksums.json"
-"""In a folder: the digest of every other file below it."""
+"""The file with the digests of all other files below a folder."""
 
 _TRAILER = b"\ntreetune-checksum "
 _DIGEST_BYTES = 16
@@ -38,26 +38,26 @@ _CHUNK_BYTES = 2**22
 
 
 class Damaged(ValueError):
-    """A file that isn't what was written."""
+    """A file whose content isn't as it was written."""
 
 
 # JSON records
 
 
 def write_record(path: Path, value: Mapping[str, Any]) -> None:
-    """JSON with the checksum of its content."""
+    """Writes JSON with the checksum of its content."""
     write_json(path, sealed(value))
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON object with its format and its checksum."""
+    """Returns a JSON object with its format and its checksum."""
     plain = json.loads(json.dumps(value)) | {FORMAT: 2}
     return plain | {KEY: _of_record(plain)}
 
 
 def read_record(path: Path, remedy: str) -> dict[str, Any]:
-    """What `write_record` wrote, or JSON of before. `remedy` says what to do about one that is damaged.
-    Raises Damaged, and FileNotFoundError for none."""
+    """Returns the content of a file of `write_record`, or of JSON from earlier versions. Raises Damaged with
+    the `remedy`, and FileNotFoundError."""
     try:
         return record_of(path.read_bytes())
     except Damaged as error:
@@ -65,7 +65,7 @@ def read_record(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def record_of(text: bytes | str) -> dict[str, Any]:
-    """The object that was `sealed`. Raises Damaged."""
+    """Returns the object that was `sealed`. Raises Damaged."""
     if not text:
         raise Damaged("it is empty")
     try:
@@ -111,7 +111,7 @@ class SealingFile:
 
 
 def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
-    """Holds what stands before the trailer against it, and goes back to the beginning. Raises Damaged."""
+    """Compares a stream's content with its trailer, and goes back to the beginning. Raises Damaged."""
     size = file.seek(0, 2)
     file.seek(max(0, size - _TRAILER_BYTES))
     trailer = file.read()
@@ -123,12 +123,12 @@ def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
         return
     if not trailer.startswith(_TRAILER):
         raise Damaged(f"{name} is cut short: {remedy}")
-    found, left = _hash(), size - _TRAILER_BYTES
+    digest, left = _hash(), size - _TRAILER_BYTES
     while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
-        found.update(chunk)
+        digest.update(chunk)
         left -= len(chunk)
     file.seek(0)
-    if found.hexdigest().encode() != trailer[len(_TRAILER) :]:
+    if digest.hexdigest().encode() != trailer[len(_TRAILER) :]:
         raise Damaged(f"{name} is damaged (its checksum doesn't match its content): {remedy}")
 
 
@@ -136,12 +136,12 @@ _verified: dict[Path, tuple[int, int, int]] = {}
 
 
 def verify_once(path: Path, remedy: str, digest: str | None = None) -> None:
-    """For readers who come again: verifies nothing while the file's size, time and inode are the same.
+    """Verifies a file unless its size, time and inode are those of the last time.
 
     A stream has its checksum behind its end; any other file's `digest` was kept elsewhere. Raises Damaged.
     """
-    about = path.stat()
-    mark = (about.st_size, about.st_mtime_ns, about.st_ino)
+    status = path.stat()
+    mark = (status.st_size, status.st_mtime_ns, status.st_ino)
     if _verified.get(path) == mark:
         return
     if digest is None:
@@ -153,8 +153,8 @@ def verify_once(path: Path, remedy: str, digest: str | None = None) -> None:
 
 
 def seal_of(path: Path) -> bytes | None:
-    """The trailer of a sealed stream, or the end of one without, by which it is told from others; None where
-    there is no such file."""
+    """Returns the trailer of a sealed stream, or the end of one without, which identifies it; None if there
+    is no such file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TRAILER_BYTES))
@@ -168,11 +168,12 @@ def seal_of(path: Path) -> bytes | None:
 
 def seal_folder(folder: Path) -> None:
     """Writes the digests of all files below it."""
-    write_json(folder / SUMS, _digests(folder, _files(folder)))
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SUMS)
+    write_json(folder / SUMS, _digests(folder, files))
 
 
 def damage_of(folder: Path) -> str | None:
-    """What in a folder isn't as it was sealed; None where nothing is, or nobody sealed it."""
+    """Returns the damage in a folder that was sealed, or None."""
     path = folder / SUMS
     if not path.is_file():
         return None
@@ -183,12 +184,12 @@ def damage_of(folder: Path) -> str | None:
     gone = [name for name in written if not (folder / name).is_file()]
     if gone:
         return f"{folder / gone[0]} is gone"
-    found = _digests(folder, [folder / name for name in written])
-    return next((f"{folder / name} is damaged" for name in written if found[name] != written[name]), None)
+    now = _digests(folder, [folder / name for name in written])
+    return next((f"{folder / name} is damaged" for name in written if now[name] != written[name]), None)
 
 
 def refuse_damaged(folder: Path, remedy: str) -> None:
-    """Raises Damaged where a folder's files aren't as they were sealed."""
+    """Raises Damaged if a folder's files aren't as they were sealed."""
     damage = damage_of(folder)
     if damage is not None:
         raise Damaged(f"{damage} (its checksum doesn't match its content): {remedy}")
@@ -198,15 +199,11 @@ def refuse_damaged(folder: Path, remedy: str) -> None:
 
 
 def digest_of_weights(path: Path) -> str:
-    """Of a file that is read at once: as fast as memory, for whoever compares it in every iteration."""
+    """Returns a digest that is as fast as memory, since files of weights are compared in every iteration."""
     import xxhash
 
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return xxhash.xxh3_128_hexdigest(content)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / SUMS)
 
 
 def _digests(folder: Path, files: list[Path]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Files and folders that a reader sees whole or not at all: written beside their place, synced, renamed."""
+"""Files and folders that a reader sees whole or not at all: written under another name, synced, renamed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 
-def why_not_written(error: BaseException, place: Path) -> str:
-    """What a failure to write below `place` comes from, and what would help; the error's own words where
-    that isn't known. Libraries have words of their own for it, some of which are none."""
-    found = re.search(r"os error (\d+)", str(error))
-    number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+def why_not_written(error: BaseException, path: Path) -> str:
+    """Returns the cause of a failure to write below `path`, and the remedy; the error's own message if they
+    aren't known."""
+    # Libraries have messages of their own for it, and some have none.
+    match = re.search(r"os error (\d+)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
     name = getattr(error, "filename", None)
-    path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else place
-    there = next(one for one in (path, *path.absolute().parents) if one.is_dir())
-    room = os.statvfs(there)
-    free = f"{room.f_bavail * room.f_frsize / 2**20:.0f} MiB are free there"
+    path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else path
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+    space = os.statvfs(there)
+    free = f"{space.f_bavail * space.f_frsize / 2**20:.0f} MiB are free there"
     for step in (path, *path.absolute().parents):
         if step.is_symlink() and not step.exists():
             return f"{step} is a link to {os.readlink(step)}, which isn't there: make it, or delete the link"
         if step != path and step.is_file():
             return f"{step} is a file where a folder belongs: move it away"
-    if number in (errno.ENOSPC, None) and room.f_files and not room.f_favail:
+    if number in (errno.ENOSPC, None) and space.f_files and not space.f_favail:
         return (
-            f"the file system of {there} has no inodes left, {room.f_files} are used: delete small files"
+            f"the file system of {there} has no inodes left, {space.f_files} are used: delete small files"
             " (or folders of them), whatever their size"
         )
     if number == errno.EFBIG:
@@ -56,10 +57,10 @@ def why_not_written(error: BaseException, place: Path) -> str:
 def whole_file(
     path: Path, mode: Literal["w", "wb"] = "w", *, durable: bool = True, private: bool = False
 ) -> Iterator[IO[Any]]:
-    """A file to write into that takes the name `path` at the end of the block; text is UTF-8.
+    """Gives a file to write into that takes the name `path` at the end of the block; text is UTF-8.
 
-    An error in the block leaves what was there. With `durable`, what is there afterwards outlasts a power
-    cut; without, a killed process only. Nobody else can read a `private` one.
+    An error in the block leaves the earlier file. With `durable`, the new one outlasts a power cut; without,
+    a killed process only. Nobody else can read a `private` one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = _beside(path)
@@ -83,29 +84,26 @@ def whole_file(
 
 
 def own_folder(path: Path, *, share: bool = False) -> None:
-    """A folder that nobody but its owner can look into, whatever lies there; with `share`, whoever the umask
-    lets. One that is there already, and is this user's, is made so."""
+    """Makes a folder that nobody but its owner can look into; with `share`, whoever the umask lets. The mode
+    of a folder that is there already, and is this user's, is changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     allowed = 0o777 if share else 0o700
     try:
         path.mkdir(mode=allowed)
     except FileExistsError:
         now = path.stat()
+        # Linux tells the umask here: os.umask would have to set it, for all threads.
+        lines = Path("/proc/self/status").read_text().splitlines()
+        umask = next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
         # A group's folder keeps its set-group-ID and sticky bits.
-        wanted = stat.S_IMODE(now.st_mode) & ~0o777 | allowed & ~_umask()
-        if now.st_uid == os.geteuid() and stat.S_IMODE(now.st_mode) != wanted:
-            path.chmod(wanted)
-
-
-def _umask() -> int:
-    """Read where Linux tells it: os.umask would have to set it, for all threads."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
+        mode = stat.S_IMODE(now.st_mode) & ~0o777 | allowed & ~umask
+        if now.st_uid == os.geteuid() and stat.S_IMODE(now.st_mode) != mode:
+            path.chmod(mode)
 
 
 def new_own_folder(path: Path) -> None:
-    """One that nobody but its owner can look into. Raises ValueError where something is there already: anyone
-    may have put it into a folder such as /dev/shm."""
+    """Makes a folder that nobody but its owner can look into. Raises ValueError if something is there
+    already: anyone may have put it into a folder such as /dev/shm."""
     try:
         path.mkdir(mode=0o700, parents=True)
     except FileExistsError as error:
@@ -127,7 +125,7 @@ def write_json(path: Path, value: Any, *, durable: bool = True, private: bool = 
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to write into that takes the place of `path` at the end of the block."""
+    """Gives a folder to write into that takes the place of `path` at the end of the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = _beside(path)
     try:
@@ -139,8 +137,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(beside: Path, path: Path) -> None:
-    """Puts a finished folder in its place. What was there goes once the new one is there."""
-    # A rename may reach the disk before the content of what it renames.
+    """Renames a finished folder to `path`, and then deletes the earlier one."""
+    # A rename may reach the disk before the content.
     for folder, _, names in os.walk(beside):
         for name in names:
             sync(Path(folder, name))

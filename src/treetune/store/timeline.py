@@ -1,7 +1,7 @@
-"""When a process did what: spans of time as lines of a file, written as they begin and as they end.
+"""Timelines of processes: spans of time as rows of a journal, written as they begin and as they end.
 
-A line is never changed, so that a process that is killed leaves what it had begun. One process writes a file
-at a time; each begins with a line about itself.
+A process that is killed leaves the spans that it had begun. One process writes a file at a time; each begins
+with a row about itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from treetune.store.checksums import Damaged
 from treetune.store.journal import Journal, row_of
 
 SUFFIX = ".timeline.jsonl"
-"""Of files that hold one."""
+"""The suffix of a timeline's file."""
 
 LATEST = 253_402_300_800
 """Seconds since 1970 at which the year 9999 is over: no calendar goes on."""
@@ -31,9 +31,9 @@ LOGGER = "treetune"
 
 
 class Timeline:
-    """Writes one, behind what earlier processes wrote there; nothing without a path. Thread-safe.
+    """A timeline that is written, behind the rows of earlier processes; none without a path. Thread-safe.
 
-    A file that can't be written is said once and ends no run: nothing is computed from it.
+    A file that can't be written gives one warning and ends no run: nothing is computed from it.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -44,8 +44,8 @@ class Timeline:
 
     @contextmanager
     def span(self, lane: str, name: str, **about: Any) -> Iterator[dict[str, Any]]:
-        """From here to the end of the block. `about` are further facts, such as the iteration's number (from
-        0); what is put into the dictionary that is given is kept with them."""
+        """Records the time from here to the end of the block. `about` are further facts, such as the
+        iteration's number (from 0); the block may add others to the dictionary that it gets."""
         at, clock = time.time(), time.perf_counter()
         number = self._next()
         self._write({"begin": number, "lane": lane, "name": name, "at": at, **about})
@@ -56,7 +56,7 @@ class Timeline:
             self._write({"end": number, "at": at + time.perf_counter() - clock, **ended})
 
     def past(self, lane: str, name: str, start: float, end: float, **about: Any) -> None:
-        """What is known to have been only now, in seconds since 1970."""
+        """Records a span that is over, in seconds since 1970."""
         number = self._next()
         self._write({"begin": number, "lane": lane, "name": name, "at": start, **about})
         self._write({"end": number, "at": end})
@@ -97,7 +97,8 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Span:
-    """Seconds since 1970. `end` None: nobody wrote that it ended. `about` are further facts."""
+    """A span of time, in seconds since 1970. `end` is None if its end wasn't written. `about` are further
+    facts."""
 
     lane: str
     name: str
@@ -108,7 +109,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Process:
-    """What one process wrote into a file. `last` is its last line's time, `closed` whether it came to its
+    """The rows of one process in a file. `last` is the time of its last row, `closed` whether it came to its
     own end."""
 
     pid: int
@@ -120,21 +121,21 @@ class Process:
 
 
 def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]:
-    """All that is whole, process after process. Damaged and torn lines are passed over; the numbers of the
-    `damaged` ones are told there. Raises FileNotFoundError for no file."""
-    found: list[Process] = []
+    """Returns the processes of a file, in their order. Damaged and torn lines are passed over; the numbers of
+    the damaged ones go to `damaged`. Raises FileNotFoundError."""
+    processes: list[Process] = []
     spans: dict[int, Span] = {}
-    for place, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+    for line_number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         try:
             row = json.loads(row_of(line))
             at = float(row.pop("at"))
             if not 0 <= at < LATEST:
                 raise ValueError(f"nothing happens at {at}")
             if "process" in row:
-                _settle(found, spans)
-                found.append(Process(row["process"], row["host"], at, at, False, ()))
+                _settle(processes, spans)
+                processes.append(Process(row["process"], row["host"], at, at, False, ()))
                 continue
-            if not found:
+            if not processes:
                 continue
             if "begin" in row:
                 number, lane, name = row.pop("begin"), row.pop("lane"), row.pop("name")
@@ -145,16 +146,16 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]
                     begun = spans[number]
                     spans[number] = replace(begun, end=at, about=begun.about | row)
             else:
-                found[-1] = replace(found[-1], closed=True)
-            found[-1] = replace(found[-1], last=max(found[-1].last, at))
+                processes[-1] = replace(processes[-1], closed=True)
+            processes[-1] = replace(processes[-1], last=max(processes[-1].last, at))
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             if damaged is not None and line.endswith(b"\n"):  # else a crash tore it
-                damaged.append(place)
-    _settle(found, spans)
-    return found
+                damaged.append(line_number)
+    _settle(processes, spans)
+    return processes
 
 
-def _settle(found: list[Process], spans: dict[int, Span]) -> None:
-    if found:
-        found[-1] = replace(found[-1], spans=tuple(spans.values()))
+def _settle(processes: list[Process], spans: dict[int, Span]) -> None:
+    if processes:
+        processes[-1] = replace(processes[-1], spans=tuple(spans.values()))
     spans.clear()
