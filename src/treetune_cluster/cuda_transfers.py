@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from treetune.inference.base import TRANSFERS, Chunk
+from treetune.inference.base import Chunk
 from treetune.inference.client import Address, ServerFailure
 from treetune.inference.launch import free_port
 from treetune.inference.transfer import ByRoutes
@@ -48,7 +48,6 @@ def own_address(url: str) -> str:
         return probe.getsockname()[0]
 
 
-@TRANSFERS.register("cuda_ipc")
 class CudaIpc(ByRoutes):
     """A chunk is copied into a buffer on the GPU, which the server opens by its handle and copies out of."""
 
@@ -98,7 +97,6 @@ class CudaIpc(ByRoutes):
         return self._buffer
 
 
-@TRANSFERS.register("nccl")
 class Nccl(ByRoutes):
     """A chunk is broadcast to the server's `workers`, in a group that is this rank's and theirs."""
 

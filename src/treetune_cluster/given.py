@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from treetune.inference.base import ADDRESSED_SERVERS, EngineError, EngineLaunch
+from treetune.inference.base import EngineError, EngineLaunch
 from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.key import ROUTE
 from treetune.inference.launch import ServerLaunch
@@ -72,7 +72,6 @@ def _version() -> str:
         return "none"
 
 
-@ADDRESSED_SERVERS.register("vllm")
 def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[Server]:
     """Returns the servers at the settings' addresses. Collective."""
     assert settings.addresses is not None and settings.key_file is not None

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.config.errors import FoundByAllRanks
 from treetune.contracts import BEFORE_A_RUN, RANKS_MEET
+from treetune.inference.base import ADDRESSED_SERVERS, TRANSFERS
 
 if TYPE_CHECKING:
+    from treetune.inference.base import EngineLaunch
+    from treetune.inference.server import Server
+    from treetune.inference.settings import VllmSettings
+    from treetune.inference.transfer import WeightTransfer
     from treetune.runtime.base import PolicyIteration
     from treetune.trainers.ranks import Meeting
 
@@ -50,3 +55,24 @@ def agree(meeting: Meeting, directory: Path, plain_config: Mapping[str, Any], *,
     from treetune_cluster import several_machines
 
     several_machines.agree(meeting, directory, plain_config, share=share)
+
+
+@TRANSFERS.register("cuda_ipc")
+def cuda_ipc(*arguments: Any) -> WeightTransfer:
+    from treetune_cluster.cuda_transfers import CudaIpc
+
+    return CudaIpc(*arguments)
+
+
+@TRANSFERS.register("nccl")
+def nccl(*arguments: Any) -> WeightTransfer:
+    from treetune_cluster.cuda_transfers import Nccl
+
+    return Nccl(*arguments)
+
+
+@ADDRESSED_SERVERS.register("vllm")
+def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[Server]:
+    from treetune_cluster import given
+
+    return given.servers_at_addresses(settings, launch)

@@ -12,7 +12,7 @@ import pytest
 from treetune.inference.base import Chunk, EngineError
 from treetune.inference.client import Address
 from treetune.inference.settings import VllmSettings
-from treetune_cluster import cuda_transfers as cuda_transfers
+from treetune_cluster import runs as runs
 
 from .stubs import Stub, request
 from .test_engine_recovers import expected

@@ -29,7 +29,7 @@ TransferMethod = Literal["file", "shared_memory", "cuda_ipc", "nccl"]
 
 TRANSFERS = Hook()
 """``(client, timeout, workers) -> WeightTransfer`` into one server of so many workers, by the name of the
-method. The core has ``file`` and ``shared_memory``."""
+method. The core itself has ``file`` and ``shared_memory``."""
 
 ADDRESSED_SERVERS = Hook()
 """``(settings, launch) -> list of servers`` that somebody else started, where the settings have addresses.

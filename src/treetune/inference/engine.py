@@ -38,7 +38,7 @@ from treetune.inference.launch import ServerLaunch
 from treetune.inference.sampling import Answered, Lost, Prefixes, Sampling
 from treetune.inference.server import Server, close_servers, servers_of
 from treetune.inference.settings import EngineSettings, InProcessSettings, VllmSettings
-from treetune.inference.transfer import Delivery, FromFolder, drop_cache, send_all
+from treetune.inference.transfer import Delivery, FromFolder, SharedMemory, drop_cache, send_all
 from treetune.vocabulary import TokenIds
 
 T = TypeVar("T")
@@ -391,7 +391,8 @@ class Replica:
         self, number: int, server: Server, client: Client, settings: VllmSettings, method: TransferMethod
     ) -> None:
         self.number, self.server = number, server
-        make_transfer = TRANSFERS.get(method)
+        in_core = {"file": FromFolder, "shared_memory": SharedMemory}
+        make_transfer = in_core.get(method) or TRANSFERS.get(method)
         if make_transfer is None:
             raise ValueError(f"no package is installed that brings the weight transfer {method!r}")
         self.transfer = make_transfer(client, settings.sync_timeout, settings.tensor_parallel_size)

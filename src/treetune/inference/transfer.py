@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.inference.base import TRANSFERS, Chunk, EngineError
+from treetune.inference.base import Chunk, EngineError
 from treetune.inference.client import MODEL_NAME, Address, Client, ServerFailure
 from treetune.inference.launch import ADAPTER_CONFIG
 
@@ -45,7 +45,6 @@ class WeightTransfer:
         self._client.post(address, path, body, timeout=self._timeout)
 
 
-@TRANSFERS.register("file")
 class FromFolder(WeightTransfer):
     """The server reads the folder when it is whole: weights, or adapters on the model that it serves."""
 
@@ -81,7 +80,6 @@ class ByRoutes(WeightTransfer):
         raise NotImplementedError
 
 
-@TRANSFERS.register("shared_memory")
 class SharedMemory(ByRoutes):
     """The server maps each chunk's file as soon as it is written, and checks it. The files lie in /dev/shm,
     in a folder that is this run's."""
