@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -26,10 +26,6 @@ class Probe:
     engine_logprobs: Sequence[float]
     trainer_logprobs: Sequence[float]
 
-    def gaps(self) -> list[float]:
-        both = zip(self.engine_logprobs, self.trainer_logprobs, strict=True)
-        return [abs(engine - trainer) for engine, trainer in both]
-
 
 @dataclass(frozen=True)
 class Gap:
@@ -44,7 +40,11 @@ class Gap:
 def judge(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance) -> Gap:
     """Compares engine and trainer. `before` are the probes of the weights before these, for the same prompts
     and seeds, or nothing."""
-    gaps = [gap for probe in probes for gap in probe.gaps()]
+    gaps = [
+        abs(engine - trainer)
+        for probe in probes
+        for engine, trainer in zip(probe.engine_logprobs, probe.trainer_logprobs, strict=True)
+    ]
     if not gaps:
         return Gap(0.0, 0.0)
     if not all(map(math.isfinite, gaps)):
@@ -82,27 +82,17 @@ def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
       in it.
     """
     nearer, stayed = [], []
-    for now, then in _same_tokens(probes, before):
-        (engine, trainer), (engine_before, trainer_before) = now, then
-        nearer.append(abs(engine - trainer) - abs(engine - trainer_before))
-        stayed.append(abs(trainer - trainer_before) - abs(engine - engine_before))
-    return len(nearer) >= FEWEST_TOKENS and _is_positive(nearer) and _is_positive(stayed)
-
-
-def _same_tokens(
-    probes: Sequence[Probe], before: Sequence[Probe]
-) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
-    """Yields the log-probs of tokens that were sampled both times, by engine and trainer, now and before."""
     for now, then in zip(probes, before, strict=False):
         if now.prompt_ids.tolist() != then.prompt_ids.tolist():
             continue
         both = zip(now.token_ids.tolist(), then.token_ids.tolist(), strict=False)
-        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
-        for token in range(alike):
-            yield (
-                (now.engine_logprobs[token], now.trainer_logprobs[token]),
-                (then.engine_logprobs[token], then.trainer_logprobs[token]),
-            )
+        same_tokens = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        for token in range(same_tokens):
+            engine, trainer = now.engine_logprobs[token], now.trainer_logprobs[token]
+            engine_before, trainer_before = then.engine_logprobs[token], then.trainer_logprobs[token]
+            nearer.append(abs(engine - trainer) - abs(engine - trainer_before))
+            stayed.append(abs(trainer - trainer_before) - abs(engine - engine_before))
+    return len(nearer) >= FEWEST_TOKENS and _is_positive(nearer) and _is_positive(stayed)
 
 
 def _is_positive(values: Sequence[float]) -> bool:
