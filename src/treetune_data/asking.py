@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from treetune_data.prompts import AGAIN
+from treetune_domains.endpoints import asking
+from treetune_domains.endpoints.asking import Answer, AnswerJournal
 from treetune_domains.endpoints.client import Client, EndpointError, Unanswered
-from treetune_domains.endpoints.journal import Answer, AnswerJournal
 from treetune_domains.endpoints.settings import EndpointSettings, Message, Prices
 
 
@@ -108,8 +107,8 @@ class Unreadable(ValueError):
     """An answer is not what was asked for; says what is wrong with it."""
 
 
-class Asker:
-    """The way in which all solutions ask. After a failure that concerns all, everything asked raises it."""
+class Asker(asking.Asker):
+    """Asks for all solutions. After a failure that concerns all, everything asked raises it."""
 
     def __init__(
         self,
@@ -119,10 +118,9 @@ class Asker:
         ledger: Ledger,
         extra_for: Mapping[Any, Mapping[str, Any]],
     ) -> None:
+        super().__init__(client, journal)
         self.failure: EndpointError | None = None
-        self._client, self._endpoint = client, endpoint
-        self._journal, self._ledger, self._extra_for = journal, ledger, extra_for
-        self._in_flight: dict[str, asyncio.Task[Answer]] = {}
+        self._endpoint, self._ledger, self._extra_for = endpoint, ledger, extra_for
         self._room = asyncio.Semaphore(endpoint.concurrency)
         self._unanswered_in_a_row = 0
 
@@ -130,29 +128,20 @@ class Asker:
     def stopping(self) -> bool:
         return self.failure is not None or self._ledger.exhausted
 
-    async def answer(self, step: str, messages: Sequence[Message]) -> Answer:
+    async def reply(self, step: str, messages: Sequence[Message]) -> Answer:
         """Raises Unanswered, OutOfBudget or EndpointError."""
-        body = self._endpoint.body(messages, self._extra_for.get(step, {}))
-        key = hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
-        known = self._journal.get(key)
-        if known is not None:
-            return known
-        if key not in self._in_flight:
-            self._in_flight[key] = asyncio.create_task(self._ask(key, step, body))
-            self._in_flight[key].add_done_callback(lambda _: self._in_flight.pop(key))
-        return await self._in_flight[key]
+        return await self.answer(step, self._endpoint.body(messages, self._extra_for.get(step, {})))
 
-    async def _ask(self, key: str, step: str, body: dict[str, Any]) -> Answer:
-        settings = self._endpoint
-        size = len(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
-        async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, settings.max_tokens):
+    async def _ask(self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[str], bool]) -> Answer:
+        size, most = self.estimated_tokens(body), self._endpoint.max_tokens
+        async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, most):
             if self.failure is not None:
                 raise self.failure
             try:
-                reply = await self._client.ask(body)
+                answer = await super()._ask(key, step, body, keep)
             except Unanswered as error:
                 self._unanswered_in_a_row += 1
-                if self._unanswered_in_a_row >= settings.give_up_after:
+                if self._unanswered_in_a_row >= self._endpoint.give_up_after:
                     self.failure = EndpointError(
                         f"{self._unanswered_in_a_row} requests in a row came to nothing; the last: {error}"
                     )
@@ -161,20 +150,7 @@ class Asker:
                 self.failure = error
                 raise
             self._unanswered_in_a_row = 0
-            estimated = reply.input_tokens is None or reply.output_tokens is None
-            answer = Answer(
-                key=key,
-                step=step,
-                text=reply.text,
-                complete=reply.complete,
-                input_tokens=size if reply.input_tokens is None else reply.input_tokens,
-                output_tokens=len(reply.text.encode(errors="replace"))
-                if reply.output_tokens is None
-                else reply.output_tokens,
-                estimated=estimated,
-            )
-            self._journal.add(answer)
-            self._ledger.steps[step].add(answer.input_tokens, answer.output_tokens, estimated)
+            self._ledger.steps[step].add(answer.input_tokens, answer.output_tokens, answer.estimated)
             return answer
 
 
@@ -207,7 +183,7 @@ class Questions:
         """
         conversation = list(messages)
         for left in range(self._repairs, -1, -1):
-            answer = await self._asker.answer(step, conversation)
+            answer = await self._asker.reply(step, conversation)
             self._got[answer.key] = answer
             text = without_thought(answer.text)
             try:

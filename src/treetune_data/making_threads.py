@@ -19,8 +19,8 @@ from treetune_data.asking import Asker, Ledger, OutOfBudget, Questions
 from treetune_data.parallel_solutions import make_parallel
 from treetune_data.pipelines import MakeThreads
 from treetune_data.thread_blocks import Rule
+from treetune_domains.endpoints.asking import AnswerJournal
 from treetune_domains.endpoints.client import SECRET_CHARACTERS, Client, EndpointError, Unanswered
-from treetune_domains.endpoints.journal import AnswerJournal
 
 NOT_ALL = 1
 """The exit code where solutions are left that the endpoint didn't answer."""

@@ -22,12 +22,12 @@ from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
 from treetune_domains.endpoints.client import Client, EndpointError, Refused, Unanswered
 from treetune_domains.endpoints.settings import Message, Place
-from treetune_domains.graders.judge import JudgeGrader, JudgeModel, asks_the_run
-from treetune_domains.graders.judging import ServedModel
+from treetune_domains.graders.judge import JudgeGrader, RunningJudge, asks_the_run
+from treetune_domains.runs import JudgeModel
 
 
 @contextmanager
-def judge_server(session: Session) -> Iterator[ServedModel | None]:
+def judge_server(session: Session) -> Iterator[RunningJudge | None]:
     """The server starts in the background: whoever asks first waits for it. None where there is no such
     model. Collective.
     """
@@ -62,7 +62,7 @@ def judge_server(session: Session) -> Iterator[ServedModel | None]:
         shutil.rmtree(rendezvous, ignore_errors=True)
 
 
-def served(settings: JudgeModel, servers: Sequence[Server]) -> ServedModel:
+def served(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
     """The judge behind these servers, which are alike."""
     turns = itertools.count()
 
@@ -81,7 +81,7 @@ def served(settings: JudgeModel, servers: Sequence[Server]) -> ServedModel:
         for one in servers:
             one.succeeded()
 
-    judge = ServedModel(
+    judge = RunningJudge(
         asking=settings,
         place=place,
         name=MODEL_NAME,
@@ -92,7 +92,7 @@ def served(settings: JudgeModel, servers: Sequence[Server]) -> ServedModel:
     return replace(judge, refuse_unusable=partial(refuse_dumb, judge))
 
 
-def refuse_dumb(judge: ServedModel, task: Task, problems: Sequence[Problem]) -> None:
+def refuse_dumb(judge: RunningJudge, task: Task, problems: Sequence[Problem]) -> None:
     """Asks the judge about one empty answer. Raises ValueError where it can't be asked: a model without a
     chat template, or one whose tokenizer has no tokens for the prompt, is otherwise found after a rollout."""
     asked = ((problem, part) for problem in problems for part in task.grader.of(problem).parts())

@@ -23,7 +23,7 @@ from treetune_data.parallel_solutions import (
     sentences,
 )
 from treetune_data.thread_blocks import Block, Rule, cut, json_list, ranges, saved_characters
-from treetune_domains.endpoints.journal import Answer, AnswerJournal
+from treetune_domains.endpoints.asking import Answer, AnswerJournal
 from treetune_domains.endpoints.settings import EndpointSettings
 from treetune_threads.format import faults, text_segments, without_threads
 

@@ -25,7 +25,6 @@ from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import PolicyIteration
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune_domains.endpoints.settings import EndpointSettings
-from treetune_domains.graders import judging
 from treetune_domains.graders.judge import JudgeGrader
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +143,7 @@ def test_a_judge_that_is_killed_and_comes_back_in_time_costs_nothing(judge: Stru
 def test_what_a_judge_that_fails_for_a_while_did_not_judge_is_left_out_and_told(
     judge: Struck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(judging, "PROBE_S", 0.2)
+    monkeypatch.setattr("treetune_domains.graders.judge.PROBE_S", 0.2)
 
     def strike() -> None:
         judge.kill() if how == "killed" else judge.mood.write_text(how)

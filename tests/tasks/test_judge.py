@@ -19,9 +19,7 @@ from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.endpoints.settings import Asking, EndpointSettings, Place, Prices
-from treetune_domains.graders import judging
-from treetune_domains.graders.judge import JudgeGrader
-from treetune_domains.graders.judging import ServedModel
+from treetune_domains.graders.judge import JudgeGrader, RunningJudge
 
 PROBLEM = Problem(id="test/0", prompt="What is 3 + 4?", gold="7")
 KEY = "sk-judge-0123456789abcdef"
@@ -121,7 +119,7 @@ def test_a_judge_that_is_back_in_time_costs_nothing(judge: StandIn, caplog: pyte
     judge.reply = lambda body, key: next(replies, None) or usual(body, key)  # type: ignore[method-assign]
     (grade,), counts = grades(grader(judge, endpoint={"retries": 3}), "It is 7")
     assert (grade.reward, counts["judge/failed_attempts"]) == (1.0, 2.0)
-    first, last = [record.getMessage() for record in caplog.records if "judging" in record.name]
+    first, last = [record.getMessage() for record in caplog.records if "graders.judge" in record.name]
     assert "the judge gives no answer" in first
     assert "HTTP 503" in first
     assert "the judge answers, after 2 failures" in last
@@ -155,7 +153,7 @@ def test_nobody_is_kept_waiting_for_a_judge_that_is_down_and_it_is_noticed_when_
         assert len(judge.asked) == 3
         assert "the judge is down" in (lost[-1].message or "")
         judge.mood = "well"
-        monkeypatch.setattr(judging, "PROBE_S", 0.0)
+        monkeypatch.setattr("treetune_domains.graders.judge.PROBE_S", 0.0)
         assert pool.grade_many([("0 7", PROBLEM), ("1 7", PROBLEM)])[-1].reward == 1.0
 
 
@@ -238,7 +236,7 @@ def test_a_judge_that_nobody_serves_is_refused() -> None:
 def test_a_judge_that_the_run_serves_is_asked_where_it_is_just_now(judge: StandIn) -> None:
     places = iter(["http://127.0.0.1:9/v1", judge.base_url])
     told: list[str] = []
-    served = ServedModel(
+    served = RunningJudge(
         asking=Asking(retries=1, backoff=0.05, timeout=30.0),
         place=lambda: Place(next(places), "its key"),
         name="policy",
@@ -252,7 +250,7 @@ def test_a_judge_that_the_run_serves_is_asked_where_it_is_just_now(judge: StandI
 
 def test_whoever_serves_a_judge_is_told_once_that_it_is_down() -> None:
     told: list[str] = []
-    served = ServedModel(
+    served = RunningJudge(
         asking=Asking(retries=0, give_up_after=2, timeout=30.0, concurrency=1),
         place=lambda: Place("http://127.0.0.1:9/v1"),
         name="policy",
