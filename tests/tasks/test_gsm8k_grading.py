@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.numbers import read_number
-from treetune.tasks.graders.numeric import Gsm8kExact, Gsm8kLenientSubstring, Numeric
+from treetune.tasks.graders.numeric import Gsm8kExact, Gsm8kLenientSubstring, Numeric, read_number
 from treetune.tasks.rows import Gsm8k
 from treetune.vocabulary import Grade, Problem
 

@@ -14,7 +14,7 @@ from annotated_types import Ge, Lt, MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import THINK_END, after_thought, last_box
-from treetune.tasks.graders.numbers import LONGEST, Number, read_number
+from treetune.tasks.graders.numeric import LONGEST, Number, read_number
 from treetune.vocabulary import Grade, Problem
 
 MOST_ANSWERS = 50

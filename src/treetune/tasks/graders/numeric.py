@@ -1,19 +1,22 @@
-"""Graders of GSM8K: by value, and as published code compares."""
+"""Graders of numbers, as GSM8K has them: by value, and as published code compares.
+
+Numbers are read as people write them: with separators, currencies, percent, units, as fractions.
+"""
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import boxes
-from treetune.tasks.graders.numbers import denied, read_number
+from treetune.tasks.graders.extraction import THINK_END, boxes
 from treetune.vocabulary import Grade, Problem
-
-THINK_END = "</think>"
 
 _ANY_NUMBER = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?)(?:[eE][-+]?\d+)?")
 _SEPARATED = re.compile(r"-?[$€£]?\d[\d,]*(?:\.\d+)?%?")
@@ -26,34 +29,40 @@ class Numeric(Grader):
     ``1080 eggs``, ``2160/2``. Where either is no number, they must be the same text.
 
     The answer is the first line with text after the last `marker`; the gold may have the marker
-    (a worked solution) or not. What the number is not (``not 72``) is no answer. Without an answer in the
-    response, the outcome is ``no_answer``, or with `without_marker` the answer is the response's last
-    number (``last_number``) or what stands in its last ``\\boxed{…}`` (``boxed``).
-
-    With `think_end` (``</think>``), a model thinks up to there and answers behind it: what it thought is
-    no answer. Where a response doesn't have it, all of it counts, or with `require_think_end` none.
+    (a worked solution) or not. What the number is not (``not 72``) is no answer.
     """
 
     marker: Annotated[str, MinLen(1)] = "####"
+    """The text before an answer."""
     without_marker: Literal["no_answer", "last_number", "boxed"] = "no_answer"
+    """The answer of a response without the marker: none, its last number, or the content of its last
+    ``\\boxed{…}``."""
     think_end: Annotated[str, MinLen(1)] | None = None
+    """The text (``</think>``) up to which a model thinks: thoughts are no answer."""
     require_think_end: bool = False
+    """A response without `think_end` gives no answer; else all of it counts."""
 
     def __post_init__(self) -> None:
         if self.require_think_end and self.think_end is None:
             raise ValueError("require_think_end needs think_end, the text that ends a thought: '</think>'")
 
     def grade(self, response: str, problem: Problem) -> Grade:
-        if self._said_aloud(response) is None:
+        if self._after_thought(response) is None:
             return Grade(reward=0.0, outcome="no_answer", message=f"no {self.think_end} in it")
         return super().grade(response, problem)
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        said_aloud = self._said_aloud(response)
-        if said_aloud is None:
+        text = self._after_thought(response)
+        if text is None:
             return None
-        found = after_marker(said_aloud, self.marker) or self._without_marker(said_aloud)
-        return None if found is None or denied(found) else found
+        answer = after_marker(text, self.marker)
+        if not answer and self.without_marker == "last_number":
+            numbers = _SEPARATED.findall(text)
+            answer = numbers[-1].rstrip(",") if numbers else None
+        elif not answer and self.without_marker == "boxed":
+            found = boxes(text)
+            answer = found[-1][2].strip() or None if found else None
+        return None if answer is None or denied(answer) else answer
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = after_marker(problem.gold, self.marker)
@@ -64,33 +73,24 @@ class Numeric(Grader):
             return Grade(reward=float(same), outcome="ok", extracted=extracted)
         return Grade(reward=float(given.equals(meant)), outcome="ok", extracted=str(given))
 
-    def _said_aloud(self, response: str) -> str | None:
+    def _after_thought(self, response: str) -> str | None:
         if self.think_end is None:
             return response
         _, found, answer = response.rpartition(self.think_end)
         return answer if found or not self.require_think_end else None
 
-    def _without_marker(self, answer: str) -> str | None:
-        if self.without_marker == "last_number":
-            numbers = _SEPARATED.findall(answer)
-            return numbers[-1].rstrip(",") if numbers else None
-        if self.without_marker == "boxed":
-            found = boxes(answer)
-            return found[-1][2].strip() or None if found else None
-        return None
-
 
 @Grader.register("gsm8k_exact")
 @dataclass(frozen=True, kw_only=True)
 class Gsm8kExact(Grader):
-    """The verdicts of the VinePPO paper's code on GSM8K, for numbers that can be compared with its.
+    """Gives the verdicts of the VinePPO paper's code on GSM8K, for numbers that can be compared with its.
 
     The text after the last ``####``, without commas, must be the gold's, letter by letter. Commas
-    of the gold stay, so that the 14 test problems with one cannot be solved; 18.0 is not 18. With
-    `original_format` off, the answer is the response's last number.
+    of the gold stay, so that the 14 test problems with one cannot be solved; 18.0 is not 18.
     """
 
     original_format: bool = True
+    """Reads the answer after ``####``; else it is the response's last number."""
 
     def extract(self, response: str, problem: Problem) -> str | None:
         if self.original_format:
@@ -107,7 +107,7 @@ class Gsm8kExact(Grader):
 @Grader.register("gsm8k_lenient_substring")
 @dataclass(frozen=True, kw_only=True)
 class Gsm8kLenientSubstring(Grader):
-    """The verdicts of the Exploring Paths code on GSM8K, for numbers that can be compared with its.
+    """Gives the verdicts of the Exploring Paths code on GSM8K, for numbers that can be compared with its.
 
     The answer is the rest of the line behind the first ``####``, looked for after the first ``</think>``
     where there is one, else in the whole response. Right is what holds the gold's text anywhere: for a
@@ -127,8 +127,166 @@ class Gsm8kLenientSubstring(Grader):
 
 
 def after_marker(text: str, marker: str) -> str | None:
-    """The first line with text after the last marker, stripped; None if there is none."""
+    """Returns the first line with text after the last marker, stripped; None if there is none."""
     _, found, rest = text.rpartition(marker)
     if not found:
         return None
     return next((line for line in map(str.strip, rest.split("\n")) if line), None)
+
+
+# Numbers as people write them
+
+LONGEST = 2000
+"""Characters of an answer that are looked at, and digits of a number: beyond it nothing is one.
+
+It bounds the time of arithmetic on what a model wrote; answers in data sets have under 20 digits.
+"""
+
+LARGEST_EXPONENT = 1000
+
+_SAME = str.maketrans({
+    "−": "-", "–": "-", "﹣": "-", "－": "-", "＋": "+", "．": ".", "，": ",", "٫": ".", "٬": ",", "％": "%",
+    "／": "/", "⁄": "/", "＝": "=", "＄": "$", "’": "'", "×": "*", "\u00a0": " ", "\u202f": " ",
+    "\u2009": " ",
+})  # fmt: skip
+
+_CURRENCY = "$€£¥₹₩₽¢"
+
+_LATEX: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (re.compile(r"\\[dtc]?frac\s?\{([^{}]{1,50})\}\s?\{([^{}]{1,50})\}"), r" \1/\2 "),
+    (re.compile(r"\\[dtc]?frac\s?(\d)\s?(\d)"), r" \1/\2 "),
+    (re.compile(r"\\(?:text|mathrm|mbox|textbf|mathbf|boxed|fbox)\s?\{"), " "),
+    (re.compile(r"\{,\}|(?<=,)\\!"), lambda match: "," if match[0] == "{,}" else ""),
+    (re.compile(r"\\[$%]"), lambda match: match[0][1]),
+    (re.compile(r"\^\s?\{?\s?(?:\\circ|°)\s?\}?"), "°"),
+    (re.compile(r"\\[,;:! ()\[\]]|~|\\(?:left|right|quad|displaystyle)\b"), " "),
+    (re.compile(r"\\approx"), "="),
+]
+
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?:,\d{2})+,\d{3}|\d{1,3}(?:'\d{3})+|\d{1,3}(?: \d{3})+(?![\d/])|\d+)"
+_NUMBER = re.compile(
+    rf"(?P<mixed>\d+) +(?P<above>\d+) ?/ ?(?P<below>\d+)"
+    rf"|(?P<top>{_WHOLE}) ?/ ?(?P<bottom>{_WHOLE})"
+    rf"|(?P<decimal>(?:{_WHOLE}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
+)
+_BEFORE = re.compile(r"(?:[^\d+*/^<>≠≤≥]*[^\d+*/^<>≠≤≥\w.,'-])?")
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|neither|nor|cannot|(?:any(?:thing)?|other|less|more|rather) (?:but|than))\b|n't\b"
+    r"|!=|≠|\\neq?\b)[^\d]*\d|\d[^\d]*\b(?:is|was|are)(?: not\b|n't\b| (?:wrong|incorrect|false)\b)",
+    re.IGNORECASE,
+)
+_AFTER = re.compile(r"[^\d+*^<>=]*")
+_UNIT_POWER = re.compile(r"(?<=[^\W\d_])(?:\s?\}?\s?(?:\^\s?\{?\s?[23]\s?\}?|[²³])|[23](?!\d))")
+_SCALE = re.compile(r"\s?(?:(hundred|thousand|million|billion|trillion)s?\b|([kK])(?![^\W_]))")
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A value as it was written, and whether a percent sign stood behind it (50 % is 50 and percent)."""
+
+    value: Fraction
+    percent: bool = False
+
+    def __str__(self) -> str:
+        return exactly(self.value) + ("%" if self.percent else "")
+
+    def equals(self, other: Number) -> bool:
+        """Compares by value. A percent sign on one side only is a unit, or a hundredth: both readings are
+        right."""
+        if self.value == other.value or self.percent == other.percent:
+            return self.value == other.value
+        plain, percent = (other, self) if self.percent else (self, other)
+        return plain.value == percent.value / 100
+
+
+def exactly(value: Fraction) -> str:
+    """Writes a decimal where there is one that ends, else a fraction."""
+    below = value.denominator
+    twos = fives = 0
+    while below % 2 == 0:
+        below, twos = below // 2, twos + 1
+    while below % 5 == 0:
+        below, fives = below // 5, fives + 1
+    places = max(twos, fives)
+    if below != 1 or places > 50:
+        return f"{value.numerator}/{value.denominator}"
+    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
+    whole = f"{digits[:-places]}.{digits[-places:]}" if places else digits
+    return f"-{whole}" if value < 0 else whole
+
+
+def denied(text: str) -> bool:
+    """Returns whether a text says what a number is not: ``not 72``, ``x != 72``, ``72 is wrong``."""
+    return _DENIED.search(text[:LONGEST].replace("’", "'")) is not None
+
+
+def read_number(text: str) -> Number | None:
+    """Reads the one number in a short text; None where it has none, several, or says what it is not.
+
+    Raises nothing, whatever the text, and takes time linear in it.
+    """
+    text = _plain(text.strip())
+    if len(text) > LONGEST or denied(text) or "\\" in text:  # what is left of LaTeX says more than a number
+        return None
+    _, equals, right = text.rpartition("=")  # 9 * 2 = 18 says 18
+    if equals:
+        text = right
+    match = _NUMBER.search(text)
+    if match is None:
+        return None
+    before, after = text[: match.start()], text[match.end() :]
+    power = _UNIT_POWER.search(after)
+    if power is not None:
+        after = after[: power.start()] + after[power.end() :]
+    before = before.rstrip(f" \t({_CURRENCY}")
+    negative = before.endswith("-") or re.search(r"\b(?:minus|negative)$", before.lower()) is not None
+    before = before[:-1] if before.endswith(("-", "+")) else text[: match.start()]
+    if not _BEFORE.fullmatch(before) or not _AFTER.fullmatch(after):
+        return None
+    if re.match(r"[,.'/:-]\d|\s?/\s?$|-\s?$|\s?[!(^]|[⁰¹²³⁴-⁹]", after):
+        return None
+    value = _value(match)
+    if value is None:
+        return None
+    if scale := _SCALE.match(after):
+        value *= 10 ** (3 if scale[2] else _SCALES[scale[1]])
+    percent = re.match(r"\s?(?:%|percent\b|per cent\b)", after) is not None
+    return Number(-value if negative else value, percent)
+
+
+def _plain(text: str) -> str:
+    """Returns the text in ASCII digits and signs, without LaTeX's dress."""
+    if len(text) > LONGEST:
+        return text
+    text = text.translate(_SAME)
+    if not text.isascii():
+        text = "".join(map(_character, text))
+    if "\\" in text or "{,}" in text:
+        for pattern, into in _LATEX:
+            text = pattern.sub(into, text)
+        text = text.replace("{", " ").replace("}", " ")
+    # "$18$" is a formula; "$18" is money. Both are the number.
+    return text.strip(' \t*_`"').rstrip(" .;,!$*_`)")
+
+
+def _character(character: str) -> str:
+    if (digit := unicodedata.decimal(character, None)) is not None:
+        return str(digit)
+    if unicodedata.decomposition(character).startswith("<fraction>"):
+        return " " + unicodedata.normalize("NFKC", character).replace("⁄", "/") + " "
+    return character
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    if match["mixed"]:
+        below = int(match["below"])
+        return int(match["mixed"]) + Fraction(int(match["above"]), below) if below else None
+    if match["top"]:
+        top, bottom = (int(re.sub(r"[^\d]", "", match[name])) for name in ("top", "bottom"))
+        return Fraction(top, bottom) if bottom else None
+    decimal, _, exponent = match["decimal"].lower().partition("e")
+    if exponent and (len(exponent) > 5 or abs(int(exponent)) > LARGEST_EXPONENT):
+        return None
+    whole, _, fraction = re.sub(r"[, ']", "", decimal).partition(".")
+    return Fraction(int(whole + fraction or "0"), 10 ** len(fraction)) * Fraction(10) ** int(exponent or 0)
