@@ -38,7 +38,7 @@ from treetune.vocabulary import Problem  # noqa: E402
 from treetune_domains.graders.code import Code  # noqa: E402
 from treetune_domains.sandbox.base import Limits, Outcome  # noqa: E402
 from treetune_domains.sandbox.bubblewrap import Bubblewrap, uids_of_programs  # noqa: E402
-from treetune_domains.sandbox.usage import descendants, usage_of  # noqa: E402
+from treetune_domains.sandbox.program import descendants, usage_of  # noqa: E402
 
 SPARE_S = 2.0
 """What a busy machine may add to a deadline until everything is killed and its end noted."""

@@ -10,7 +10,7 @@ import pytest
 from tests.support.hostile_programs import COUNT, HostileProgram, Trap, hostile_programs
 from treetune_domains.sandbox.base import Limits
 from treetune_domains.sandbox.bubblewrap import Bubblewrap, Started, uids_of_programs
-from treetune_domains.sandbox.usage import descendants
+from treetune_domains.sandbox.program import descendants
 
 SAMPLE = [one for one in hostile_programs(seed=11) if one.kind != "forging"][:30]
 """A sample; tests/endurance/hostile_programs.py runs them all."""
@@ -36,7 +36,7 @@ def test_a_hostile_program_gets_nothing(sandbox: Bubblewrap, program: HostilePro
 
 
 def test_a_trap_notices_what_a_program_without_a_sandbox_gets(tmp_path: Path) -> None:
-    from treetune_domains.sandbox.unsafe_local import UnsafeLocal
+    from treetune_domains.sandbox.program import UnsafeLocal
 
     with Trap(tmp_path).set() as trap:
         for code in ("print(open('$SECRET').read())", "open('$OUTSIDE/file', 'w')", "print('ESCAPED: x')"):

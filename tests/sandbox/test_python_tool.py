@@ -8,8 +8,8 @@ import pytest
 
 from treetune_domains.sandbox.base import Limits
 from treetune_domains.sandbox.bubblewrap import Bubblewrap
+from treetune_domains.sandbox.program import UnsafeLocal
 from treetune_domains.sandbox.python_tool import PythonSession, PythonTool
-from treetune_domains.sandbox.unsafe_local import UnsafeLocal
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from treetune.vocabulary import Problem
 from treetune_domains.graders.code import Code
 from treetune_domains.sandbox.base import Limits, SandboxUnavailable
 from treetune_domains.sandbox.fusion import SandboxFusion
-from treetune_domains.sandbox.unsafe_local import UnsafeLocal
+from treetune_domains.sandbox.program import UnsafeLocal
 
 
 class Server(ThreadingHTTPServer):

@@ -13,6 +13,7 @@ import annotated_types
 import pytest
 
 import treetune
+import treetune_domains
 from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 NOBODY = 65534
@@ -54,7 +55,7 @@ def test_the_sandbox_holds_for_a_user_too(sandbox: Bubblewrap, folder: Path) -> 
     )
     if version.stdout != b"True\n":
         pytest.skip(f"needs a {PYTHON} of 3.11 or later, that any user can run")
-    for package in (treetune, annotated_types):
+    for package in (treetune, treetune_domains, annotated_types):
         assert package.__file__ is not None
         source = Path(package.__file__).parent
         shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))

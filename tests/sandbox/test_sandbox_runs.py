@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from treetune_domains.sandbox.base import Limits, Outcome, SandboxUnavailable
-from treetune_domains.sandbox.bubblewrap import Bubblewrap
-from treetune_domains.sandbox.choice import choose
-from treetune_domains.sandbox.unsafe_local import UnsafeLocal
+from treetune_domains.sandbox.bubblewrap import Bubblewrap, choose
+from treetune_domains.sandbox.program import UnsafeLocal
 
 ORDINARY = {
     "reads its input": ("print(sum(map(int, input().split())))", "1 2 3\n", "6\n"),

@@ -200,9 +200,9 @@ DEADLINE_SHARE = 0.9
 
 @dataclass(frozen=True)
 class RunningJudge:
-    """The language model that the run serves to judge answers: how it is asked, where it is (which may wait for it), and what
-    it is called there. `identity` says which model it is; `failed`, with a place, and `succeeded` are
-    called with what comes of requests."""
+    """The language model that the run serves to judge answers: how it is asked, where it is (which may
+    wait for it), and what it is called there. `identity` says which model it is; `failed`, with a place,
+    and `succeeded` are called with what comes of requests."""
 
     asking: Asking
     place: Callable[[], Place]

@@ -15,32 +15,34 @@ from annotated_types import Ge
 
 from treetune_domains.sandbox.base import KilledBy, Limits, Sandbox
 from treetune_domains.sandbox.bubblewrap import Bubblewrap, Started
-from treetune_domains.sandbox.follow import LOOK_SECONDS, passed
 from treetune_domains.sandbox.inside import source
+from treetune_domains.sandbox.program import LOOK_SECONDS, passed
 
 _LINE_BYTES = 64
 """More than the line before an answer and the line about what was left out of it have."""
 
 _CPU_SHARE = 20
-"""What a session's processor time is, in deadlines of one call: threads may go on between calls."""
+"""The processor time of a session, in deadlines of one call: threads may go on between calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PythonTool:
-    """Runs a model's code and gives the text that it is answered with: what the code printed, the value of
-    its last line where that is an expression, or the traceback. `limits` hold for each call. Of a longer text
-    the beginning and the end are kept, `most_bytes` in all.
+    """Runs a model's code and returns the text that it is answered with: what the code printed, the value of
+    its last line where that is an expression, or the traceback.
 
         >>> PythonTool(sandbox=choose()).run("x = 6\\nx * 7")
         '42\\n'
     """
 
     sandbox: Sandbox = field(default_factory=Bubblewrap)
+    """The sandbox that runs the code."""
     limits: Limits = field(default_factory=lambda: Limits(seconds=5.0))
+    """Limits of each call."""
     most_bytes: Annotated[int, Ge(100)] = 4000
+    """Bytes that are kept of a longer text, its beginning and its end."""
 
     def run(self, code: str) -> str:
-        """In a sandbox of its own: nothing stays from call to call. Raises SandboxUnavailable."""
+        """Runs it in a sandbox of its own: nothing stays from call to call. Raises SandboxUnavailable."""
         outcome = self.sandbox.run(self._console(), stdin=_framed(code).decode(), limits=self.limits)
         if outcome.killed_by is not None:
             return _stopped(outcome.killed_by, self.limits)
@@ -48,7 +50,8 @@ class PythonTool:
         return text[: self.most_bytes + _LINE_BYTES] if outcome.stdout else _ENDED
 
     def session(self) -> PythonSession:
-        """One sandbox for many calls, in which names stay defined. Close it, or use it in a `with` statement.
+        """Returns one sandbox for many calls, in which names stay defined. Close it, or use it in a `with`
+        statement.
 
         Raises ValueError where the sandbox is another than bubblewrap.
         """
@@ -77,7 +80,7 @@ class PythonSession:
         self._started: Started | None = None
 
     def run(self, code: str) -> str:
-        """What `code` printed, and the value of its last line. Raises SandboxUnavailable."""
+        """Returns what `code` printed, and the value of its last line. Raises SandboxUnavailable."""
         limits = self._tool.limits
         if self._started is None:
             all_calls = replace(limits, cpu_seconds=limits.seconds * _CPU_SHARE)
@@ -85,14 +88,14 @@ class PythonSession:
                 self._sandbox, self._tool._console(), {}, all_calls, stdin=subprocess.PIPE
             )
         try:
-            answer = self._ask(self._started, _framed(code))
+            text, killed_by = self._ask(self._started, _framed(code))
         except BaseException:
             self.close()
             raise
-        if isinstance(answer, str):
-            return answer
+        if text is not None:
+            return text
         self.close()
-        return _stopped(answer.killed_by, limits) if answer.killed_by else _ENDED
+        return _stopped(killed_by, limits) if killed_by else _ENDED
 
     def close(self) -> None:
         """Ends the console and all that it started. Safe to call twice."""
@@ -114,7 +117,8 @@ class PythonSession:
     ) -> None:
         self.close()
 
-    def _ask(self, started: Started, request: bytes) -> str | _NoAnswer:
+    def _ask(self, started: Started, request: bytes) -> tuple[str | None, KilledBy | None]:
+        """Returns the answer, or None and the limit that was passed, if it was one."""
         limits, most = self._tool.limits, self._tool.most_bytes + _LINE_BYTES
         assert started.process.stdin is not None
         assert started.process.stdout is not None
@@ -122,7 +126,7 @@ class PythonSession:
         os.set_blocking(to, False)
         os.set_blocking(answers, False)
         begin = time.monotonic()
-        told = bytearray()
+        answered = bytearray()
         with selectors.DefaultSelector() as selector:
             selector.register(answers, selectors.EVENT_READ)
             selector.register(to, selectors.EVENT_WRITE)
@@ -133,28 +137,23 @@ class PythonSession:
                         try:
                             request = request[os.write(to, request) :]
                         except BrokenPipeError:
-                            return _NoAnswer(None)
+                            return None, None
                         if not request:
                             selector.unregister(to)
                     else:
                         data = os.read(answers, 1 << 16)
-                        told += data
-                        if not data or len(told) > most + _LINE_BYTES:
-                            return _NoAnswer(None)
-                text = _answer_in(told)
+                        answered += data
+                        if not data or len(answered) > most + _LINE_BYTES:
+                            return None, None
+                text = _answer_in(answered)
                 if text is not None:
-                    return text
+                    return text, None
                 now = time.monotonic()
                 if now >= look:
                     killed_by = passed(limits, now - begin, started.usage())
                     if killed_by is not None:
-                        return _NoAnswer(killed_by)
+                        return None, killed_by
                     look = min(now + LOOK_SECONDS, begin + limits.seconds)
-
-
-@dataclass(frozen=True)
-class _NoAnswer:
-    killed_by: KilledBy | None
 
 
 _ENDED = "[the code ended the interpreter]\n"
@@ -165,9 +164,10 @@ def _framed(code: str) -> bytes:
     return b"%d\n%b" % (len(given), given)
 
 
-def _answer_in(told: bytearray) -> str | None:
-    """The text of a whole answer; None as long as some is missing, or for what is no answer at all."""
-    length, line, text = bytes(told).partition(b"\n")
+def _answer_in(data: bytearray) -> str | None:
+    """Returns the text of a whole answer; None as long as some is missing, or for what is no answer at
+    all."""
+    length, line, text = bytes(data).partition(b"\n")
     if not line or not length.isdigit() or len(text) < int(length[:9]):
         return None
     return text.decode(errors="replace")
