@@ -67,7 +67,7 @@ def served(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
     turns = itertools.count()
 
     def place() -> Place:
-        """Of the servers that are there, each in its turn; where none is, the first that comes."""
+        """Returns the servers that are there, each in its turn; where none is, the first that comes."""
         while not (there := [address for one in servers if (address := one.now()) is not None]):
             time.sleep(POLL_S)
         return _place(there[next(turns) % len(there)])

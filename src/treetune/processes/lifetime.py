@@ -86,7 +86,7 @@ def _command(pid: int) -> str:
 
 
 def end_with_launcher() -> None:
-    """From here on, this process ends when its launcher does, however that happens."""
+    """Has this process end when its launcher does, however that happens."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     launcher = launcher_processes()
     if _is_left_behind(launcher):

@@ -56,7 +56,7 @@ class AnswerJournal:
             return None
 
     def add(self, answer: Answer) -> None:
-        """From here a killed process doesn't lose it."""
+        """Writes it down: from here a killed process doesn't lose it."""
         if self._journal is None:
             self._memory[answer.key] = answer
         else:

@@ -40,7 +40,7 @@ class EndpointError(RuntimeError):
 
 
 class Unanswered(Exception):
-    """One request came to nothing, after all its attempts; others may not."""
+    """A request came to nothing, after all its attempts; others may not."""
 
 
 class Refused(Unanswered):
@@ -185,7 +185,7 @@ class _Again(Exception):
 
 
 def _safe(text: str, place: Place) -> str:
-    """Without the key: endpoints like to quote it."""
+    """Removes the key: endpoints like to quote it."""
     return text.replace(place.key, "***") if place.key and len(place.key) >= SECRET_CHARACTERS else text
 
 
@@ -194,12 +194,12 @@ def _count(value: Any) -> int | None:
 
 
 def _seconds(value: str | None) -> float:
-    """Of a Retry-After; its other form, a date, is not worth a clock that agrees with ours."""
+    """Reads a Retry-After; its other form, a date, is not worth a clock that agrees with ours."""
     return float(value) if value is not None and value.strip().isdigit() else 0.0
 
 
 def _proxy_for(base_url: str) -> str | None:
-    """The environment's proxy, and none for this machine."""
+    """Returns the environment's proxy, and none for this machine."""
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     try:

@@ -15,15 +15,8 @@ Message = tuple[Literal["system", "user", "assistant"], str]
 """Who says it, and what. A conversation ends with the user's."""
 
 _OURS = (
-    "model",
-    "messages",
-    "prompt",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "stop",
-    "stream",
-    "n",
+    *("model", "messages", "prompt", "max_tokens", "max_completion_tokens"),
+    *("temperature", "stop", "stream", "n"),
 )
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 """Names as people choose them. Keys have small letters, hyphens, or both."""
@@ -49,7 +42,8 @@ class Prices:
 
 @dataclass(frozen=True)
 class Place:
-    """Where to send a request, and the key that goes with it. `key_of` says where the key came from."""
+    """The address to which a request is sent, and the key that goes with it. `key_of` says where the key
+    came from."""
 
     url: str
     key: str | None = field(default=None, repr=False)
@@ -58,35 +52,40 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """How a language model behind an OpenAI-compatible API is asked, wherever it is.
+    """Settings of requests to a language model behind an OpenAI-compatible API, wherever it is.
 
-    `api` is ``chat`` (/chat/completions) or ``completions`` (/completions, for models without a chat
-    template: the conversation becomes one text). `temperature` null leaves it to the endpoint;
-    `max_tokens` bounds an answer, thought included, and is sent under `max_tokens_key`. `extra` goes into
-    every request as it is.
-
-    At most `concurrency` requests are in flight, each for `timeout` s. A request that meets HTTP 429, 5xx,
-    a broken connection, silence or what is no answer is sent up to `retries` times more, after `backoff` s,
-    twice that, and so on, or after what the endpoint asks for. When `give_up_after` requests in a row have
-    come to nothing, the endpoint counts as down: a pipeline stops, a run goes on without its judge.
+    A request that meets HTTP 429, 5xx, a broken connection, silence or what is no answer is sent again.
     """
 
     api: Literal["chat", "completions"] = "chat"
+    """The path /chat/completions, or /completions for models without a chat template: the conversation
+    becomes one text."""
     concurrency: Annotated[int, Gt(0)] = 16
+    """Requests in flight at most."""
     timeout: Annotated[float, Gt(0)] = 900.0
+    """Seconds for one request."""
     retries: Annotated[int, Ge(0)] = 5
+    """How often a request that failed is sent again."""
     backoff: Annotated[float, Gt(0)] = 2.0
+    """Seconds before the first retry, twice as many before the next, and so on, or as many as the endpoint
+    asks for."""
     give_up_after: Annotated[int, Gt(0)] = 8
+    """When so many requests in a row have come to nothing, the endpoint counts as down: a pipeline stops,
+    a run goes on without its judge."""
     temperature: Annotated[float, Ge(0)] | None = None
+    """The sampling temperature; null leaves it to the endpoint."""
     max_tokens: Annotated[int, Gt(0)] = 16384
+    """Tokens of an answer at most, thought included."""
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """The name under which `max_tokens` is sent."""
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Further entries of every request, sent as they are."""
 
     def __post_init__(self) -> None:
         check_extra("extra", self.extra)
 
     def question(self, model: str, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
-        """The request that asks `model` for the next message."""
+        """Writes the request that asks `model` for the next message."""
         body: dict[str, Any] = {"model": model, self.max_tokens_key: self.max_tokens}
         if self.temperature is not None:
             body["temperature"] = self.temperature
@@ -106,14 +105,15 @@ class Asking:
 class EndpointSettings(Asking):
     """An OpenAI-compatible endpoint.
 
-    `base_url` ends where the API's own paths begin, mostly with ``/v1``. The key is read from the
-    environment variable called `api_key_variable`, and written nowhere; without a name none is sent.
+    The key is read from the environment, and written nowhere.
     """
 
     base_url: Annotated[str, MinLen(1)]
+    """The address, up to where the API's own paths begin, mostly with ``/v1``."""
     model: Annotated[str, MinLen(1)]
     """The model's name there."""
     api_key_variable: Annotated[str, MinLen(1)] | None = None
+    """The environment variable with the key; null: none is sent."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,7 +138,7 @@ class EndpointSettings(Asking):
             )
 
     def key(self) -> str | None:
-        """The key from the environment. Raises ValueError, which doesn't show it."""
+        """Returns the key from the environment. Raises ValueError, which doesn't show it."""
         name = self.api_key_variable
         if name is None:
             return None
@@ -153,7 +153,7 @@ class EndpointSettings(Asking):
         return value
 
     def body(self, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
-        """The request that asks for the next message."""
+        """Writes the request that asks for the next message."""
         return self.question(self.model, messages, extra)
 
     @property
@@ -161,27 +161,27 @@ class EndpointSettings(Asking):
         return self.url_below(self.base_url)
 
     def unreachable(self, seconds: float = 1.0) -> str | None:
-        """Why nothing can be sent there now, as far as a connection says, which may take so long; None where
-        it is taken. Nothing is asked."""
+        """Says why nothing can be sent there now, as far as a connection says, which may take so long;
+        None where it is taken. Nothing is asked."""
         import socket
         import threading
 
         parts = urlsplit(self.base_url)
-        place = parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]
-        found: list[str | None] = []
+        address = parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]
+        results: list[str | None] = []
 
         def look() -> None:
             try:
-                socket.create_connection(place, seconds).close()
-                found.append(None)
+                socket.create_connection(address, seconds).close()
+                results.append(None)
             except OSError as error:
-                found.append(error.strerror or str(error))
+                results.append(error.strerror or str(error))
 
         # A name that nobody knows can take the resolver longer than any timeout of a connection.
         looking = threading.Thread(target=look, daemon=True)
         looking.start()
         looking.join(seconds)
-        return found[0] if found else f"no connection within {seconds:g} s"
+        return results[0] if results else f"no connection within {seconds:g} s"
 
     def place(self) -> Place:
         """Raises ValueError as `key` does."""

@@ -39,7 +39,7 @@ Check = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Instruction:
-    """One of IFEval's, such as ``length_constraints:number_words``, with its arguments."""
+    """An instruction of IFEval, such as ``length_constraints:number_words``, with its arguments."""
 
     id: str
     arguments: Mapping[str, Any]
@@ -52,20 +52,19 @@ class InstructionFollowing(Grader):
     lm-eval library see it: so many words, a title, no commas, in German.
 
     The instructions are under ``instruction_id_list`` and ``kwargs``, as in the published rows: in the gold,
-    as JSON, or in the problem's own fields. What stands behind the last `think_end` is checked. With
-    `strict` off an instruction is also followed where the text without its first line, its last, or
-    asterisks follows it.
-
-    `score` says what is earned where some are followed: nothing (``all``), or their share (``share``). The
-    share is among the grade's numbers as ``instructions``. A text of no language follows no instruction on
-    language.
+    as JSON, or in the problem's own fields. The share of instructions that are followed is among the grade's
+    numbers as ``instructions``. A text of no language follows no instruction on language.
 
     Two instructions need data of nltk, which isn't in any package: see `missing`.
     """
 
     strict: bool = True
+    """Checks the text as it is; else an instruction is also followed where the text without its first
+    line, its last, or asterisks follows it."""
     score: Literal["all", "share"] = "all"
+    """The reward where some instructions are followed: nothing, or their share."""
     think_end: Annotated[str, MinLen(1)] = THINK_END
+    """The text that ends a thought."""
 
     def missing(self) -> Sequence[str]:
         if absent := missing_extras("the grader instruction_following", "lm_eval", "nltk", "langdetect"):
@@ -110,7 +109,7 @@ def read_instructions(problem: Problem) -> Sequence[Instruction]:
 
 
 def _variants(text: str) -> Iterator[str]:
-    """The eight texts that IFEval's loose accuracy tries."""
+    """Yields the eight texts that IFEval's loose accuracy tries."""
     lines = text.split("\n")
     for part in (lines, lines[1:], lines[:-1], lines[1:-1]):
         yield "\n".join(part).strip()
@@ -134,7 +133,7 @@ def _follows(instruction: Instruction, text: str) -> bool:
         # In place of a sign such as ! the library would count a letter that it draws.
         count = text.count(str(given["letter"]))
         return bool(count < given["let_frequency"]) is (given["let_relation"] == "less than")
-    with _settled_chance():
+    with _fixed_draws():
         check.build_description(**given)
         try:
             return bool(check.check_following(text))
@@ -152,7 +151,7 @@ def _has_language(text: str) -> bool:
 
 
 @contextmanager
-def _settled_chance() -> Iterator[None]:
+def _fixed_draws() -> Iterator[None]:
     """The library draws an argument where it doesn't like the given one; the same one every time, then."""
     state = random.getstate()
     random.seed(0)
@@ -164,7 +163,7 @@ def _settled_chance() -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _library() -> Mapping[str, Any]:
-    """The library's class for each instruction.
+    """Returns the library's class for each instruction.
 
     Its modules of IFEval alone are imported: the package around them wants a dozen more packages, and that
     they fetch data from the network as they are imported is kept from them.

@@ -13,11 +13,11 @@ from treetune.tasks.graders.extraction import THINK_END, after_thought, boxes
 from treetune.vocabulary import Grade, Problem
 
 _DRESS = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’]")
-_TOLD = re.compile(
+_ANSWER_IS = re.compile(
     r"(?:\b(?:answer|choice|option)\b[ \t*_]*(?:(?:is|(?:would|must|should) be)\b|[:=]|\n)"
     r"|\bI (?:choose|pick|select)\b)"
     r"[ \t*_:]*(?:(?:therefore|thus|hence|clearly)\b[ \t*_:]*)?(?:\n[ \t*_]*)?"
-    r"(?:(?:option|choice|answer|the letter)\b[ \t*_:]*)?(?=(?P<said>[^\n]{0,200}))"
+    r"(?:(?:option|choice|answer|the letter)\b[ \t*_:]*)?(?=(?P<text>[^\n]{0,200}))"
     r"|\b(?:option|choice|answer) \(?(?P<named>[A-Z])\)? is (?:the )?(?:correct|right|best)\b",
     re.IGNORECASE,
 )
@@ -50,33 +50,34 @@ class MultipleChoice(Grader):
     r"""Right is a response that chooses the gold's letter. Nothing is ever guessed: a response without a
     choice has the outcome ``no_answer``, and so has one that names several letters at once.
 
-    The choice stands in a ``\boxed{…}`` or behind "answer is", "Answer:", "Final answer:" or the like, after
-    the last `think_end`; of several the last one counts, also on one line. It is a letter alone in either
-    case (``b``, ``(B)``, ``**B.**``, ``\text{B}``), or a capital with its option (``B) Paris``,
+    The choice stands in a ``\boxed{…}`` or behind "answer is", "Answer:", "Final answer:" or the like,
+    after the last `think_end`; of several the last one counts, also on one line. It is a letter alone in
+    either case (``b``, ``(B)``, ``**B.**``, ``\text{B}``), or a capital with its option (``B) Paris``,
     ``(B) Paris``, ``B: Paris``). A letter within a word is no choice, nor is the first word of ``A dog``.
-    Two that are joined (``B or C``, ``(B), maybe (C)``, ``B. Wait, C``) are none.
-
-    Letters beyond the first `options` are no choices either. The gold is a letter, written in these ways.
+    Two that are joined (``B or C``, ``(B), maybe (C)``, ``B. Wait, C``) are none. The gold is a letter,
+    written in these ways.
     """
 
     options: Annotated[int, Le(26)] = 10
+    """Letters beyond the first so many are no choices."""
     think_end: Annotated[str, MinLen(1)] = THINK_END
+    """The text that ends a thought."""
 
     isolation: ClassVar[Isolation] = "inline"
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        said = after_thought(response, self.think_end)
+        answer = after_thought(response, self.think_end)
         stated: list[tuple[int, str | None, str]] = []
-        for start, end, content in boxes(said):
+        for start, end, content in boxes(answer):
             letter, rest = self._letter(content)
-            stated.append((start, letter, rest + said[end : end + 200].partition("\n")[0]))
-        for told in _TOLD.finditer(said):
-            if told["named"]:
-                letter, rest = self._letter(told["named"])[0], said[told.end() : told.end() + 200]
+            stated.append((start, letter, rest + answer[end : end + 200].partition("\n")[0]))
+        for match in _ANSWER_IS.finditer(answer):
+            if match["named"]:
+                letter, rest = self._letter(match["named"])[0], answer[match.end() : match.end() + 200]
             else:
-                letter, rest = self._letter(told["said"])
-            if letter or told["named"] or _SAYS.search(told["said"]):
-                stated.append((told.start(), letter, rest.partition("\n")[0]))
+                letter, rest = self._letter(match["text"])
+            if letter or match["named"] or _SAYS.search(match["text"]):
+                stated.append((match.start(), letter, rest.partition("\n")[0]))
         stated.sort(key=lambda one: one[0])
         if not stated:
             return None
@@ -86,7 +87,9 @@ class MultipleChoice(Grader):
             return None
         before, other, _ = stated[-2] if len(stated) > 1 else stated[-1]
         return (
-            letter if other == letter or not _JOINED.search(said[max(before, start - 200) : start]) else None
+            letter
+            if other == letter or not _JOINED.search(answer[max(before, start - 200) : start])
+            else None
         )
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
@@ -96,7 +99,7 @@ class MultipleChoice(Grader):
         return Grade(reward=float(extracted == gold), outcome="ok")
 
     def _letter(self, text: str) -> tuple[str | None, str]:
-        """The letter that a text chooses at its beginning, and what follows it."""
+        """Returns the letter that a text chooses at its beginning, and what follows it."""
         text = " ".join(_DRESS.sub("", text[:2000]).split())
         found = _ALONE.fullmatch(text)
         label = _LABEL.match(text) if found is None else None

@@ -25,19 +25,22 @@ _TUPLE, _PAIRS, _FRACTION = "(tuple)", "(pairs)", "(fraction)"
 @Grader.register("reasoning_gym")
 @dataclass(frozen=True, kw_only=True)
 class ReasoningGymGrader(Grader):
-    """What the library's scorer of the problem's data set says, from 0 to 1; 1 is correct.
+    """Gives the score of the library's scorer of the problem's data set, from 0 to 1; 1 is correct.
 
     The answer stands between the last `opening` and the `closing` behind it, across newlines, and
-    without the spaces around it. With `unclosed` it is what follows the last `opening`, up to a
-    `closing` if there is one: for answers that a stop string ends, which graders don't see.
+    without the spaces around it.
 
     An empty answer is ``no_answer``, also where a scorer would give it a hundredth. Where a scorer
     raises on what an answer says, the answer is wrong, and the message says what was raised.
     """
 
     opening: Annotated[str, MinLen(1)] = ANSWER
+    """The tag before an answer."""
     closing: Annotated[str, MinLen(1)] = ANSWER_END
+    """The tag behind it."""
     unclosed: bool = False
+    """Takes what follows the last `opening`, up to a `closing` if there is one: for answers that a stop
+    string ends, which graders don't see."""
 
     def prepare(self) -> None:
         _library()
@@ -58,7 +61,7 @@ class ReasoningGymGrader(Grader):
 
 
 def packed(value: Any) -> str:
-    """As one text, from which `unpacked` makes the same: what a scorer compares with is not only JSON.
+    """Packs a value into one text, from which `unpacked` makes the same: scorers compare with more than JSON.
 
     Beside JSON's these are tuples, objects with other keys than texts, and fractions. Raises TypeError for
     anything else.
@@ -96,14 +99,16 @@ def _unmarked(value: dict[str, Any]) -> Any:
 
 @lru_cache(maxsize=64)
 def _data_set(name: str, config: str) -> Any:
-    """The library's object whose scorer it is, with the problems' settings: some scorers look at them."""
+    """Makes the library's object whose scorer it is, with the problems' settings: some scorers look at
+    them."""
     data_sets = _library().factory.DATASETS
     kind, of_settings = data_sets[name]
     return kind(config=of_settings(**as_settings(of_settings, unpacked(config))))
 
 
 def as_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for a data set's settings, with texts made into enumerations where the settings have these.
+    """Returns values for a data set's settings, with texts made into enumerations where the settings have
+    these.
 
     Raises ValueError for a text that such an enumeration doesn't have.
     """

@@ -31,17 +31,19 @@ class TableGrader(Grader):
     between ``|``, in any order. The gold is written in the same way, or is a JSON list.
 
     Numbers are compared by value, whatever separators, currencies and units are written with them (see
-    `numeric`): whole ones exactly, others to within `tolerance` of the gold. ``12 %`` is 0.12. A hundred
-    times the gold, or a hundredth, is wrong; with `percent` ``asked``, where the question speaks of percent
-    and one of the two has no sign, they are right: a table often leaves it out. Ratios such as ``3:2`` are
-    fractions.
+    `numeric`): whole ones exactly, others to within `tolerance` of the gold. ``12 %`` is 0.12. Ratios such as
+    ``3:2`` are fractions.
 
     Other answers are compared as texts, in any case. Nothing is evaluated.
     """
 
     tolerance: Annotated[float, Ge(0), Lt(0.1)] = 1e-3
+    """Relative, of numbers that are not whole."""
     percent: Literal["written", "asked"] = "written"
+    """A hundred times the gold, or a hundredth, is wrong; with ``asked``, where the question speaks of
+    percent and one of the two has no sign, it is right: a table often leaves it out."""
     think_end: Annotated[str, MinLen(1)] = THINK_END
+    """The text that ends a thought."""
 
     isolation: ClassVar[Isolation] = "inline"
 
@@ -57,7 +59,7 @@ class TableGrader(Grader):
         # Which answer is which gold: few enough for a simple matching along alternating paths.
         taken: dict[int, int] = {}
         alike = [
-            [place for place, gold in enumerate(golds) if self._same(one, gold, hundredths)] for one in given
+            [index for index, gold in enumerate(golds) if self._same(one, gold, hundredths)] for one in given
         ]
         right = sum(_matched(number, alike, taken, set()) for number in range(len(given)))
         return Grade(reward=float(right == len(golds)), outcome="ok", numbers={"answers": right / len(golds)})
@@ -81,12 +83,12 @@ class TableGrader(Grader):
 
 
 def _matched(number: int, alike: Sequence[Sequence[int]], taken: dict[int, int], seen: set[int]) -> bool:
-    """Whether this answer gets a gold of its own, others moving to another gold where they can."""
-    for place in alike[number]:
-        if place not in seen:
-            seen.add(place)
-            if place not in taken or _matched(taken[place], alike, taken, seen):
-                taken[place] = number
+    """Returns whether this answer gets a gold of its own, others moving to another gold where they can."""
+    for gold in alike[number]:
+        if gold not in seen:
+            seen.add(gold)
+            if gold not in taken or _matched(taken[gold], alike, taken, seen):
+                taken[gold] = number
                 return True
     return False
 
@@ -98,20 +100,18 @@ def _value(number: Number) -> Fraction:
 @lru_cache(maxsize=1024)
 def gold_answers(gold: str) -> Sequence[str]:
     """Raises ValueError for a gold without an answer."""
-    found: Sequence[str] = ()
     if gold.lstrip().startswith("["):
-        listed = json.loads(gold)
-        found = [_plain(one if isinstance(one, str) else json.dumps(one)) for one in listed]
+        answers = [_plain(one if isinstance(one, str) else json.dumps(one)) for one in json.loads(gold)]
     else:
-        found = split_answers(gold, None)
-    if not any(found) or len(found) > MOST_ANSWERS:
+        answers = split_answers(gold, None)
+    if not any(answers) or len(answers) > MOST_ANSWERS:
         raise ValueError(f"the gold {gold[:100]!r} holds no answer, or more than {MOST_ANSWERS}")
-    return tuple(found)
+    return tuple(answers)
 
 
-def split_answers(text: str, expected: int | None) -> Sequence[str]:
-    """The answers in a box. Where several are expected and there is no ``|``, commas and "and" part them, if
-    that gives as many as expected."""
+def split_answers(text: str, expected: int | None) -> list[str]:
+    """Splits the answers in a box. Where several are expected and there is no ``|``, commas and "and" part
+    them, if that gives as many as expected."""
     parts = [one for part in re.split(r"\||\\mid\b|\\vert\b", text) if (one := _plain(part))]
     if expected is not None and expected > 1 and len(parts) == 1:
         by_commas = [one for part in _COMMAS.split(text) if (one := _plain(part))]
@@ -127,7 +127,7 @@ def _plain(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def read_answer(text: str) -> Number | None:
-    """The number that an answer says; a ratio is a fraction."""
+    """Reads the number of an answer; a ratio is a fraction."""
     if re.fullmatch(r"\s*\d{1,15}(?:\.\d{1,15})?\s*:\s*\d{1,15}(?:\.\d{1,15})?\s*", text):
         one, other = (Fraction(part.strip()) for part in text.split(":"))
         return Number(one / other) if other else None

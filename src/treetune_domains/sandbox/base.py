@@ -21,7 +21,7 @@ class SandboxUnavailable(Unavailable):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a program may use. A program that takes more is killed, with all that it started."""
+    """The resources that a program may use. A program that takes more is killed, with all that it started."""
 
     seconds: Annotated[float, Gt(0)] = 10.0
     """Wall time from its start."""
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a program ended. `exit` is its exit status, negative for the signal that ended it; None where the
+    """The end of a program. `exit` is its exit status, negative for the signal that ended it; None where the
     sandbox killed it, and `killed_by` then says at which limit. `seconds` is the wall time of all of it."""
 
     stdout: str
@@ -58,13 +58,13 @@ class Outcome:
 class Sandbox(Registrable):
     """Runs Python programs. Sub-classes are frozen dataclasses, picklable, and safe to use from threads.
 
-    What `run` is called with and what it returns is the same for all of them; what each of them keeps a
-    program from doing is said in its own docstring.
+    Arguments and results of `run` are the same for all of them; the docstring of each says from what it
+    keeps a program.
     """
 
     isolation: ClassVar[Literal["process", "service"]] = "process"
-    """Where graders that use it are called: in worker processes, a program each at a time, or in threads that
-    wait for a server."""
+    """The place where graders that use it are called: in worker processes, a program each at a time, or in
+    threads that wait for a server."""
 
     @property
     def concurrency(self) -> int:
@@ -72,7 +72,8 @@ class Sandbox(Registrable):
         return 1
 
     def missing(self) -> Sequence[str]:
-        """What keeps it from working here, each with the remedy; found by a trial run, not by a guess."""
+        """Names what keeps it from working here, each with the remedy; found by a trial run, not by a
+        guess."""
         raise NotImplementedError
 
     def run(

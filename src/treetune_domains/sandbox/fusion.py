@@ -33,8 +33,8 @@ class SandboxFusion(Sandbox):
     work. One that fails is left alone for a while, and its program goes to another; where all fail, `rounds`
     times, the answer stays without a verdict.
 
-    What holds a program there is the server's matter: its memory, disk and network, and whether programs of
-    one request can look into each other.
+    The limits of a program there are the server's matter: its memory, disk and network, and whether
+    programs of one request can look into each other.
     """
 
     addresses: Annotated[tuple[str, ...], MinLen(1)]
@@ -102,7 +102,7 @@ class SandboxFusion(Sandbox):
 
 @dataclass
 class _Servers:
-    """What this process has at work at each address, and which have failed lately."""
+    """The programs that this process has at work at each address, and the addresses that failed lately."""
 
     busy: dict[str, int] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class _Servers:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, addresses: Sequence[str]) -> str:
-        """The one to ask: not one that failed lately if there is another, then the least busy."""
+        """Chooses the address to ask: not one that failed lately if there is another, then the least busy."""
         with self.lock:
             now = time.monotonic()
             address = min(

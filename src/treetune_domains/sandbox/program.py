@@ -292,10 +292,12 @@ def _take(descriptor: int, text: bytearray, most: int, once: bool = False) -> bo
 @Sandbox.register("unsafe_local")
 @dataclass(frozen=True, kw_only=True)
 class UnsafeLocal(Sandbox):
-    """No sandbox: programs run as you, see your files and your network, and can harm whatever you can.
+    """Runs programs without a sandbox: they run as you, see your files and your network, and can harm
+    whatever you can.
 
     The limits hold as far as they do without a namespace: deadline, memory, output, open files, size of a
-    file. A program that wants to outlives them. For programs that you trust, on machines that you can lose.
+    file. A program that wants to outlives them. For programs that you trust, on machines that you can
+    lose.
     """
 
     def missing(self) -> Sequence[str]:

@@ -40,7 +40,7 @@ class Service(Protocol):
         """Calls at a time."""
 
     def grade(self, response: str, problem: Problem) -> Grade:
-        """As `Grader.grade`; called from several threads."""
+        """Grades as `Grader.grade` does; called from several threads."""
 
     def counted(self) -> Counts:
         """Returns what it has done since this was last asked."""
@@ -114,16 +114,16 @@ class Grader(Registrable):
 
     @property
     def best(self) -> float:
-        """The most that an answer can earn."""
+        """Returns the most that an answer can earn."""
         return 1.0
 
     def of(self, problem: Problem) -> Grader:
-        """The grader of this problem: itself, or the one that a routed grader has for it; always the same
-        object for the same problem."""
+        """Returns the grader of this problem: itself, or the one that a routed grader has for it; always
+        the same object for the same problem."""
         return self
 
     def parts(self) -> Sequence[Grader]:
-        """All that `of` may give."""
+        """Returns all that `of` may give."""
         return (self,)
 
     def serve(self, context: ServiceContext, grade_by: GradeBy) -> Service | None:

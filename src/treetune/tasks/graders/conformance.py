@@ -1,4 +1,4 @@
-"""What every grader has to stand, ours and a user's: `conformance` with a few cases of your own.
+"""A trial that every grader has to stand, ours and a user's: `conformance` with a few cases of your own.
 
 def test_my_grader() -> None:
     conformance(MyGrader(), [Case(Problem("1", "2 + 2?", gold="4"), right=["#4"], wrong=["#5"])])
@@ -160,7 +160,7 @@ def _endless(case: Case) -> Iterator[str]:
 
 
 def _is_pure(grader: Grader, pool: GraderPool, case: Case) -> Iterator[str]:
-    """Where an extractor and a verdict are told apart, they say what the whole grade says."""
+    """Yields differences between extractor and verdict, where a grader has both, and the whole grade."""
     own = grader.of(case.problem)
     if type(own).extract is Grader.extract:
         return

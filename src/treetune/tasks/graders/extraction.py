@@ -40,16 +40,16 @@ class NoValue(ValueError):
 
 
 def after_thought(response: str, think_end: str = THINK_END) -> str:
-    """What stands behind the last `think_end`; all of it where there is none."""
+    """Returns the text behind the last `think_end`; all of it where there is none."""
     return response.rpartition(think_end)[2]
 
 
 def last_between(
     text: str, opening: str = ANSWER, closing: str = ANSWER_END, *, unclosed: bool = False
 ) -> str | None:
-    """What stands between the last `closing` and the last `opening` before it, stripped, on however many
-    lines. With `unclosed`: what follows the last `opening`, up to a `closing` if there is one. None
-    where nothing stands there."""
+    """Returns what stands between the last `closing` and the last `opening` before it, stripped, on
+    however many lines. With `unclosed`: what follows the last `opening`, up to a `closing` if there is
+    one. None where nothing stands there."""
     if unclosed:
         _, opened, rest = text.rpartition(opening)
         return rest.partition(closing)[0].strip() or None if opened else None
@@ -59,8 +59,8 @@ def last_between(
 
 
 def fenced_blocks(text: str, *languages: str) -> list[str]:
-    """The contents of all closed code blocks between lines of three backticks, from the first to the last;
-    of those with one of these `languages` behind the backticks alone, where any are named."""
+    """Returns the contents of all closed code blocks between lines of three backticks, from the first to
+    the last; of those with one of these `languages` behind the backticks alone, where any are named."""
     blocks: list[str] = []
     begun: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
@@ -77,8 +77,8 @@ def fenced_blocks(text: str, *languages: str) -> list[str]:
 
 
 def last_box(text: str) -> str | None:
-    r"""What stands in the last ``\boxed{…}`` or ``\fbox{…}`` whose brace is closed; of a box that holds
-    nothing but a box, what stands in that one. None where it is empty."""
+    r"""Returns the content of the last ``\boxed{…}`` or ``\fbox{…}`` whose brace is closed; of a box that
+    holds nothing but a box, what stands in that one. None where it is empty."""
     found = boxes(text)
     if not found:
         return None
@@ -90,7 +90,7 @@ def last_box(text: str) -> str | None:
 
 
 def read_value(text: str) -> Any:
-    """The JSON value or Python literal that all of the text is.
+    """Reads the JSON value or Python literal that all of the text is.
 
     Raises NoValue for any other text, for one over `LONGEST_VALUE`, for one nested deeper than
     `DEEPEST_VALUE`, and for strings over several lines, which JSON doesn't have.
@@ -113,8 +113,8 @@ def read_value(text: str) -> Any:
 
 
 def values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
-    """The text and value of everything in `brackets` (their opening signs) that is a whole value, from the
-    last to the first. What stands within another pair of `brackets` is part of that one."""
+    """Yields the text and value of everything in `brackets` (their opening signs) that is a whole value,
+    from the last to the first. What stands within another pair of `brackets` is part of that one."""
     for start, end in reversed(_outermost(text, brackets)):
         try:
             yield text[start:end], read_value(text[start:end])
@@ -123,7 +123,7 @@ def values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
 
 
 def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
-    """Where the outermost balanced pairs of these brackets begin and end, from left to right.
+    """Returns where the outermost balanced pairs of these brackets begin and end, from left to right.
 
     One pass. Quotes count within brackets alone and up to the end of their line, so that an
     apostrophe in a sentence hides little. A bracket that closes another kind ends all that is open.
@@ -155,15 +155,15 @@ def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
 
 
 def _end_of_line(text: str, position: int, quote: str) -> int:
-    """Where to go on behind a quote that isn't closed on its line: behind it, with no other like it to
-    come before the line ends. (Each of a line's quotes would else look for its end anew.)"""
+    """Returns where to go on behind a quote that isn't closed on its line: behind it, with no other like
+    it to come before the line ends. (Each of a line's quotes would else look for its end anew.)"""
     end = text.find("\n", position)
     end = len(text) if end < 0 else end
     return position if text.find(quote, position, end) < 0 else end
 
 
 def _depth(text: str) -> int:
-    """How deep brackets stand in brackets outside of strings."""
+    """Returns how deep brackets stand in brackets outside of strings."""
     deepest = depth = 0
     for found in _NESTING.finditer(text):
         if sign := found["sign"]:

@@ -79,7 +79,7 @@ async def _awaited(found: Awaitable[Any]) -> Any:
 
 
 def _call(function: Callable[..., Any], response: str, problem: Problem) -> tuple[tuple, dict[str, Any]]:
-    """What a reward function is called with, by position and by name."""
+    """Returns the arguments of a reward function, by position and by name."""
     parameters = list(inspect.signature(function).parameters)
     if {"data_source", "solution_str", "ground_truth"} <= set(parameters):
         source = problem.data.get("data_source", problem.domain)

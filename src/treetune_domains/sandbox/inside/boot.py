@@ -51,7 +51,7 @@ def _be_the_program(code: str, path: list[str]) -> None:
 
 
 def _look_after_the_rest() -> None:
-    """As the first process of a namespace: waits for the program and whoever loses its parent, and ends with
+    """Waits, as the first process of a namespace, for the program and whoever loses its parent, and ends with
     the program; then the kernel ends all others. What returns is the program's process."""
     program = os.fork()
     if program == 0:

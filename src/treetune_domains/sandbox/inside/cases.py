@@ -127,8 +127,8 @@ def _status_of(program: "CodeType") -> int:
 
 
 def _end(status: int) -> None:
-    """What Python does before it ends, and no more: taking a copy of an interpreter apart, object by object,
-    would cost more than most programs."""
+    """Does what Python does before it ends, and no more: taking a copy of an interpreter apart, object by
+    object, would cost more than most programs."""
     if "threading" in sys.modules:
         sys.modules["threading"]._shutdown()
     atexit._run_exitfuncs()

@@ -42,7 +42,7 @@ def _run(code: str, names: dict[str, object]) -> None:
 
 
 def _printed(log: int) -> bytes:
-    """What stands in the log: all of it, or its beginning and its end."""
+    """Returns the text of the log: all of it, or its beginning and its end."""
     size = os.fstat(log).st_size
     if size <= MOST:
         return os.pread(log, size, 0)

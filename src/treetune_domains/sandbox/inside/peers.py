@@ -1,4 +1,4 @@
-"""What the process of an answer and the process of its tests say to each other.
+"""The messages between the process of an answer and the process of its tests.
 
 Data goes by value and comes out as plain data: a list is a list, whatever the other side says. What is no
 data stays where it is, and the other side has a `Remote` for it. The tests may do with the answer's objects
@@ -102,8 +102,9 @@ def _forward(operation: str) -> Callable[..., Any]:
 
 
 def _forward_among_remotes(operation: str) -> Callable[..., Any]:
-    """As with `__eq__`: a number that is less than everything would pass ``abs(f(x) - 3) < 1e-6``. With data
-    an object may be added or multiplied to give another object, and to give nothing else."""
+    """Forwards among remotes alone, as `__eq__` does: a number that is less than everything would pass
+    ``abs(f(x) - 3) < 1e-6``. With data an object may be added or multiplied to give another object, and to
+    give nothing else."""
 
     def method(self: Remote, other: Any) -> Any:
         among = isinstance(other, Remote)
@@ -143,7 +144,7 @@ class Peer:
         self.printed = io.StringIO()
 
     def ask(self, operation: str, *args: Any, **named: Any) -> Any:
-        """What an operation of the other process gives. What it raises is raised here."""
+        """Returns the result of an operation of the other process, or raises what it raises."""
         with self._turn:
             self.send("ask", operation, self.encode([list(args), [list(one) for one in named.items()]]))
             while (message := self.receive())[0] == "ask":

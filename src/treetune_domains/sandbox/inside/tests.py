@@ -68,7 +68,8 @@ def _classes(names: dict[str, Any]) -> dict[str, type]:
 
 
 class Answer:
-    """What tests import as the module `solution`. The answer's code begins when they first use it."""
+    """The object that tests import as the module `solution`. The answer's code begins when they first use
+    it."""
 
     def __init__(self, peer: Peer, tests: ast.AST) -> None:
         self._peer, self._tests = peer, tests
@@ -95,10 +96,11 @@ class Answer:
         return self._names
 
     def meant(self) -> dict[str, Any]:
-        """What the tests mean by names that they don't say the owner of. The answer's are those that stand in
-        the tests, or else it could be what Python's libraries look for (`load_tests`). Functions and modules
-        of Python's (`abs`, `math.isclose`) are Python's, or else it could say how it is judged; but one if
-        the answer has one function that is called like one of them, and no other, that is what is tested."""
+        """Returns what the tests mean by names whose owner they don't say. The answer's are those that
+        stand in the tests, or else it could be what Python's libraries look for (`load_tests`). Functions
+        and modules of Python's (`abs`, `math.isclose`) are Python's, or else it could say how it is
+        judged; but one if the answer has one function that is called like one of them, and no other, that
+        is what is tested."""
         nodes = list(ast.walk(self._tests))
         builtins = set(dir(sys.modules["builtins"]))
         quoted = " ".join(str(one.value) for one in nodes if isinstance(one, ast.Constant))
@@ -123,7 +125,7 @@ class Failed(Exception):
 
 
 class Report:
-    """What is told outside: how many tests there are, and of each whether it passed."""
+    """The report to the outside: how many tests there are, and of each whether it passed."""
 
     def __init__(self, descriptor: int, seconds: float) -> None:
         self._descriptor, self._seconds = descriptor, seconds
