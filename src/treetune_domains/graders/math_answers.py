@@ -118,7 +118,11 @@ def read_answer(text: str, depth: int = 0) -> Answer:
         text = "(-\\infty, \\infty)"
     matrix = _MATRIX.fullmatch(text.strip("()[] ") if "matrix" in text else text)
     if matrix is not None:
-        return _matrix(matrix, depth)
+        rows = [row for row in re.split(r"\\\\(?:\[[^\]]{0,12}\])?|\\cr", matrix[2]) if row.strip(" \\hline")]
+        if len(rows) > MOST_PARTS or matrix[1] in ("v", "V"):
+            return Scalar(matrix[0])  # a determinant or a norm, not a matrix
+        cells = [split_at_top(row, ("&",)) for row in rows]
+        return Matrix(tuple(tuple(read_answer(cell, depth + 1) for cell in row) for row in cells))
     if (number := _NUMBER_IN_TEXT.fullmatch(text)) is not None:
         text = number[1].strip(" .,") + (f"\\text{{{number[2]}}}" if number[2] else "")
     text = _RATIO.sub(":", text)
@@ -195,29 +199,16 @@ def _brackets(text: str) -> tuple[str, str, str]:
         return "{", "}", text[2:-2]
     if text.startswith("\\langle") and text.endswith("\\rangle"):
         return "(", ")", text[7:-7]
-    if (
-        len(text) > 2
-        and text[0] in "([]"
-        and text[-1] in ")]["
-        and not text.endswith("\\]")
-        and _one_group(text)
-    ):
-        left, right = text[0].replace("]", "("), text[-1].replace("[", ")")
-        if text[0] == "]" and text[-1] == ")":
+    if len(text) <= 2 or text[0] not in "([]" or text[-1] not in ")][" or text.endswith("\\]"):
+        return "", "", ""
+    inner, depth = text[1:-1], 0
+    for bracket in _BRACKET.finditer(inner):
+        depth += _step(bracket[0])
+        if depth < 0:  # the first bracket is closed before the last character
             return "", "", ""
-        return left, right, text[1:-1]
-    return "", "", ""
-
-
-def _one_group(text: str) -> bool:
-    """Returns whether the first bracket is closed by the last character and not before."""
-    depth = 0
-    inner = text[1:-1]
-    for found in _BRACKET.finditer(inner):
-        depth += _step(found[0])
-        if depth < 0:
-            return False
-    return depth == 0
+    if depth != 0 or (text[0] == "]" and text[-1] == ")"):
+        return "", "", ""
+    return text[0].replace("]", "("), text[-1].replace("[", ")"), inner
 
 
 _BRACKET = re.compile(r"\\[{}]|\\langle|\\rangle|\\begin\{[a-zA-Z*]+\}|\\end\{[a-zA-Z*]+\}|\\.|[()\[\]{}]")
@@ -245,17 +236,6 @@ def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
         else:
             depth += _step(found[0])
     return [*parts, text[start:]]
-
-
-def _matrix(matrix: re.Match[str], depth: int) -> Answer:
-    rows = [row for row in re.split(r"\\\\(?:\[[^\]]{0,12}\])?|\\cr", matrix[2]) if row.strip(" \\hline")]
-    if len(rows) > MOST_PARTS:
-        return Scalar(matrix[0])
-    if matrix[1] in ("v", "V"):
-        return Scalar(matrix[0])  # a determinant or a norm, not a matrix
-    return Matrix(
-        tuple(tuple(read_answer(cell, depth + 1) for cell in split_at_top(row, ("&",))) for row in rows)
-    )
 
 
 def _equation(text: str, depth: int) -> Answer | None:
@@ -357,17 +337,13 @@ def _words(text: str) -> Words | None:
         return None
     if "," in plain:
         return None if len(plain.split(",")) <= MOST_PARTS else Words(plain.lower())
-    return Words(_bare_words(plain))
+    plain = re.sub(r"[^\w\s:/-]", "", plain.lower()).strip()
+    return Words(" ".join(re.sub(r"^(?:the|a|an)\s", "", plain).split()))
 
 
 _SHORT_WORDS = {
     "one", "two", "six", "ten", "yes", "no", "odd", "even", "none", "dne", "true", "all", "red", "mon", "tue",
 }  # fmt: skip
-
-
-def _bare_words(text: str) -> str:
-    text = re.sub(r"[^\w\s:/-]", "", text.lower()).strip()
-    return " ".join(re.sub(r"^(?:the|a|an)\s", "", text).split())
 
 
 def _scalar(text: str) -> Answer:

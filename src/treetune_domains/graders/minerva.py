@@ -63,19 +63,15 @@ class Minerva(Grader):
             message = f"not read: {len(response)} characters, more than {LONGEST}"
             return Grade(reward=0.0, outcome="error", message=message)
         given = extract(response, problem.prompt)
-        gold = extract(_worked(problem), problem.prompt)
+        worked = str(problem.data.get("solution", ""))
+        worked = worked if "boxed" in worked else problem.gold
+        if "boxed" not in worked and "he answer is" not in worked:
+            worked = f"\\boxed{{{worked.strip()}}}"  # a bare answer, as it would stand in a solution
+        gold = extract(worked, problem.prompt)
         if not given:
             return Grade(reward=0.0, outcome="no_answer")
         correct = lists_agree(given, gold)
         return Grade(reward=float(correct), outcome="ok", extracted=", ".join(given))
-
-
-def _worked(problem: Problem) -> str:
-    solution = str(problem.data.get("solution", ""))
-    text = solution if "boxed" in solution else problem.gold
-    if "boxed" in text or "he answer is" in text:
-        return text
-    return f"\\boxed{{{text.strip()}}}"  # a bare answer, as it would stand in a solution
 
 
 # The text of an answer
@@ -142,8 +138,13 @@ def _parts(text: str) -> list[str]:
     _, start, rest = text.partition("final answer is $")
     if start and "$. I hope" in rest:
         return [rest.partition("$. I hope")[0]]
-    if "boxed" in text:
-        return _boxes(text)
+    if "boxed" in text:  # one that isn't closed, or has no brace at once, holds nothing
+        pairs, contents = braces(text), []
+        for box in list(re.finditer(r"boxed\{", text))[-MOST_BOXES:]:
+            if (end := pairs.get(box.end() - 1)) is not None:
+                percent = "%" if text[end + 1 : end + 2] == "%" else ""
+                contents.append(text[box.end() : end] + percent)
+        return contents
     _, told, rest = text.rpartition("he answer is")
     if told:
         return [rest]
@@ -152,18 +153,6 @@ def _parts(text: str) -> list[str]:
         return [outputs[-1]]
     numbers = _LAST_NUMBER.findall(text.replace(",", ""))
     return numbers[-1:]
-
-
-def _boxes(text: str) -> list[str]:
-    """Returns the content of each box; a box that isn't closed, or has no brace at once, holds nothing."""
-    contents = []
-    pairs = braces(text)
-    for piece in list(re.finditer(r"boxed\{", text))[-MOST_BOXES:]:
-        end = pairs.get(piece.end() - 1)
-        if end is not None:
-            percent = "%" if text[end + 1 : end + 2] == "%" else ""
-            contents.append(text[piece.end() : end] + percent)
-    return contents
 
 
 def normalised(text: str) -> str:
@@ -181,7 +170,7 @@ def normalised(text: str) -> str:
         text = "0" + text
     text = _ROOT.sub(r"\\\1{\2}", text)
     text = text.replace(" ", "")
-    text = _FRAC.sub(_completed, text)
+    text = _FRAC.sub(lambda m: r"\frac" + "".join(f"{{{m[i]}}}" for i in (1, 2, 3) if m[i]), text)
     match = _SLASH.fullmatch(text)
     if match:
         text = rf"\frac{{{match[1]}}}{{{match[2]}}}"
@@ -192,12 +181,6 @@ def _applied(rules: list[tuple[str, str]], text: str) -> str:
     for pattern, into in rules:
         text = re.sub(pattern, into, text).strip()
     return text
-
-
-def _completed(match: re.Match[str]) -> str:
-    if match["one"]:
-        return rf"\frac{{{match['one']}}}{{{match['two']}}}"
-    return rf"\frac{{{match['first']}}}"
 
 
 # Equality

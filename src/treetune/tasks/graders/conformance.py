@@ -10,7 +10,7 @@ import math
 import pickle
 import random
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -213,152 +213,84 @@ _CODE = (
 )  # fmt: skip
 
 
-def hostile_answers(seed: int, count: int) -> Iterator[tuple[str, str]]:
-    """`count` pairs of a response and a gold, the same for the same seed."""
-    generator = random.Random(seed)
-    for _ in range(count):
-        kind = generator.choice(_KINDS)
-        inner = kind(generator)
-        response = generator.choice(
-            (
-                f"\\boxed{{{inner}}}",
-                f"So the answer is {inner}",
-                f"\n#### {inner}",
-                f"$\\boxed{{{inner}}}$.\n#### {inner}",
-                inner,
-            )
-        )
-        yield response, generator.choice(GOLDS)
-
-
-def _huge_power(generator: random.Random) -> str:
-    base, exponent = generator.randint(2, 99), "9" * generator.randint(1, 30)
-    return generator.choice(
-        (
-            f"{base}^{{{exponent}}}",
-            f"{base}**{exponent}",
-            f"({base}x+1)^{{{exponent}}}",
-            f"10^{{-{exponent}}}",
-        )
-    )
-
-
-def _power_tower(generator: random.Random) -> str:
-    levels = generator.randint(2, 40)
-    return "^{".join(str(generator.randint(2, 9)) for _ in range(levels)) + "}" * generator.choice(
-        (levels - 1, 0)
-    )
-
-
-def _factorials(generator: random.Random) -> str:
-    number = generator.choice((3, 20, 1000, 10**6, 10**12))
-    return (
-        f"{'(' * 3}{number}{'!)' * 3}"
-        if generator.random() < 0.5
-        else f"{number}" + "!" * generator.randint(1, 9)
-    )
-
-
 _NESTS = (
     ("(", ")"), (r"\frac{1}{1+", "}"), (r"\sqrt{", "}"), ("{", "}"), (r"\left[", r"\right]"), ("|", "|"),
     (r"\boxed{", "}"), (r"\begin{pmatrix}", r"\end{pmatrix}"), (r"\{", r"\}"), ("-", ""), (r"\sin", ""),
     (r"\text{", "}"),
 )  # fmt: skip
-
-
-def _nested(generator: random.Random) -> str:
-    depth = generator.choice((5, 30, 300, 5000))
-    opening, closing = generator.choice(_NESTS)
-    return (
-        opening * depth
-        + str(generator.randint(0, 9))
-        + closing * (depth - generator.choice((0, 0, 1, depth)))
-    )
-
-
-def _long(generator: random.Random) -> str:
-    piece = generator.choice(
-        (
-            "7",
-            "1+",
-            "x",
-            "1,",
-            " ",
-            "a ",
-            "\\",
-            "$",
-            "{",
-            "1/",
-            "9.",
-            "\n",
-            "x=",
-            r"\pm",
-            "(",
-            "٣",
-            "∞",
-            "é",
-            "\\cup",
-            "<",
-        )
-    )
-    return piece * (100_000 // len(piece))
-
-
-def _latex_soup(generator: random.Random) -> str:
-    return "".join(
-        generator.choice(("\\" + generator.choice(_COMMANDS), generator.choice("{}^_()[]123xy,=+-&$ \\")))
-        for _ in range(generator.randint(1, 120))
-    )
-
-
-def _characters(generator: random.Random) -> str:
-    alphabet = generator.choice(
-        (
-            string.printable,
-            "0123456789.,eE+-",
-            "٠١٢٣٤٥٦٧٨٩０１２３½²₃Ⅷ",
-            "\u202e\u200b\ufeff\x07\x1b[0m",
-            "\ud800",
-            "{}\\^_",
-        )
-    )
-    return "".join(generator.choice(alphabet) for _ in range(generator.choice((1, 10, 200, 3000))))
-
-
-def _code(generator: random.Random) -> str:
-    return generator.choice(_CODE) * generator.choice((1, 1, 50))
-
-
-def _many_parts(generator: random.Random) -> str:
-    count = generator.choice((3, 60, 1000))
-    sign = generator.choice((", ", r" \cup ", "=", "<", "&", r"\\", r" \text{ or } ", "+", r"\pm"))
-    part = generator.choice(("1", "x_{n}", "(1,2)", r"\frac{a}{b}", r"\sin x"))
-    return sign.join(part for _ in range(count))
-
-
+_REPEATED = (
+    "7", "1+", "x", "1,", " ", "a ", "\\", "$", "{", "1/", "9.", "\n",
+    "x=", r"\pm", "(", "٣", "∞", "é", "\\cup", "<",
+)  # fmt: skip
+_ALPHABETS = (
+    string.printable, "0123456789.,eE+-",
+    "٠١٢٣٤٥٦٧٨٩０１２３½²₃Ⅷ", "\u202e\u200b\ufeff\x07\x1b[0m", "\ud800", "{}\\^_",
+)  # fmt: skip
 _TERMS = (
     r"\sqrt{{{a}+\sqrt{{{b}}}}}", r"\sin({a}x)\cos({b}x)", "(x+{a})^{b}", r"\frac{{x^{a}}}{{x+{b}}}",
     r"\log_{{{a}}}{{{b}}}", r"\int_0^{a} x^{b} dx", r"\sum_{{n=1}}^{{{a}}} n^{b}",
 )  # fmt: skip
-
-
-def _hard_to_simplify(generator: random.Random) -> str:
-    return "+".join(
-        generator.choice(_TERMS).format(a=generator.randint(2, 9), b=generator.randint(2, 9))
-        for _ in range(generator.randint(2, 25))
-    )
-
-
-def _decimal(generator: random.Random) -> str:
-    digits = generator.choice((10, 500, 5000))
-    number = "".join(generator.choice(string.digits) for _ in range(digits))
-    return generator.choice(
-        (f"0.{number}", f"{number}.{number}", f"1e{number[:9]}", f"{number}/{number}", f"1/{'0' * digits}")
-    )
-
-
-_KINDS: tuple[Callable[[random.Random], str], ...] = (
-    _huge_power, _power_tower, _factorials, _nested, _long, _latex_soup, _characters, _code, _many_parts,
-    _hard_to_simplify,
-    _decimal,
+_KINDS = (
+    "huge power", "power tower", "factorials", "nested", "long", "latex soup", "characters", "code",
+    "many parts", "hard to simplify", "decimal",
 )  # fmt: skip
+
+
+def hostile_answers(seed: int, count: int) -> Iterator[tuple[str, str]]:
+    """Yields `count` pairs of a response and a gold, the same for the same seed."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        inner = _hostile_text(draw.choice(_KINDS), draw)
+        whole = draw.choice(
+            ("\\boxed{%s}", "So the answer is %s", "\n#### %s", "$\\boxed{%s}$.\n#### %s", "%s")
+        )
+        yield whole.replace("%s", inner), draw.choice(GOLDS)
+
+
+def _hostile_text(kind: str, draw: random.Random) -> str:
+    match kind:
+        case "huge power":
+            base, power = draw.randint(2, 99), "9" * draw.randint(1, 30)
+            powers = f"{base}^{{{power}}}", f"{base}**{power}", f"({base}x+1)^{{{power}}}", f"10^{{-{power}}}"
+            return draw.choice(powers)
+        case "power tower":
+            levels = draw.randint(2, 40)
+            numbers = "^{".join(str(draw.randint(2, 9)) for _ in range(levels))
+            return numbers + "}" * draw.choice((levels - 1, 0))
+        case "factorials":
+            number = draw.choice((3, 20, 1000, 10**6, 10**12))
+            return f"((({number}!)!)!)" if draw.random() < 0.5 else f"{number}" + "!" * draw.randint(1, 9)
+        case "nested":
+            depth = draw.choice((5, 30, 300, 5000))
+            opening, closing = draw.choice(_NESTS)
+            digit = str(draw.randint(0, 9))
+            return opening * depth + digit + closing * (depth - draw.choice((0, 0, 1, depth)))
+        case "long":
+            piece = draw.choice(_REPEATED)
+            return piece * (100_000 // len(piece))
+        case "latex soup":
+            signs = "{}^_()[]123xy,=+-&$ \\"
+            return "".join(
+                draw.choice(("\\" + draw.choice(_COMMANDS), draw.choice(signs)))
+                for _ in range(draw.randint(1, 120))
+            )
+        case "characters":
+            alphabet = draw.choice(_ALPHABETS)
+            return "".join(draw.choice(alphabet) for _ in range(draw.choice((1, 10, 200, 3000))))
+        case "code":
+            return draw.choice(_CODE) * draw.choice((1, 1, 50))
+        case "many parts":
+            count = draw.choice((3, 60, 1000))
+            sign = draw.choice((", ", r" \cup ", "=", "<", "&", r"\\", r" \text{ or } ", "+", r"\pm"))
+            part = draw.choice(("1", "x_{n}", "(1,2)", r"\frac{a}{b}", r"\sin x"))
+            return sign.join(part for _ in range(count))
+        case "hard to simplify":
+            return "+".join(
+                draw.choice(_TERMS).format(a=draw.randint(2, 9), b=draw.randint(2, 9))
+                for _ in range(draw.randint(2, 25))
+            )
+    length = draw.choice((10, 500, 5000))
+    digits = "".join(draw.choice(string.digits) for _ in range(length))
+    return draw.choice(
+        (f"0.{digits}", f"{digits}.{digits}", f"1e{digits[:9]}", f"{digits}/{digits}", f"1/{'0' * length}")
+    )
