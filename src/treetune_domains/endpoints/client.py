@@ -99,7 +99,7 @@ class Client:
         attempts = self.settings.retries + 1
         for attempt in range(attempts):
             try:
-                place = await self._where()
+                place = self._place if isinstance(self._place, Place) else await self._where(self._place)
                 if tried is not None:
                     tried.append(place)
                 return await self._attempt(body, place)
@@ -110,21 +110,16 @@ class Client:
                 break
             wait = min(LONGEST_WAIT_S, max(wait, self.settings.backoff * 2**attempt))
             self._tell(f"{reason}; attempt {attempt + 1} of {attempts}, again in {wait:.1f} s")
-            await self._wait(wait)
+            resume = asyncio.get_running_loop().time() + wait
+            while not self._stopping() and (left := resume - asyncio.get_running_loop().time()) > 0:
+                await asyncio.sleep(min(left, 0.5))
         raise Unanswered(f"{reason} ({attempt + 1} of {attempts} attempts)")
 
-    async def _where(self) -> Place:
-        if isinstance(self._place, Place):
-            return self._place
+    async def _where(self, place: Callable[[], Place]) -> Place:
         try:
-            return await asyncio.to_thread(self._place)
+            return await asyncio.to_thread(place)
         except RuntimeError as error:
             raise _Again(str(error)) from error
-
-    async def _wait(self, seconds: float) -> None:
-        deadline = asyncio.get_running_loop().time() + seconds
-        while not self._stopping() and (left := deadline - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(min(left, 0.5))
 
     async def _attempt(self, body: Mapping[str, Any], place: Place) -> Reply:
         import aiohttp
@@ -152,8 +147,9 @@ class Client:
             whose = f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
             raise EndpointError(f"{url} answered HTTP {status}: {_FOR_ALL[status]}{whose}: {text[:SHOWN]}")
         if status in _RETRIED or status >= 500:
-            wait = _seconds(response.headers.get("Retry-After"))
-            raise _Again(f"{url}: HTTP {status}: {text[:SHOWN]}", wait)
+            # A Retry-After's other form, a date, is not worth a clock that agrees with ours.
+            wait = (response.headers.get("Retry-After") or "").strip()
+            raise _Again(f"{url}: HTTP {status}: {text[:SHOWN]}", float(wait) if wait.isdigit() else 0.0)
         if status != 200:
             raise Refused(f"{url} refused a request with HTTP {status}: {text[:SHOWN]}")
         return self._reply(text)
@@ -191,11 +187,6 @@ def _safe(text: str, place: Place) -> str:
 
 def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**8 else None
-
-
-def _seconds(value: str | None) -> float:
-    """Reads a Retry-After; its other form, a date, is not worth a clock that agrees with ours."""
-    return float(value) if value is not None and value.strip().isdigit() else 0.0
 
 
 def _proxy_for(base_url: str) -> str | None:
