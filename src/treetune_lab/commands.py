@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from treetune.cli.command import Argument, Command, built, files_of, import_own_parts, say
-from treetune.cli.experiments import experiment
+from treetune.cli.experiments import load_experiment
 
 if TYPE_CHECKING:
     from treetune.runtime.base import PolicyIteration
 
 
 def run_analyzers(options: argparse.Namespace) -> int:
-    config, root = experiment(options)
+    config, root = load_experiment(options)
     from treetune_lab.analyzers.command import run_analyzers
 
     return run_analyzers(root, config.data)

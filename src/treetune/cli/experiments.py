@@ -17,7 +17,7 @@ VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
 
 
 def run_experiment(options: argparse.Namespace) -> int:
-    config, root = experiment(options)
+    config, root = load_experiment(options)
     from treetune.runtime.commands import run
 
     return run(options.command, root, config.data, options)
@@ -30,7 +30,7 @@ def run_ranks(options: argparse.Namespace) -> int:
     in_ranks = [command.name for command in options.commands.values() if command.in_ranks]
     if options.what not in in_ranks:
         raise ValueError(f"{options.what!r} is no command that runs in ranks: {', '.join(in_ranks)} are")
-    experiment(options)
+    load_experiment(options)
     nodes = options.nodes.split(",") if options.nodes else ["localhost"]
     if not 0 <= options.node_rank < len(nodes):
         raise ValueError(f"--node_rank is {options.node_rank}, and --nodes names {len(nodes)}: count from 0")
@@ -49,7 +49,7 @@ def run_ranks(options: argparse.Namespace) -> int:
     )
 
 
-def experiment(options: argparse.Namespace) -> tuple[Config, Runtime]:
+def load_experiment(options: argparse.Namespace) -> tuple[Config, Runtime]:
     config = evaluated(options)
     root = built(config, options.command, "an experiment")
     options.log_file = log_file(config)

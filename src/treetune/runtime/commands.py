@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from treetune.contracts import BEFORE_A_RUN
@@ -59,7 +58,7 @@ def prepare_shaping(config: PolicyIteration) -> None:
 def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Trains the experiment to its end, from where it is."""
     preflight(config)
-    directory = _directory(config)
+    directory = ExperimentDirectory.of(config)
     done = directory.resumable() or 0
     if done and is_last(config, directory, done):
         prepare_shaping(config)
@@ -88,7 +87,7 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     Started several times, also on several machines, the evaluators share the work.
     """
     preflight(config)
-    directory = _directory(config)
+    directory = ExperimentDirectory.of(config)
     if not directory.checkpoints() and not directory.is_running():
         raise ValueError(f"{directory.path} has no checkpoint to evaluate: run_iteration_loop makes them")
     _require_sets(config)
@@ -152,7 +151,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
 
 def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Deletes the checkpoints that `checkpoints` in the configuration doesn't keep."""
-    directory = _directory(config)
+    directory = ExperimentDirectory.of(config)
     with directory.locked():
         deleted = tidy_checkpoints(directory, config.checkpoints.keep_every, kept_for_good(config, directory))
     kept = directory.checkpoints()
@@ -162,7 +161,7 @@ def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> N
 def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Raises ValueError where iterations are still to come: DeepSpeed's command ends with 0 when its node
     launcher was killed."""
-    directory = _directory(config)
+    directory = ExperimentDirectory.of(config)
     done = max(directory.checkpoints(), default=0)
     if not done or not is_last(config, directory, done):
         raise ValueError(
@@ -188,10 +187,6 @@ def _say_once(message: str) -> None:
     """Prints a line on the first rank, before the ranks have met."""
     if os.environ.get("RANK", "0") == "0":
         print(message)
-
-
-def _directory(config: PolicyIteration) -> ExperimentDirectory:
-    return ExperimentDirectory(Path(config.directory) / config.experiment_name)
 
 
 def _require_sets(config: PolicyIteration) -> None:

@@ -48,6 +48,10 @@ class ExperimentDirectory:
 
     path: Path
 
+    @staticmethod
+    def of(config: PolicyIteration) -> ExperimentDirectory:
+        return ExperimentDirectory(Path(config.directory) / config.experiment_name)
+
     # Where things are
 
     def iteration(self, i: int) -> Path:
@@ -268,26 +272,25 @@ def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
 
     Raises ValueError where that is gone, or from before tokens were counted.
     """
-    return [_in_iteration(directory.iteration(number)) for number in range(done)]
 
+    def metrics_of(path: Path) -> Metrics:
+        remedy = f"delete {path.parent} but for its journal/, and give the command again"
+        try:
+            return read_record(path, remedy)["metrics"]
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"{path} is gone, which says how many tokens were sampled there: put it back, or leave"
+                " stop_after out"
+            ) from error
 
-def _in_iteration(folder: Path) -> int:
-    answers = _metrics(folder / "rollout.json")
-    if SAMPLED_TOKENS not in answers:
-        raise ValueError(
-            f"{folder} was sampled by a version that did not count its tokens: leave stop_after out, or begin"
-            " again under another experiment_name"
-        )
-    return round(answers[SAMPLED_TOKENS] + _metrics(folder / "credit.json").get(VALUE_TOKENS, 0.0))
-
-
-def _metrics(path: Path) -> Metrics:
-    try:
-        return read_record(path, f"delete {path.parent} but for its journal/, and give the command again")[
-            "metrics"
-        ]
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"{path} is gone, which says how many tokens were sampled there: put it back, or leave stop_after"
-            " out"
-        ) from error
+    tokens = []
+    for folder in map(directory.iteration, range(done)):
+        answers = metrics_of(folder / "rollout.json")
+        if SAMPLED_TOKENS not in answers:
+            raise ValueError(
+                f"{folder} was sampled by a version that did not count its tokens: leave stop_after out, or"
+                " begin again under another experiment_name"
+            )
+        continuations = metrics_of(folder / "credit.json").get(VALUE_TOKENS, 0.0)
+        tokens.append(round(answers[SAMPLED_TOKENS] + continuations))
+    return tokens

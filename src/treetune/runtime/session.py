@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.contracts import RANKS_MEET
@@ -65,7 +64,7 @@ class Session:
         and one looks into it. Collective.
         """
         with contextlib.ExitStack() as stack:
-            directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
+            directory = ExperimentDirectory.of(config)
 
             def agree(meeting: Meeting) -> None:
                 for check in RANKS_MEET:

@@ -39,7 +39,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     config = root
     lifetime.exit_on_signals()
     lifetime.end_with_launcher()
-    directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
+    directory = ExperimentDirectory.of(config)
     _require(config, directory, plain)
     config.model.require()  # before anything heavy is imported
     failed: dict[str, str] = {}
