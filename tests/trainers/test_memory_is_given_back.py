@@ -13,14 +13,14 @@ from tests.trainers.helpers import critic_of, episodes, one_rank, tiny_model
 from treetune.rollouts.credit import Gae
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
-from treetune.trainers.deepspeed_model import torch_dtype, training_state, visiting, weights_of
+from treetune.trainers.deepspeed_model import training_state, visiting, weights_of
 from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 
 PAIRS = [((1, 2, 3), (4, 5)), ((6,), (7, 8, 9))]
 
 
 def made(gae: Gae | None = None, **settings: Any) -> PolicyTrainer:
-    dtype = torch_dtype(settings.get("precision", "float32"))
+    dtype = getattr(torch, settings.get("precision", "float32"))
     return PolicyTrainer(
         Trainer(objective=ClippedPolicyGradient(), learning_rate=1e-2, minibatch_size=8, **settings),
         lambda: tiny_model().to(dtype),
@@ -65,7 +65,7 @@ def test_memory_of_training_is_given_back_and_taken_again(settings: dict[str, An
         assert held >= 8 * count, "Adam's two means at least"
 
         trainer.offload()
-        assert trainer.policy.offloaded.bytes == held
+        assert trainer.policy.offloaded_bytes == held
         assert size_of(training_state(engine)) == 0
         assert trainer.score(PAIRS, 1.0) == scores
         for name, weight in weights(trainer).items():

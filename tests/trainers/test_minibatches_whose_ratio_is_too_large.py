@@ -12,7 +12,6 @@ from tests.trainers.helpers import episodes, one_rank, tiny_model
 from treetune.seeds import derived_random
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
-from treetune.trainers.deepspeed_model import torch_dtype
 from treetune.trainers.objectives.base import without_skipped
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
@@ -30,7 +29,7 @@ def trained(threshold: float | None, **settings: object) -> tuple[dict[str, torc
             advantage_normalisation="none",
             **{"minibatch_size": SIZE, "epochs": EPOCHS} | settings,
         ),
-        lambda: tiny_model().to(torch_dtype(str(settings.get("precision", "float32")))),
+        lambda: tiny_model().to(getattr(torch, str(settings.get("precision", "float32")))),
         ranks=one_rank(),
         seed=0,
         temperature=TEMPERATURE,

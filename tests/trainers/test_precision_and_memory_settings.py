@@ -21,9 +21,7 @@ BF16_ROUNDING = 2e-2
 
 
 def trained(rows: list[Episode] | None = None, **settings: object) -> tuple[PolicyTrainer, dict[str, float]]:
-    from treetune.trainers.deepspeed_model import torch_dtype
-
-    dtype = torch_dtype(str(settings.get("precision", "float32")))
+    dtype = getattr(torch, str(settings.get("precision", "float32")))
     trainer = PolicyTrainer(
         Trainer(objective=ClippedPolicyGradient(), **BASE | settings),
         lambda: tiny_model().to(dtype),

@@ -191,12 +191,14 @@ class StartModel:
 
     def load(self, device: torch.device | None = None) -> PreTrainedModel:
         """Returns a fresh copy in the trainer's precision, on `device` (None: this rank's)."""
+        import torch
+
+        from treetune.trainers.deepspeed_model import cast_parameters
+
         config = self._config
         model = self.source.load_model(config.seed, config.task.alphabet)
-        from treetune.trainers.deepspeed_model import cast_parameters, torch_dtype
-
         self._refuse_too_few_rows(model)
-        cast_parameters(model, torch_dtype(config.trainer.precision))
+        cast_parameters(model, getattr(torch, config.trainer.precision))
         return model.to(device=device or self._device)
 
     def on_cpu(self) -> PreTrainedModel:
@@ -208,11 +210,12 @@ class StartModel:
     def in_parts(self) -> PreTrainedModel:
         """Returns a fresh copy to be dealt out to ranks weight by weight: where that can be, its weights are
         in their files until then; otherwise whole, on the CPU, and the log says once why."""
+        import torch
+
         from treetune.models.shards import NotInParts
-        from treetune.trainers.deepspeed_model import torch_dtype
 
         try:
-            model = self.source.load_in_parts(torch_dtype(self._config.trainer.precision))
+            model = self.source.load_in_parts(getattr(torch, self._config.trainer.precision))
         except NotInParts as reason:
             if not self._said_why_whole:
                 log.info("each rank reads the whole model into the machine's memory at first: %s", reason)

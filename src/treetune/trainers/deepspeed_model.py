@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -44,14 +44,21 @@ class DeepSpeedModel:
         self.ranks = ranks
         self.zero_stage, self.tensor_parallel = settings.zero_stage, settings.tensor_parallel_size > 1
         self._norm: Tensor | None = None
-        self.offloaded = OffloadedStorages()
+        self._storages: list[torch.UntypedStorage] = []
+        self._copies: list[Tensor] = []
+        """What is offloaded, and where: the copies are kept, since pinning memory takes long."""
         for part in module.modules():
             # Log-probs must be those that the engine samples from, and dropout has no place there.
             if isinstance(part, nn.Dropout):
                 part.p = 0.0
             if isinstance(getattr(part, "attention_dropout", None), float):
                 part.attention_dropout = 0.0
-        config, groups = _config(settings, ranks), _groups(module, settings)
+        config = _config(settings, ranks)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
+        groups: list[dict[str, Any]] = [{"params": trained}]
+        if settings.weight_decay and vectors:  # biases and norms are not decayed
+            groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         if settings.reads_in_parts and not self.tensor_parallel:
             deal_out(module, config, settings, ranks)
         with cut_in_turn() if self.tensor_parallel else nullcontext():
@@ -78,8 +85,18 @@ class DeepSpeedModel:
         `without_gradient` it is 0, and the optimiser's momentum alone moves the weights."""
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        with self._clipped_away() if without_gradient else nullcontext():
-            self.engine.step()
+        optimizer, max_norm = self.engine.optimizer, self._max_norm
+        clip = getattr(optimizer, "clip_grad", None)  # where DeepSpeed's optimiser clips, and not `_clip`
+        if without_gradient:
+            # The accumulated gradient is clipped to exactly 0: the one way to drop it that is the same for
+            # every kind of sharding and offloading.
+            self._max_norm = 0.0
+            if clip is not None:
+                optimizer.clip_grad = BELOW_ALL
+        self.engine.step()
+        self._max_norm = max_norm
+        if clip is not None:
+            optimizer.clip_grad = clip
         norm = self._norm if self._norm is not None else self.engine.get_global_grad_norm()
         assert norm is not None, "every DeepSpeed optimiser that we configure reports its norm"
         norm = float(norm)
@@ -89,20 +106,6 @@ class DeepSpeedModel:
                 " learning rate, or float32); the last checkpoint is untouched"
             )
         return 0.0 if without_gradient else norm
-
-    @contextmanager
-    def _clipped_away(self) -> Iterator[None]:
-        """Clips the accumulated gradient to exactly 0, while inside: the one way to drop a gradient that is
-        the same for every kind of sharding and offloading."""
-        optimizer, max_norm = self.engine.optimizer, self._max_norm
-        clip = getattr(optimizer, "clip_grad", None)  # where DeepSpeed's optimiser clips, and not `_clip`
-        self._max_norm = 0.0
-        if clip is not None:
-            optimizer.clip_grad = BELOW_ALL
-        yield
-        self._max_norm = max_norm
-        if clip is not None:
-            optimizer.clip_grad = clip
 
     def _clip(self) -> None:
         if not self.tensor_parallel:
@@ -116,22 +119,21 @@ class DeepSpeedModel:
     def state_dict(self) -> dict[str, Tensor]:
         """Full weights by name, on the first rank; shards are gathered. Collective."""
         full = {}
+        dealt_out = self.tensor_parallel or self.zero_stage == 3
         for part in self.parts():
             for name, weight in part.items():
-                if not self.deals_weights_out:
+                if not dealt_out:
                     full[name] = weight
                 elif self.ranks.is_first:
                     full[name] = weight.to("cpu", copy=True)
         return full
 
-    @property
-    def deals_weights_out(self) -> bool:
-        """Returns whether a rank has its part of the weights alone."""
-        return self.tensor_parallel or self.zero_stage == 3
-
     def parts(self) -> Iterator[dict[str, Tensor]]:
         """All weights by name, one layer's after the other's, each once. Those that ranks have parts of are
         whole until the next ones are asked for, on every rank. Collective, to the end."""
+        import deepspeed
+        from deepspeed.module_inject.layers import GatherReplacedLayerParams
+
         once = {name for name, _ in self.module.named_parameters()}  # without a parameter's second names
         layers: dict[str, tuple[nn.Module, dict[str, nn.Parameter]]] = {}
         for path, module in self.module.named_modules():
@@ -143,71 +145,52 @@ class DeepSpeedModel:
                 if full_name in once:
                     of_layer[full_name] = parameter
         for module, parameters in layers.values():
-            if parameters:
-                with self._whole(module, list(parameters.values())):
-                    yield {name: parameter.detach() for name, parameter in parameters.items()}
-
-    def _whole(self, module: nn.Module, parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
-        if self.tensor_parallel:
-            from deepspeed.module_inject.layers import GatherReplacedLayerParams
-
-            return GatherReplacedLayerParams(parameters, module, enabled=True)
-        if self.zero_stage == 3:
-            import deepspeed
-
-            return deepspeed.zero.GatheredParameters(parameters)
-        return nullcontext()
+            if not parameters:
+                continue
+            whole: AbstractContextManager[Any] = nullcontext()
+            if self.tensor_parallel:
+                whole = GatherReplacedLayerParams(list(parameters.values()), module, enabled=True)
+            elif self.zero_stage == 3:
+                whole = deepspeed.zero.GatheredParameters(list(parameters.values()))
+            with whole:
+                yield {name: parameter.detach() for name, parameter in parameters.items()}
 
     def save(self, directory: Path) -> None:
-        """Weights, optimiser state and shards. Collective."""
+        """Writes weights, optimiser state and shards. Collective."""
         self.engine.save_checkpoint(str(directory), tag=CHECKPOINT_TAG)
 
     def load(self, directory: Path) -> None:
-        """Raises RuntimeError where `directory` holds no such state. Collective."""
-        with _only_data():
+        """Reads what `save` wrote. Raises RuntimeError where `directory` holds no such state. Collective."""
+        from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+        from deepspeed.runtime.zero.config import ZeroStageEnum
+        from deepspeed.utils.tensor_fragment import fragment_address
+
+        # PyTorch loads tensors, plain values and what DeepSpeed keeps with them alone: a pickle could run
+        # code. DeepSpeed would load whatever a pickle holds; PyTorch's own switch is the only one above that.
+        only_data = patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
+        kept = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+        with only_data, torch.serialization.safe_globals(kept):
             path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
         if path is None:
             raise RuntimeError(f"{directory} holds no trainer state to continue from")
 
-    def offload(self, *, weights: bool = False) -> None:
-        """Moves optimiser state, master weights and gradients to the memory of the CPU, between two steps,
-        and with `weights` those that the module runs on. Does nothing where they are there already.
-        """
-        if not self.offloaded.bytes:
-            tensors = training_state(self.engine) + (weights_of(self.module) if weights else [])
-            self.offloaded.offload(tensors, self.ranks.device)
-
-    def reload(self) -> None:
-        """Undoes `offload`."""
-        self.offloaded.reload(self.ranks.device)
-
-    def close(self) -> None:
-        """Lets go of weights and optimiser; it can't be used afterwards."""
-        self.engine.destroy()
-        del self.engine
-
-
-class OffloadedStorages:
-    """The memory of some tensors while it is in the CPU's. One is kept for each model: pinning memory takes
-    long.
-
-    A storage is emptied in place and filled again in place, so that whatever looks into it (a flat buffer's
-    many views, a parameter's gradient) goes on doing so. DeepSpeed's own `offload_states` knows neither the
-    optimiser that it takes for ZeRO-1 in bfloat16, nor under ZeRO-3 any Adam but its own.
-    """
-
-    def __init__(self) -> None:
-        self._storages: list[torch.UntypedStorage] = []
-        self._copies: list[Tensor] = []
-
     @property
-    def bytes(self) -> int:
+    def offloaded_bytes(self) -> int:
         """The size of all that is offloaded at present."""
         return sum(copy.nbytes for copy, _ in zip(self._copies, self._storages, strict=False))
 
-    def offload(self, tensors: Iterable[Tensor], device: torch.device) -> None:
-        """Copies the storages of these tensors and empties them, those on `device` alone."""
-        assert not self._storages, "storages come back before others go"
+    def offload(self, *, weights: bool = False) -> None:
+        """Moves optimiser state, master weights and gradients to the memory of the CPU, between two steps,
+        and with `weights` those that the module runs on. Does nothing where they are there already.
+
+        A storage is emptied in place and filled again in place, so that whatever looks into it (a flat
+        buffer's many views, a parameter's gradient) goes on doing so. DeepSpeed's own `offload_states` knows
+        neither the optimiser that it takes for ZeRO-1 in bfloat16, nor under ZeRO-3 any Adam but its own.
+        """
+        if self._storages:
+            return
+        device = self.ranks.device
+        tensors = training_state(self.engine) + (weights_of(self.module) if weights else [])
         storages = {
             storage._cdata: storage
             for storage in (tensor.untyped_storage() for tensor in tensors if tensor.device == device)
@@ -222,26 +205,30 @@ class OffloadedStorages:
             ]
         for copy, storage in zip(self._copies, self._storages, strict=True):
             copy.copy_(_bytes_of(storage), non_blocking=True)
-        _finish(device)
+        self._wait_for_copies()
         for storage in self._storages:
             storage.resize_(0)
 
-    def reload(self, device: torch.device) -> None:
+    def reload(self) -> None:
         """Undoes `offload`."""
         for copy, storage in zip(self._copies, self._storages, strict=False):
             storage.resize_(copy.nbytes)
             _bytes_of(storage).copy_(copy, non_blocking=True)
-        _finish(device)
+        self._wait_for_copies()
         self._storages = []
+
+    def _wait_for_copies(self) -> None:
+        if self.ranks.device.type == "cuda":
+            torch.cuda.synchronize(self.ranks.device)
+
+    def close(self) -> None:
+        """Lets go of weights and optimiser; it can't be used afterwards."""
+        self.engine.destroy()
+        del self.engine
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def training_state(engine: Any) -> list[Tensor]:
@@ -278,27 +265,12 @@ def weights_of(module: nn.Module) -> list[Tensor]:
     return [*parameters, *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor"))]
 
 
-@contextmanager
-def _only_data() -> Iterator[None]:
-    """Lets PyTorch load tensors, plain values and DeepSpeed's own with them alone, while inside: a pickle
-    could run code."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    kept = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
-    # DeepSpeed asks for whatever a pickle does; PyTorch's own switch is the only one above that.
-    only = patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
-    with only, torch.serialization.safe_globals(kept):
-        yield
-
-
 def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ranks: Ranks) -> None:
     """Gives each rank its part of the weights (ZeRO-3), one weight after the other: what is on the CPU, or
     still in files, never lies on the device whole. The first rank's weights count. Collective."""
     import deepspeed
 
-    dtype = torch_dtype(settings.precision)
+    dtype = getattr(torch, settings.precision)
     cast_parameters(module, dtype)  # adapters may have come in float32
     # Its own linear layers would take the place of PyTorch's for every model of the process.
     in_turn = InTurn(module, reads=ranks.is_first)
@@ -351,15 +323,6 @@ def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def _groups(module: nn.Module, settings: Trainer) -> list[dict[str, Any]]:
-    """Biases and norms (vectors) are not decayed."""
-    matrices = [p for p in module.parameters() if p.requires_grad and p.ndim > 1]
-    vectors = [p for p in module.parameters() if p.requires_grad and p.ndim <= 1]
-    if not settings.weight_decay or not vectors:
-        return [{"params": [p for p in module.parameters() if p.requires_grad]}]
-    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-
-
 def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
     on_gpu = ranks.device.type == "cuda"
     offload = {"device": "cpu", "pin_memory": on_gpu}
@@ -395,10 +358,6 @@ def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
     if settings.tensor_parallel_size > 1:
         config["tensor_parallel"] = {"autotp_size": settings.tensor_parallel_size}
     return config
-
-
-def torch_dtype(precision: str) -> torch.dtype:
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
 
 
 Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
