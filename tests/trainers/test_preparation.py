@@ -68,9 +68,7 @@ def prepared(
     return tensors, models.ran
 
 
-@pytest.mark.parametrize(
-    "objective", OBJECTIVES, ids=lambda one: f"{type(one).__name__}-{one.reward_kl_coef}"
-)
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda one: f"{type(one).__name__}-{one.kl_placement}")
 def test_every_objective_is_given_what_it_needs_and_nothing_else(objective):
     for gae, several, how, measure in itertools.product(
         (None, Gae()), (False, True), ("none", "whiten"), (False, True)

@@ -78,12 +78,12 @@ def test_each_of_eight_ranks_keeps_its_part_and_all_have_every_row(kind: str, tm
     units = [known.rows_of(unit) for unit in units_of(stored, in_pairs=kind == "pairs")]
     settings, device, seen = trainer(), torch.device("cpu"), set()
     for rank in range(8):
-        place = {"rank": rank, "ranks": 8, "keep_units": kind == "pairs"}
+        place = {"ranks": Ranks(rank, 8, device, 60.0), "keep_units": kind == "pairs"}
         own = rows_of_rank(known, units, settings, **place)
         assert len(own) < len(whole.rows) / 4
         seen |= own
-        few = micro_batches(Sequences.of(stored, own), units, settings, device, **place)
-        everything = micro_batches(whole, units, settings, device, **place)
+        few = micro_batches(Sequences.of(stored, own), units, settings, **place)
+        everything = micro_batches(whole, units, settings, **place)
         for one, other in zip(few, everything, strict=True):
             assert torch.equal(one.inputs.input_ids_BT, other.inputs.input_ids_BT)
             assert torch.equal(one.flat_index_N, other.flat_index_N)
@@ -94,7 +94,8 @@ def test_each_of_eight_ranks_keeps_its_part_and_all_have_every_row(kind: str, tm
 def test_ranks_that_share_a_sequence_both_have_it() -> None:
     known = Sequences.of(episodes(16), kept=())
     settings = trainer(layout="packed", sequence_parallel_size=2)
-    of_ranks = [rows_of_rank(known, known.once(), settings, rank=rank, ranks=4) for rank in range(4)]
+    ranks = [Ranks(rank, 4, torch.device("cpu"), 60.0) for rank in range(4)]
+    of_ranks = [rows_of_rank(known, known.once(), settings, rank) for rank in ranks]
     assert of_ranks[0] == of_ranks[1] != of_ranks[2] == of_ranks[3]
 
 

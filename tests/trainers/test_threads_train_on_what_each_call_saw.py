@@ -167,7 +167,7 @@ def test_trees_stay_within_the_budget_but_for_what_must_not_be_cut(keep_units, b
         objective=made("ppo"), learning_rate=1e-3, layout="tree", tokens_per_micro_batch=budget
     )
     units = [sequences.rows_of((i,)) for i in range(len(sequences))]
-    batches = list(micro_batches(sequences, units, settings, torch.device("cpu"), keep_units=keep_units))
+    batches = list(micro_batches(sequences, units, settings, one_rank(), keep_units=keep_units))
     assert sorted(torch.cat([b.flat_index_N for b in batches]).tolist()) == list(range(sequences.n_tokens))
     beyond = [b for b in batches if b.inputs.input_ids_BT.numel() > budget]
     if keep_units:

@@ -44,10 +44,10 @@ class ModelInputs(NamedTuple):
         # DeepSpeed compares what the ranks of a tensor-parallel group are given. Tuples would ask
         # `tensor == tensor` for one truth value.
         return isinstance(other, ModelInputs) and all(
-            torch.equal(one, two.to(one.device))
-            if isinstance(one, Tensor) and isinstance(two, Tensor)
-            else one is two or (not isinstance(one, Tensor) and one == two)
-            for one, two in zip(self, other, strict=True)
+            torch.equal(a, b.to(a.device))
+            if isinstance(a, Tensor) and isinstance(b, Tensor)
+            else a is b or (not isinstance(a, Tensor) and a == b)
+            for a, b in zip(self, other, strict=True)
         )
 
     def __ne__(self, other: object) -> bool:

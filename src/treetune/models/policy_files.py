@@ -33,10 +33,10 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     """The complete checkpoints in `directory` (``…/checkpoints``), oldest first."""
     if not directory.is_dir():
         return []
-    found = [
+    complete = [
         path for path in directory.iterdir() if _NUMBER.fullmatch(path.name) and (path / STATE).is_file()
     ]
-    return sorted(found, key=lambda path: int(path.name))
+    return sorted(complete, key=lambda path: int(path.name))
 
 
 def resolve_policy(name_or_path: str) -> str:
@@ -49,10 +49,10 @@ def resolve_policy(name_or_path: str) -> str:
     """
     path = Path(name_or_path).expanduser()
     parts = path.parts
-    for place, (parent, name) in enumerate(itertools.pairwise(parts), start=1):
+    for depth, (parent, name) in enumerate(itertools.pairwise(parts), start=1):
         if parent != CHECKPOINTS or not (name == LAST or _NUMBER.fullmatch(name)):
             continue
-        directory = Path(*parts[:place])
+        directory = Path(*parts[:depth])
         if name == LAST:
             complete = complete_checkpoints(directory)
             if not complete:
@@ -60,7 +60,7 @@ def resolve_policy(name_or_path: str) -> str:
                     f"there is no complete checkpoint in {directory.absolute()}, where {name_or_path!r} "
                     f"points to. {_how_to_make(directory)}"
                 )
-            path = complete[-1].joinpath(*parts[place + 1 :])
+            path = complete[-1].joinpath(*parts[depth + 1 :])
         elif not (directory / name / STATE).is_file():
             raise ValueError(
                 f"there is no complete checkpoint {(directory / name).absolute()} ({STATE} is missing), "
@@ -235,10 +235,10 @@ def _dtype(weights: Mapping[str, torch.Tensor]) -> torch.dtype:
 
 def embeddings_among(names: Iterable[str]) -> str:
     """The name of the input embeddings. Raises ValueError where there is none, or more than one."""
-    found = [name for name in names if name.endswith(_EMBEDDINGS)]
-    if len(found) != 1:
+    embeddings = [name for name in names if name.endswith(_EMBEDDINGS)]
+    if len(embeddings) != 1:
         raise ValueError(
-            f"the model has no {HEAD} and {len(found)} input embeddings ({', '.join(found) or 'none'}), so "
-            "its output head cannot be written for the engine"
+            f"the model has no {HEAD} and {len(embeddings)} input embeddings"
+            f" ({', '.join(embeddings) or 'none'}), so its output head cannot be written for the engine"
         )
-    return found[0]
+    return embeddings[0]

@@ -152,9 +152,9 @@ class TinyModel(ModelSource):
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
-        own_tasks = [one.task for one in experiment.evaluation.sets if one.task is not None]
+        more_tasks = [held_out.task for held_out in experiment.evaluation.sets if held_out.task is not None]
         known = self.alphabet
-        for task in [experiment.task, *own_tasks]:
+        for task in [experiment.task, *more_tasks]:
             try:
                 needed = task.alphabet()
             except ValueError as error:

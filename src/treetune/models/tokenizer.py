@@ -251,9 +251,9 @@ def step_ends(
 
     `boundaries` rise from 0 to the length of the text (`Task.step_boundaries`). A token belongs to
     the step in which it begins, so one that runs over a boundary to the step before it; the end
-    token belongs to the last step, but where the end of the text is told twice it is a step of its own. A
-    step in which no token begins is dropped. The result rises strictly and ends with the number of tokens;
-    it is empty only for no tokens.
+    token belongs to the last step, but where the end of the text comes twice among the boundaries it is a
+    step of its own. A step in which no token begins is dropped. The result rises strictly and ends with the
+    number of tokens; it is empty only for no tokens.
 
     Raises ValueError for boundaries that don't cover the text.
     """
@@ -324,8 +324,8 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
     return offsets if whole else None
 
 
-def _common(one: str, other: str) -> int:
+def _common(text: str, other: str) -> int:
     """The length of the beginning that two texts share."""
-    if other.startswith(one):
-        return len(one)
-    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    if other.startswith(text):
+        return len(text)
+    return next((i for i, (a, b) in enumerate(zip(text, other)) if a != b), min(len(text), len(other)))

@@ -10,7 +10,6 @@ import heapq
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,10 +143,8 @@ def micro_batches(
     sequences: Sequences,
     units: Sequence[Unit],
     settings: Trainer,
-    device: torch.device,
+    ranks: Ranks,
     *,
-    rank: int = 0,
-    ranks: int = 1,
     keep_units: bool = False,
     with_gradient: bool = True,
 ) -> Iterator[MicroBatch]:
@@ -156,7 +153,7 @@ def micro_batches(
     Without `keep_units`, any row may run apart from the others of its unit.
     """
     planned, rows_by_group = _planned(sequences, units, settings, ranks, keep_units, with_gradient)
-    group = rank // settings.model_parallel_size
+    group = ranks.rank // settings.model_parallel_size
     for turn, batch in enumerate(planned[group]):
         # Every rank runs the head on as many chunks as the one with the most positions: see `PolicyModule`.
         most = max(sum(sequences.rows[i].trained for i in rows[turn]) for rows in rows_by_group)
@@ -164,7 +161,7 @@ def micro_batches(
             sequences,
             rows_by_group[group][turn],
             settings.layout,
-            device,
+            ranks.device,
             max_positions=most,
             is_dummy=batch.is_dummy,
             model_parallel_size=settings.model_parallel_size,
@@ -175,16 +172,15 @@ def rows_of_rank(
     sequences: Sequences,
     units: Sequence[Unit],
     settings: Trainer,
+    ranks: Ranks,
     *,
-    rank: int,
-    ranks: int,
     keep_units: bool = False,
     with_gradient: bool = True,
 ) -> set[int]:
     """The rows that `micro_batches` would run on this rank. Where `layout` isn't ``tree``, which is cut by
     tokens, lengths alone decide it: no row need have its tokens."""
     _, rows_by_group = _planned(sequences, units, settings, ranks, keep_units, with_gradient)
-    return {row for rows in rows_by_group[rank // settings.model_parallel_size] for row in rows}
+    return {row for rows in rows_by_group[ranks.rank // settings.model_parallel_size] for row in rows}
 
 
 def sequences_of_rank(
@@ -203,14 +199,13 @@ def sequences_of_rank(
         )  # prefix trees are cut by their tokens, so that every rank needs them all
     known = Sequences.of(episodes, kept=())
     kept: set[int] = set()
-    place: dict[str, Any] = {"rank": ranks.rank, "ranks": ranks.world_size}
     if scores_all:
-        kept |= rows_of_rank(known, known.once(), settings, **place, with_gradient=False)
+        kept |= rows_of_rank(known, known.once(), settings, ranks, with_gradient=False)
     for members in steps:
         minibatch = Minibatch.of(known, members, settings.objective)
         if minibatch.units:
             keep_units = minibatch.keep_units
-            kept |= rows_of_rank(known, minibatch.units, settings, **place, keep_units=keep_units)
+            kept |= rows_of_rank(known, minibatch.units, settings, ranks, keep_units=keep_units)
     if settings.reference_scores == "while_sampling":
         kept |= rows_scored_by(known, ranks)
     return Sequences.of(episodes, kept)
@@ -225,12 +220,12 @@ def _planned(
     sequences: Sequences,
     units: Sequence[Unit],
     settings: Trainer,
-    ranks: int,
+    ranks: Ranks,
     keep_units: bool,
     with_gradient: bool,
 ) -> tuple[list[list[PlannedBatch]], list[list[list[int]]]]:
     """The micro-batches of each group of ranks that run them together, and the rows of each of them."""
-    layout, parallel = settings.layout, settings.model_parallel_size
+    layout = settings.layout
     max_tokens = settings.tokens_per_micro_batch * settings.sequence_parallel_size
     if not with_gradient:
         max_tokens *= 2  # there is no graph to keep
@@ -247,7 +242,7 @@ def _planned(
     planned = plan_micro_batches(
         lengths,
         units,
-        ranks=ranks // parallel,
+        ranks=ranks.world_size // settings.model_parallel_size,
         max_tokens=max_tokens,
         max_rows=settings.sequences_per_micro_batch,
         layout=layout,
@@ -269,7 +264,7 @@ def micro_batch(
     """The tensors of one micro-batch of these rows, which `model_parallel_size` ranks run together."""
     rows = [sequences.rows[i] for i in indices]
     inputs, computed_tokens = _laid_out(rows, layout)
-    tensors = {name: one.to(device) for name, one in inputs._asdict().items() if isinstance(one, Tensor)}
+    tensors = {name: x.to(device) for name, x in inputs._asdict().items() if isinstance(x, Tensor)}
     by_sequence = itertools.groupby(rows, key=lambda row: row.sequence)
     return MicroBatch(
         inputs=inputs._replace(**tensors, max_positions=max_positions),

@@ -17,7 +17,7 @@ from treetune.rollouts.base import CriticSettings
 from treetune.rollouts.storage import TokenSignals
 from treetune.seeds import derived_random
 from treetune.trainers.base import Trainer
-from treetune.trainers.batches import Minibatch, sequences_of_rank
+from treetune.trainers.batches import Minibatch, micro_batches, sequences_of_rank
 from treetune.trainers.deepspeed_model import ModelFactory, Reference
 from treetune.trainers.objectives.base import SKIPPED_BY_RATIO, without_skipped
 from treetune.trainers.preparation import FromValues, IterationTensors, prepare, scores_old_logprobs
@@ -105,18 +105,13 @@ class PolicyTrainer:
         """
         settings, objective = self.settings, self.settings.objective
         units = units_of(episodes, in_pairs=objective.needs_pairs)
-        schedule = [
-            (epoch, members)
-            for epoch in range(settings.epochs)
-            for members in self._minibatches(iteration, epoch, units)
-        ]
+        schedule = self._schedule(iteration, units)
         steps = len(schedule)
         scores_old = scores_old_logprobs(settings, several_steps=steps > 1)
         scores_all = settings.token_signals == "all" or (
             scores_old or settings.keeps_reference or self.critic is not None
         )
-        members_of_steps = [members for _, members in schedule]
-        sequences = sequences_of_rank(episodes, settings, self.ranks, members_of_steps, scores_all=scores_all)
+        sequences = sequences_of_rank(episodes, settings, self.ranks, schedule, scores_all=scores_all)
         tensors = prepare(
             settings,
             episodes,
@@ -135,7 +130,7 @@ class PolicyTrainer:
         constant = tensors.metrics() | ({} if self.prefetch is None else self.prefetch.metrics)
         sums: dict[str, float] = defaultdict(float)
         skipped = number = 0
-        for number, (epoch, members) in enumerate(schedule, start=1):
+        for number, members in enumerate(schedule, start=1):
             minibatch = Minibatch.of(sequences, members, objective)
             if not minibatch.units or self._lacks_advantage(minibatch, tensors):
                 skipped += 1
@@ -150,13 +145,10 @@ class PolicyTrainer:
                 observe = None
             if progress is not None:
                 progress(number, steps)
-            epoch_ends = number == steps or schedule[number][0] > epoch
-            pauses = epoch_ends if every is None else number % every == 0 or number == steps
-            if (
-                pauses
-                and after is not None
-                and after(epoch + 1 if every is None else number, number == steps)
-            ):
+            epochs_done, within_epoch = divmod(number * settings.epochs, steps)
+            pauses = within_epoch == 0 if every is None else number % every == 0 or number == steps
+            done = epochs_done if every is None else number
+            if pauses and after is not None and after(done, number == steps):
                 break
         metrics = constant | {name: value / (number - skipped) for name, value in sums.items()}
         if tensors.old_logprobs_N is not None:
@@ -165,12 +157,16 @@ class PolicyTrainer:
         metrics[COMPUTED] = sums[COMPUTED]
         return metrics | ({"train/skipped_steps": float(skipped)} if skipped else {})
 
-    def _minibatches(self, iteration: int, epoch: int, units: Sequence[Unit]) -> Iterator[list[Unit]]:
+    def _schedule(self, iteration: int, units: Sequence[Unit]) -> list[list[Unit]]:
+        """The sequences of each of the iteration's steps: every epoch is shuffled and cut into
+        minibatches."""
         size = self.settings.minibatch_size or len(units)
-        order = list(units)
-        derived_random(self.seed, iteration, "minibatches", epoch).shuffle(order)
-        for start in range(0, len(order), size):
-            yield order[start : start + size]
+        steps = []
+        for epoch in range(self.settings.epochs):
+            order = list(units)
+            derived_random(self.seed, iteration, "minibatches", epoch).shuffle(order)
+            steps += [order[start : start + size] for start in range(0, len(order), size)]
+        return steps
 
     def _lacks_advantage(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:
         """Returns whether a step would move the weights by old momentum, KL and weight decay alone."""
@@ -204,7 +200,9 @@ class PolicyTrainer:
             recorder = StepRecorder(sequences.n_tokens, with_mass=nucleus is not None)
         entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
-        for batch in self.scorer.micro_batches(sequences, minibatch.units, keep_units=minibatch.keep_units):
+        for batch in micro_batches(
+            sequences, minibatch.units, settings, self.ranks, keep_units=minibatch.keep_units
+        ):
             loss, metrics, scored = micro_batch_loss(
                 self.policy,
                 objective,

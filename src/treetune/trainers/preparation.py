@@ -140,7 +140,7 @@ def scores_old_logprobs(settings: Trainer, *, several_steps: bool) -> bool:
     that step's own log-probs are the old ones, and they are scored beforehand only for penalties."""
     objective = settings.objective
     compared = objective.needs_advantages or (settings.keeps_reference and settings.measure_kl)
-    penalised = objective.reward_kl_coef > 0 or objective.advantage_kl_coef > 0
+    penalised = objective.kl_coef > 0 and objective.kl_placement != "loss"
     return penalised or (several_steps and compared)
 
 
@@ -173,17 +173,17 @@ def prepare(
     if not objective.needs_advantages:
         return tensors
 
-    def penalties_N(coef: float) -> Tensor:
-        return coef * kl_estimate(tensors.old_logprobs_N, tensors.ref_logprobs_N, objective.kl_estimator)
-
-    penalised = objective.reward_kl_coef > 0
+    if objective.kl_coef > 0 and objective.kl_placement != "loss":
+        old_N, ref_N = tensors.old_logprobs_N, tensors.ref_logprobs_N
+        penalties_N = objective.kl_coef * kl_estimate(old_N, ref_N, objective.kl_estimator)
+    in_reward = objective.kl_coef > 0 and objective.kl_placement == "reward"
     rewards_N = token_rewards(starts, sequences.rewards, sequences.early_rewards)
     if critic:
         tensors.values_N = models.values(sequences)
     if from_values is not None:
         assert tensors.values_N is not None, "credit from values comes with a critic"
-        if penalised:
-            rewards_N = rewards_N - penalties_N(objective.reward_kl_coef)
+        if in_reward:
+            rewards_N = rewards_N - penalties_N
         pairs = [
             from_values(rewards_N[a:b].tolist(), tensors.values_N[a:b].tolist()) for a, b in pairwise(starts)
         ]
@@ -201,18 +201,18 @@ def prepare(
                 "the objective needs advantages and the configured credit gives none: choose a credit"
                 " such as 'group', 'monte_carlo' or 'gae', or the objective 'mle'"
             )
-        if penalised:
+        if in_reward:
             # With the penalty in the reward, the policy gradient weighs a token by everything that follows
             # it, its own penalty included; what came before it can't be its doing.
-            advantages_N = advantages_N - rewards_to_come(starts, penalties_N(objective.reward_kl_coef))
+            advantages_N = advantages_N - rewards_to_come(starts, penalties_N)
         tensors.advantages_N = advantages_N
     how, domains = settings.advantage_normalisation, sequences.domains
     if settings.normalise_by_domain:
         tensors.advantages_N = normalised_by_domain(tensors.advantages_N, how, starts, domains)
     else:
         tensors.advantages_N = normalised(tensors.advantages_N, how)
-    if objective.advantage_kl_coef > 0:
-        tensors.advantages_N = tensors.advantages_N - penalties_N(objective.advantage_kl_coef)
+    if objective.kl_coef > 0 and objective.kl_placement == "advantage":
+        tensors.advantages_N = tensors.advantages_N - penalties_N
     return tensors
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.batches import MicroBatch, micro_batches, rows_scored_by
 from treetune.trainers.deepspeed_model import Reference
 from treetune.trainers.ranks import Ranks
-from treetune.trainers.tokens import Sequences, Unit, likeness_of
+from treetune.trainers.tokens import Sequences, likeness_of
 from treetune.vocabulary import Metrics, TokenIds, joined
 
 Forward = Callable[..., Any]
@@ -79,32 +79,13 @@ class Scorer:
         """
         result_N = torch.zeros(sequences.n_tokens, *of_token)
         with torch.no_grad():
-            for batch in self.micro_batches(sequences, sequences.once(), with_gradient=False):
+            units = sequences.once()
+            for batch in micro_batches(sequences, units, self.settings, self.ranks, with_gradient=False):
                 forwarded_N = forward(batch)
                 if self.reports(batch):
                     result_N[batch.flat_index_N] = forwarded_N.float().cpu()
         # Each token was written by one rank, and is 0 elsewhere: the sum rounds nothing.
         return self.ranks.sum(result_N)[sequences.flat_index(sequences.first_alike())]
-
-    def micro_batches(
-        self,
-        sequences: Sequences,
-        units: Sequence[Unit],
-        *,
-        keep_units: bool = False,
-        with_gradient: bool = True,
-    ) -> Iterator[MicroBatch]:
-        """This rank's; see `micro_batches`."""
-        return micro_batches(
-            sequences,
-            units,
-            self.settings,
-            self.ranks.device,
-            rank=self.ranks.rank,
-            ranks=self.ranks.world_size,
-            keep_units=keep_units,
-            with_gradient=with_gradient,
-        )
 
     def reports(self, batch: MicroBatch) -> bool:
         """Returns whether this rank hands its results on: of ranks that ran it together, one does."""

@@ -11,7 +11,7 @@ from treetune.rollouts.base import Credit
 from treetune.rollouts.storage import read_episodes
 from treetune.seeds import derived_random
 from treetune.trainers.base import Trainer
-from treetune.trainers.batches import Minibatch
+from treetune.trainers.batches import Minibatch, micro_batches
 from treetune.trainers.preparation import prepare, scores_old_logprobs
 from treetune.trainers.tokens import Sequences, Unit, units_of
 from treetune.trainers.update import micro_batch_loss
@@ -151,7 +151,8 @@ class Loss:
         total = 0.0
         if minibatch.units:
             units, whole = minibatch.units, minibatch.keep_units
-            for batch in scorer.micro_batches(self.sequences, units, keep_units=whole):
+            settings, ranks = scorer.settings, scorer.ranks
+            for batch in micro_batches(self.sequences, units, settings, ranks, keep_units=whole):
                 loss, _, _ = micro_batch_loss(
                     policy,
                     objective,

@@ -86,10 +86,11 @@ class Objective(Registrable):
     entropy_coef: float = 0.0
     """The trainer subtracts this times the mean entropy at trained tokens, weighted as the loss is.
     Above 0 it keeps the policy undecided, below 0 it makes it surer."""
-    reward_kl_coef: float = 0.0
-    """Coefficient of the KL penalty where it is part of the reward (0: it isn't)."""
-    advantage_kl_coef: float = 0.0
-    """Coefficient of the KL penalty where it is taken from each token's advantage (0: it isn't)."""
+    kl_coef: float = 0.0
+    """Coefficient of the KL to the start model."""
+    kl_placement: Literal["loss", "reward", "advantage"] = "loss"
+    """Place of the KL: the objective's loss; or, as a penalty that the trainer takes before the first step,
+    each token's reward or its advantage."""
     kl_estimator: KlEstimator = "k3"
     importance_cap: float | None = None
     """Bound of a correction for the engine's probabilities (None: there is no correction)."""

@@ -97,14 +97,6 @@ class PolicyGradient(Objective):
     def needs_reference(self) -> bool:  # type: ignore[override]
         return self.kl_coef > 0
 
-    @property
-    def reward_kl_coef(self) -> float:  # type: ignore[override]
-        return self.kl_coef if self.kl_placement == "reward" else 0.0
-
-    @property
-    def advantage_kl_coef(self) -> float:  # type: ignore[override]
-        return self.kl_coef if self.kl_placement == "advantage" else 0.0
-
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if experiment.restart == "every_iteration":
             yield Finding(

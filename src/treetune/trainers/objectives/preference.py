@@ -91,7 +91,7 @@ class Preference(Objective):
             chosen_tokens_P=tokens_S[better],
             rejected_tokens_P=tokens_S[other],
         )
-        loss_P, own = self.pair_loss(pairs)
+        loss_P, more_metrics = self.pair_loss(pairs)
         metrics = {
             "preference/accuracy": (pairs.margin_P > 0).float(),
             "preference/ranking": (pairs.chosen_P > pairs.rejected_P).float(),
@@ -99,7 +99,7 @@ class Preference(Objective):
             "preference/chosen_reward": self.beta * pairs.chosen_ratio_P,
             "preference/rejected_reward": self.beta * pairs.rejected_ratio_P,
             "preference/margin": self.beta * pairs.margin_P,
-            **own,
+            **more_metrics,
         }
         shares = {name: batch.pair_weight * value_P.detach().sum() for name, value_P in metrics.items()}
         return batch.pair_weight * loss_P.sum(), shares
