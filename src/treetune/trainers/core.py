@@ -214,6 +214,8 @@ class PolicyTrainer:
                 device=self.ranks.device,
                 nucleus=nucleus,
             )
+            # Micro-batches of all ranks add up to the minibatch's loss: their gradients are summed, not
+            # averaged.
             self.policy.backward(loss)
             if recorder is not None and self.scorer.reports(batch):
                 recorder.add(batch, scored)
@@ -231,6 +233,7 @@ class PolicyTrainer:
         if self.critic is not None:
             result["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
         if recorder is not None:
+            # Sequences of weight 0 were not run: nothing is known of their tokens.
             tensors.take(recorder.scored(self.ranks))
             tensors.old_logprobs_mask_N = minibatch.weights_N != 0
         if settings.entropy_target is not None:

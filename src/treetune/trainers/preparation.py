@@ -239,6 +239,7 @@ def normalised(advantages_N: Tensor, how: str) -> Tensor:
     """``whiten``: ``(A - mean) / sqrt(var + 1e-8)``; ``scale``: without the mean. Over all N tokens."""
     if how == "none" or len(advantages_N) < 2:
         return advantages_N
+    # In float64, where the order of the sum over a million tokens doesn't show.
     wide = advantages_N.double()
     deviation = (wide.var() + 1e-8).sqrt()
     centred = wide - wide.mean() if how == "whiten" else wide

@@ -106,6 +106,7 @@ class Scorer:
             for prompt, response in of_rank:
                 ids_T = torch.from_numpy(joined([prompt, response]).astype("int64"))
                 predicting = torch.arange(len(prompt) - 1, len(ids_T) - 1)
+                # Where it is collective, every rank runs every rank's answers: the model takes all of them.
                 logprobs_N = self.row_logprobs(policy, ids_T, predicting, temperature)
                 if len(gathered) == 1 or rank == self.ranks.rank:
                     results.append(logprobs_N.tolist())
@@ -177,6 +178,8 @@ class ReferencePrefetch:
         for likeness in self._pending.keys() - trained:
             self._pending.pop(likeness).cancel()
         mine, self._pending = self._pending, {}
+        # A row that several ranks have scored is taken from the first of them, so that the sum below counts
+        # it once.
         rank_of: dict[bytes, int] = {}
         for rank, likenesses in enumerate(ranks.exchange("reference ahead", list(mine))):
             for likeness in likenesses:
@@ -184,10 +187,12 @@ class ReferencePrefetch:
         result_N = torch.zeros(sequences.n_tokens)
         first = sequences.first_alike()
         rows = {number: sequences.rows[number] for number in first}
+        # Rows that nobody has scored are shared out by their numbers, which every rank knows.
         share = rows_scored_by(sequences, ranks)
         for number, row in rows.items():
             if row.likeness not in rank_of and number in share:
                 result_N[row.start : row.end] = self._score(row.token_ids, row.predicting)
+        # Waited for after this rank's share: both run at the same time.
         late = wait(mine.values(), ranks.deadline_s).not_done
         self._refuse_failed()
         if late:

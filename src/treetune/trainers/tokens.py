@@ -127,6 +127,8 @@ class Sequences:
 
 def likeness_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
     """A hash, equal for rows with the same tokens, of which the same are trained."""
+    # The length keeps the two arrays apart. A hash and not the tokens: ranks exchange it for rows they don't
+    # hold.
     likeness = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=16)
     likeness.update(np.ascontiguousarray(token_ids))
     likeness.update(np.ascontiguousarray(predicting))
@@ -157,6 +159,7 @@ def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
     """The sequences that belong together. Raises ValueError where pairs are needed and there are others."""
     if not in_pairs:
         return [(index,) for index in range(len(episodes))]
+    # Read once: stored episodes come from a file, and hold all of their tokens.
     sides = [(episode.pair, episode.chosen, episode.trajectory) for episode in episodes]
     for index, (pair, chosen, trajectory) in enumerate(sides):
         partner = sides[index ^ 1][0] if index ^ 1 < len(sides) else None

@@ -64,6 +64,8 @@ def micro_batch_loss(
         terms=tuple(terms),
     )
     loss, metrics = objective.loss(tokens, logprobs_N)
+    # A coefficient of 0 leaves the entropy without a gradient, which costs memory: see
+    # `PolicyModule.forward`.
     if entropy_coef:
         loss = loss - entropy_coef * (tokens.weights_N * entropies_N).sum()
     metrics = {"train/loss": loss.detach(), "train/entropy": tokens.mean(entropies_N), **metrics}
@@ -132,6 +134,8 @@ def value_loss(
     squared_N = (values_N - returns_N).square()
     if clip is None:
         return 0.5 * (weights_N * squared_N).sum(), values_N.new_zeros(())
+    # Where a value has moved beyond the clip and its loss fell, the clipped loss is the larger, and constant:
+    # there is no gradient any more.
     near_N = values_N.clamp(old_values_N - clip, old_values_N + clip)
     clipped_N = (near_N - returns_N).square()
     fraction = (weights_N * (clipped_N > squared_N)).sum()

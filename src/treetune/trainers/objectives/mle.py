@@ -46,4 +46,4 @@ class MaximumLikelihood(Objective):
             )
 
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return -(batch.weights_N * logprobs_N).sum(), {}
+        return -(batch.weights_N * logprobs_N).sum(), {}  # the trainer reports every loss
