@@ -206,14 +206,14 @@ class _Choice:
     def consider(self, point: int, is_last: bool = False) -> None:
         """Measures the trainer's present weights. Collective."""
         session, done = self.session, self.iteration + 1
-        if (known := self._known(point)) is None:
+        if (folder := self._measured_before(point)) is None:
             self.sampler.server.offer(self.trainer, done)
-            known = session.directory.candidate(self.iteration, point)
+            folder = session.directory.candidate(self.iteration, point)
             name = f"{self.set.label} after {self.unit} {point} of iteration {done}"
-            measure(self.sampler, done, self.set, known, name)
-        self._measured.append(known)
+            measure(self.sampler, done, self.set, folder, name)
+        self._measured.append(folder)
         self.points.append(point)
-        self.accuracies.append(read_record(known / "summary.json", MEASURE_AGAIN)["pass_at_1"])
+        self.accuracies.append(read_record(folder / "summary.json", MEASURE_AGAIN)["pass_at_1"])
         if self.chosen == len(self.accuracies) - 1 and not is_last:
             if session.ranks.is_first:
                 shutil.rmtree(self._state, ignore_errors=True)
@@ -224,7 +224,7 @@ class _Choice:
             if session.ranks.is_first:
                 seal_folder(self._state)
 
-    def _known(self, point: int) -> Path | None:
+    def _measured_before(self, point: int) -> Path | None:
         """The folder in which these weights were measured already, by a run that was interrupted or, with
         restarts, in an earlier iteration that began with the same ones."""
         again = point == 0 and self.session.config.restart == "every_iteration"

@@ -61,7 +61,7 @@ class WeightsFolder:
         Collective."""
         from treetune.models.policy_files import write_for_engine
 
-        session, lora, place = self._session, self.adapters, self.of(0)
+        session, lora, folder = self._session, self.adapters, self.of(0)
         problem = model = None
         if session.ranks.is_first:
             model = session.model.on_cpu()
@@ -70,23 +70,23 @@ class WeightsFolder:
             raise ValueError(problem)
         if model is not None:
             tokenizer = session.model.tokenizer
-            whole = place if lora is None else self._start_model
+            whole = folder if lora is None else self._start_model
             write_for_engine(dict(model.named_parameters()), model.config, tokenizer, whole)
             if lora is not None:
                 lora.apply(model, session.config.seed)
-                lora.write(lora.adapters(dict(model.named_parameters())), str(whole), place)
+                lora.write(lora.adapters(dict(model.named_parameters())), str(whole), folder)
         session.ranks.barrier("start weights written for the engine")
-        return place
+        return folder
 
     def write_adapters(self, trainer: PolicyTrainer, version: int) -> Path:
         """Writes the trainer's present adapters. Collective."""
         assert self.adapters is not None
-        session, place = self._session, self.of(version)
+        session, folder = self._session, self.of(version)
         adapters = trainer.adapters()
         if session.ranks.is_first:
-            self.adapters.write(adapters, str(self._start_model), place)
+            self.adapters.write(adapters, str(self._start_model), folder)
         session.ranks.barrier("weights written for the engine")
-        return place
+        return folder
 
     def send(self, trainer: PolicyTrainer, version: int) -> Iterator[Chunk]:
         """The trainer's present weights in chunks, on every rank, each when it is written; after the last one
@@ -95,7 +95,7 @@ class WeightsFolder:
         from treetune.models.policy_files import describe_for_engine
         from treetune.models.shards import in_chunks, shard_path, with_head, write_index, write_shard
 
-        session, place = self._session, self.of(version)
+        session, folder = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
         weights = with_head(trainer.weights_in_turn(), trainer.weight_names, config.tie_word_embeddings)
         files: dict[str, str] = {}
@@ -107,20 +107,20 @@ class WeightsFolder:
             return weight.to("cpu", copy=True).contiguous() if ranks.is_first else weight
 
         for number, (chunk, last) in enumerate(in_chunks(weights, CHUNK_BYTES, keep)):
-            path = shard_path(place, number)
+            path = shard_path(folder, number)
             digest = ""
             if ranks.is_first:
                 if number == 0:
-                    shutil.rmtree(place, ignore_errors=True)  # a sync of this version that was not finished
-                    place.mkdir(parents=True)
+                    shutil.rmtree(folder, ignore_errors=True)  # a sync of this version that was not finished
+                    folder.mkdir(parents=True)
                     dtype = next(iter(chunk.values())).dtype
-                    describe_for_engine(config, session.model.tokenizer, place, dtype)
+                    describe_for_engine(config, session.model.tokenizer, folder, dtype)
                 write_shard({name: weight.to("cpu") for name, weight in chunk.items()}, path)
                 if self.transfer == "shared_memory":  # which alone has somebody check it
                     digest = digest_of_weights(path)
                 files |= dict.fromkeys(chunk, path.name)
                 if last:
-                    write_index(files, place)
+                    write_index(files, folder)
             digest = ranks.from_first("a chunk of weights", digest)
             yield Chunk(path, number, last, digest, chunk if self.transfer in ON_THE_DEVICE else {})
 
@@ -128,20 +128,20 @@ class WeightsFolder:
         """Writes a checkpoint's weights (0: the start model's). Raises CheckpointGone where a run that goes
         on has deleted it meanwhile. Collective.
         """
-        session, place = self._session, self.of(version)
+        session, folder = self._session, self.of(version)
         there = True
         if session.ranks.is_first:
             from treetune.models.policy_files import write_for_engine
 
             try:
-                write_for_engine(*self.stored(version), session.model.tokenizer, place)
+                write_for_engine(*self.stored(version), session.model.tokenizer, folder)
             except (OSError, ValueError):
                 if version == 0 or version in session.directory.checkpoints():
                     raise
                 there = False
         if not session.ranks.from_first("checkpoint written for the engine", there):
             raise CheckpointGone(f"checkpoint {version} of {session.directory.path} was deleted meanwhile")
-        return place
+        return folder
 
     def stored(self, version: int) -> tuple[Mapping[str, Tensor], PretrainedConfig]:
         """A checkpoint's weights (0: the start model's) by name, and their architecture."""
@@ -208,10 +208,10 @@ def weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory: bool
     else can look into it. Raises ValueError where it is another user's.
     """
     machines = ranks.machines()
-    place = f"{experiment.resolve()} {purpose}"
+    identity = f"{experiment.resolve()} {purpose}"
     if purpose != "run":  # evaluators on several machines may share the experiment's file system
-        place += f" {machines[0]}"
-    name = "treetune-" + hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+        identity += f" {machines[0]}"
+    name = "treetune-" + hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
     shared = in_memory and len(set(machines)) == 1 and os.access(MEMORY, os.W_OK)
     folder = (MEMORY if shared else experiment) / name
     if ranks.is_first:
