@@ -107,28 +107,6 @@ def outline_numbers(text: str) -> Numbers:
     return Numbers(numbers, len(written) - len(numbers))
 
 
-def without_threads(text: str) -> str:
-    """Returns the sequential text that is left without tags, outlines and thread headers: the text before a
-    block, its threads' texts in their order, each on lines of its own, its conclusion, what follows.
-
-    For any text; what isn't closed loses its tags alone.
-    """
-    for pattern, left in _REMOVED:
-        text = pattern.sub(left, text)
-    return text
-
-
-_REMOVED = [
-    (re.compile(r"<Outlines>(?:(?!<Outlines>)[\s\S])*?</Outlines>\s*"), ""),
-    (re.compile(r"<Outline>(?:(?!<Outline>)[\s\S])*?</Outline>\s*"), ""),
-    (re.compile(r"<Thread>\s*(?:[0-9]+(?:\.[0-9]+)*: ?)?"), ""),
-    (re.compile(r"\n?</Thread>\s*"), "\n"),
-    (re.compile(r"<(?:Parallel|Conclusion)>\s*"), ""),
-    (re.compile(r"\n?</Conclusion>\s*"), "\n"),
-    (re.compile(r"</Parallel>\n?|</?Outlines?>"), ""),
-]
-
-
 class _Reader:
     """Reads a text from front to back and cuts it where a rollout would stop or inject."""
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.thread_text import without_threads
 from treetune_data.asking import Ledger, OutOfBudget, Prices, Unreadable, without_thought
 from treetune_data.parallel_solutions import (
     Threaded,
@@ -25,7 +26,7 @@ from treetune_data.parallel_solutions import (
 from treetune_data.thread_blocks import Block, Rule, cut, json_list, ranges, saved_characters
 from treetune_domains.endpoints.asking import Answer, AnswerJournal
 from treetune_domains.endpoints.settings import EndpointSettings
-from treetune_threads.format import faults, text_segments, without_threads
+from treetune_threads.format import faults, text_segments
 
 PIECES = st.sampled_from(
     [

@@ -162,3 +162,18 @@ def test_an_own_credit_that_leaves_out_an_answer_is_told_with_the_problem() -> N
 
     with pytest.raises(ValueError, match=r"problem '.*': 1 advantages for 2 answers"):
         Short().assign(mdp.context(), trees_of(group([RIGHT, WRONG])))
+
+
+def test_a_critics_credit_of_ones_own_may_take_another_lambda_for_its_returns() -> None:
+    class Decoupled(Gae):
+        def from_values(
+            self, rewards: Sequence[float], values: Sequence[float]
+        ) -> tuple[Sequence[float], Sequence[float]]:
+            advantages, _ = gae(rewards, values, self.gamma, 1 - 1 / (0.5 * len(rewards)))
+            return advantages, gae(rewards, values, self.gamma, 1.0)[1]
+
+    credit = Decoupled()
+    assert credit.leaves_values_to_trainer and not credit.asks_critic
+    advantages, returns = credit.from_values([0.0, 0.0, 0.0, 1.0], [0.5] * 4)
+    assert returns == [1.0] * 4
+    assert advantages == [0.0625, 0.125, 0.25, 0.5]

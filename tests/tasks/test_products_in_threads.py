@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.thread_text import without_threads
 from tests.tasks.test_arithmetic_tasks import problem_of
 from treetune.tasks.arithmetic import SLIPS
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.multiplication import Multiplication
-from treetune_threads.format import faults, text_segments, without_threads
+from treetune_threads.format import faults, text_segments
 
 WRITTEN_IN_THREADS = """\
 <Parallel><Outlines><Outline>1:40</Outline><Outline>2:7</Outline></Outlines>

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.thread_text import without_threads
 from treetune.vocabulary import Branch
 from treetune_threads.format import (
     TAGS,
@@ -18,7 +19,6 @@ from treetune_threads.format import (
     faults,
     outline_numbers,
     text_segments,
-    without_threads,
 )
 
 BLOCK = (

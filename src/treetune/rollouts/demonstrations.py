@@ -21,7 +21,6 @@ from treetune.vocabulary import (
     Problem,
     Segment,
     TextCodec,
-    TokenIds,
     Trajectory,
     joined,
     token_array,
@@ -90,7 +89,8 @@ class Demonstrations(Rollout):
                     context.codec, problem, context.task.of(problem).demonstration(problem, seed)
                 )
                 response_ids = joined([segment.token_ids for segment in segments])
-                if self.too_long == "leave_out" and not _fits(context, problem, response_ids):
+                length = len(context.codec.encode_prompt(problem)) + len(response_ids)
+                if self.too_long == "leave_out" and length > context.settings.context_length:
                     left_out += 1
                     continue
                 text = context.codec.decode(response_ids)
@@ -160,7 +160,3 @@ def _step_ends(
     if len(segments) == 1:
         return steps_of(context, problem, segments[0].token_ids, text)
     return tuple(accumulate(len(segment.token_ids) for segment in segments))
-
-
-def _fits(context: RolloutContext, problem: Problem, response_ids: TokenIds) -> bool:
-    return len(context.codec.encode_prompt(problem)) + len(response_ids) <= context.settings.context_length
