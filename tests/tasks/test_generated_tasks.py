@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.tasks.test_logic_and_grid_puzzles import grids, orderings, paths, zebras
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.tasks.base import GeneratedTask, Split
 from treetune.tasks.countdown import Countdown
@@ -33,9 +34,17 @@ TAUGHT: dict[str, GeneratedTask] = {
     ),
     "countdown": Countdown(operators=("+", "-"), **SMALL),
     "orders": OrderingPuzzles(**SMALL),
+    "orders in symbols": orderings(**SMALL),
+    "orders by neighbours": orderings(clues=("next",), objects=(4, 4), **SMALL),
     "grids": GridPuzzles(**SMALL),
+    "grids with rules": GridPuzzles(shown=0, **SMALL),
+    "grids in symbols": grids(**SMALL),
+    "grids with rules in symbols": grids(shown=0, steps=(1, 2), **SMALL),
     "zebras": ZebraPuzzles(**SMALL),
+    "zebras in symbols": zebras(**SMALL),
+    "hard zebras": zebras(level=20, objects=(3, 3), attributes=(2, 2), **SMALL),
     "paths": GraphPaths(**SMALL),
+    "paths in symbols": paths(**SMALL),
     # One in five of its possible questions: draws come twice.
     "reasoning_gym": ReasoningGym(dataset="count_bits", config={"min_n": 1, "max_n": 250}, **SMALL),
 }
@@ -96,6 +105,18 @@ def test_demonstrations_depend_on_the_seed_alone_and_are_cut_at_the_ends_of_line
     assert ends[0] == 0 and ends[-1] == len(text) and ends == sorted(set(ends))
     assert all(text[end - 1] == "\n" for end in ends[1:-1])
     assert len(ends) == 1 + len(text.removesuffix("\n").split("\n"))
+
+
+@every_teacher
+def test_a_character_model_knows_all_that_is_written_or_needs_another_tokenizer(name: str) -> None:
+    task = TAUGHT[name]
+    in_words = name in ("products in threads", "orders", "grids", "grids with rules", "zebras", "paths")
+    if in_words:
+        with pytest.raises(ValueError, match="no small alphabet: use a real tokenizer"):
+            task.alphabet()
+    else:
+        texts = [one.prompt + task.demonstration(one, 1) for one in task.problems("train")]
+        assert set("".join(texts)) <= set(task.alphabet())
 
 
 @pytest.mark.parametrize(

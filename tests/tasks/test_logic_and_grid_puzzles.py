@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treetune.tasks.base import Split
 from treetune_domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader, read_grid, written
 from treetune_domains.graders.tagged import OneWord
-from treetune_domains.puzzles.base import Puzzles
 from treetune_domains.puzzles.grid_puzzles import GridPuzzles, Rule, applied, explanations, rules_of
 from treetune_domains.puzzles.logic_puzzles import GraphPaths, OrderingPuzzles
 from treetune_domains.puzzles.zebra_puzzles import (
@@ -28,7 +26,6 @@ from treetune_domains.puzzles.zebra_puzzles import (
     random_arrangement,
 )
 
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 SMALL: dict[str, Any] = {"train_size": 60, "validation_size": 10, "test_size": 20}
 SYMBOLS: dict[str, Any] = {"opening": "#", "closing": "\n", "unclosed": True}
 
@@ -47,50 +44,6 @@ def zebras(**keys: Any) -> ZebraPuzzles:
 
 def paths(**keys: Any) -> GraphPaths:
     return GraphPaths(**{"wording": "symbols", "grader": OneWord(**SYMBOLS), **SMALL, **keys})
-
-
-TASKS: dict[str, Puzzles] = {
-    "ordering in symbols": orderings(),
-    "ordering in words": OrderingPuzzles(**SMALL),
-    "ordering by neighbours": orderings(clues=("next",), objects=(4, 4)),
-    "grids with examples": grids(),
-    "grids with rules": grids(shown=0, steps=(1, 2)),
-    "grids in words": GridPuzzles(**SMALL),
-    "grids in words with rules": GridPuzzles(**SMALL, shown=0),
-    "zebra in symbols": zebras(),
-    "zebra in words": ZebraPuzzles(**SMALL),
-    "hard zebra": zebras(level=20, objects=(3, 3), attributes=(2, 2)),
-    "paths in symbols": paths(),
-    "paths in words": GraphPaths(**SMALL),
-}
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_puzzles_differ_between_and_within_splits(name: str) -> None:
-    prompts = [problem.prompt for split in SPLITS for problem in TASKS[name].problems(split)]
-    assert len(set(prompts)) == len(prompts) == sum(SMALL.values())
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_a_teacher_without_slips_is_right_and_one_who_slips_is_wrong(name: str) -> None:
-    task = TASKS[name]
-    slipping = type(task)(**{**vars(task), "demonstration_noise": 1.0})
-    right = [task.grader.grade(task.demonstration(one, 3), one).reward for one in task.problems("train")]
-    wrong = [task.grader.grade(slipping.demonstration(one, 3), one).reward for one in task.problems("train")]
-    assert set(right) == {1.0}
-    assert sum(wrong) < len(wrong) / 2
-
-
-@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.wording == "symbols"])
-def test_a_character_model_knows_all_that_is_written_in_symbols(name: str) -> None:
-    task = TASKS[name]
-    texts = [one.prompt + task.demonstration(one, 1) for one in task.problems("train")]
-    assert set("".join(texts)) <= set(task.alphabet())
-
-
-def test_a_task_in_words_has_no_small_alphabet() -> None:
-    with pytest.raises(ValueError, match="no small alphabet"):
-        TASKS["grids in words"].alphabet()
 
 
 _CLUE = re.compile(r"([a-l])([</0-9])([a-l])")
@@ -136,7 +89,7 @@ def test_exactly_one_order_fits_all_clues_and_more_fit_all_but_one(
 
 
 def test_clues_in_words_say_the_same_as_the_solution() -> None:
-    for problem in TASKS["ordering in words"].problems("train"):
+    for problem in OrderingPuzzles(**SMALL).problems("train"):
         order = json.loads(problem.gold)
         for one, exactly, side, other in re.findall(
             r"- (\w+) is (immediately|somewhere) to the (left|right) of (\w+)\.", problem.prompt
