@@ -256,16 +256,16 @@ class GivenServer(Server):
     def _refuse_another(self, started: Mapping[str, Any]) -> None:
         """Raises EngineError if its settings aren't this run's."""
         expected = dict(self._expected)
-        model, own = started.get("model", {}), expected.pop("model")
+        model, of_run = started.get("model", {}), expected.pop("model")
         differences = [
             f"{name} {started.get(name)}, and the run's is {value}"
             for name, value in expected.items()
             if started.get(name) != value and not (name == "context_length" and started.get(name, 0) > value)
         ]
         differences += [
-            f"another model ({name} {model.get(name)}, and the run's has {own.get(name)})"
-            for name in sorted(own.keys() | model.keys())
-            if own.get(name) != model.get(name)
+            f"another model ({name} {model.get(name)}, and the run's has {of_run.get(name)})"
+            for name in sorted(of_run.keys() | model.keys())
+            if of_run.get(name) != model.get(name)
         ][:1]
         if differences:
             raise EngineError(

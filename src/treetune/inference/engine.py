@@ -209,7 +209,7 @@ class VllmEngine(Engine):
         whether all servers take requests."""
         shut = [replica for replica in self._replicas if replica.number not in sampling.opened]
         awake = self._each(shut, Replica.awake)
-        opened = {one.number: address for one, address in zip(shut, awake, strict=True) if address}
+        opened = {replica.number: address for replica, address in zip(shut, awake, strict=True) if address}
         if opened:
             addresses |= opened
             sampling.open(opened)
@@ -262,7 +262,7 @@ class VllmEngine(Engine):
             gaps += [gap for gap in by_replica.values() if not gap.problem]
             for more in (seconds, *(update.seconds for update in updates.values())):
                 parts |= {name: max(parts.get(name, 0.0), value) for name, value in more.items()}
-            problems = {one: update.problem or by_replica[one].problem for one, update in updates.items()}
+            problems = {each: update.problem or by_replica[each].problem for each, update in updates.items()}
             lacking = {replica: problem for replica, problem in problems.items() if problem}
             of_all_ranks = self._ranks.gather("; ".join(lacking.values()))
             if not any(of_all_ranks):
@@ -288,17 +288,17 @@ class VllmEngine(Engine):
     def _send(self, directory: Path, chunks: Iterable[Chunk] | None) -> tuple[dict[Replica, Delivery], float]:
         """Gives this rank's servers their new weights. Returns the result for each, and the seconds."""
         before = time.monotonic()
-        own = [replica for replica in self._replicas if replica.server.loads]
-        deliveries = self._each(own, lambda replica: replica.delivery(from_folder=chunks is None))
+        loading = [replica for replica in self._replicas if replica.server.loads]
+        deliveries = self._each(loading, lambda replica: replica.delivery(from_folder=chunks is None))
         try:
             send_all(chunks or (), deliveries, directory)
         except BaseException:
-            for replica, delivery in zip(own, deliveries, strict=True):
+            for replica, delivery in zip(loading, deliveries, strict=True):
                 if delivery.address is not None:  # nobody may sample from it
                     problem = delivery.problem or "its weights are of two versions"
                     replica.server.failed(delivery.address, problem)
             raise
-        return dict(zip(own, deliveries, strict=True)), time.monotonic() - before
+        return dict(zip(loading, deliveries, strict=True)), time.monotonic() - before
 
     def _verify(
         self, updates: dict[Replica, Update], canary: Canary | None

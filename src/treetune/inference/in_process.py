@@ -75,7 +75,7 @@ class InProcessEngine(Engine):
         promised: list[Later] = []
 
         def ask(more: Sequence[Request | Later]) -> None:
-            promised.extend(one for one in more if isinstance(one, Later))
+            promised.extend(request for request in more if isinstance(request, Later))
             added: dict[int, list[_Sample]] = {}
             for request in more:
                 if isinstance(request, Request):
@@ -95,8 +95,8 @@ class InProcessEngine(Engine):
             if self._closed:
                 raise EngineError("the engine was closed while it sampled")
             if promised and not batch.samples and not any(waiting.values()):
-                wait([one.ready for one in promised], return_when=FIRST_COMPLETED)
-            for later in [one for one in promised if one.ready.done()]:
+                wait([later.ready for later in promised], return_when=FIRST_COMPLETED)
+            for later in [later for later in promised if later.ready.done()]:
                 promised.remove(later)
                 ask(later.requests())
             free = self._rows - len(batch.samples)
@@ -189,12 +189,12 @@ class InProcessEngine(Engine):
         sampled = [completions[0] for completions in self.generate(requests)]
         self.tokens = before
         pairs: list[tuple[TokenIds, TokenIds]] = [
-            (request.prompt_ids, one.token_ids) for request, one in zip(requests, sampled, strict=True)
+            (request.prompt_ids, sample.token_ids) for request, sample in zip(requests, sampled, strict=True)
         ]
         scores = canary.score(pairs)
         return [
-            Probe(prompt_ids, ids, one.logprobs.tolist() if one.logprobs is not None else [], row)
-            for (prompt_ids, ids), one, row in zip(pairs, sampled, scores, strict=True)
+            Probe(prompt_ids, ids, sample.logprobs.tolist() if sample.logprobs is not None else [], row)
+            for (prompt_ids, ids), sample, row in zip(pairs, sampled, scores, strict=True)
         ]
 
 
@@ -237,7 +237,7 @@ class _Batch:
         """Puts samples into free rows, with the keys and values of their prompts but the last token."""
         if not samples and 2 * max(len(self.samples), FEWEST_ROWS) > self._height:
             return
-        prompts = {one.request.prompt_ids.tobytes(): one.request.prompt_ids for one in samples}
+        prompts = {s.request.prompt_ids.tobytes(): s.request.prompt_ids for s in samples}
         computed = dict(self._prefill(prompts))
         everybody = [*self.samples.values(), *samples]
         width = max([_padded(len(s.request.prompt_ids) + s.request.sampling.max_tokens) for s in everybody])
@@ -248,11 +248,11 @@ class _Batch:
             for layer, both in next(iter(computed.values()), self._cache.layers).items():
                 old = self._cache.layers.get(layer)
                 moved = []
-                for place, like in enumerate(both):
+                for index, like in enumerate(both):
                     new = like.new_zeros((self._height, like.shape[-3], width, like.shape[-1]))
                     if old is not None and kept:
-                        shared = min(width, old[place].shape[2])
-                        new[: len(kept), :, :shared] = old[place][kept, :, :shared]
+                        shared = min(width, old[index].shape[2])
+                        new[: len(kept), :, :shared] = old[index][kept, :, :shared]
                     moved.append(new)
                 self._cache.layers[layer] = moved[0], moved[1]
             self.samples = dict(enumerate(self.samples.values()))
@@ -325,16 +325,18 @@ def draw(logits_BV: Any, samples: Sequence[_Sample]) -> tuple[list[int], list[fl
     likeliest token and its untempered log-prob."""
     import torch
 
-    asked = [sample.request.sampling for sample in samples]
-    temperatures_B1 = logits_BV.new_tensor([[s.temperature or 1.0] for s in asked], dtype=torch.float64)
+    sampling = [sample.request.sampling for sample in samples]
+    temperatures_B1 = logits_BV.new_tensor([[s.temperature or 1.0] for s in sampling], dtype=torch.float64)
     probs_BV = (logits_BV.double() / temperatures_B1).softmax(-1)
-    cut = [row for row, s in enumerate(asked) if s.top_k > 0 or s.top_p < 1]
+    cut = [row for row, s in enumerate(sampling) if s.top_k > 0 or s.top_p < 1]
     if cut:
         sorted_CV, order_CV = probs_BV[cut].sort(dim=-1, descending=True, stable=True)
         ranks_V = torch.arange(probs_BV.shape[1], device=probs_BV.device)
-        most_C1 = ranks_V.new_tensor([[asked[r].top_k if asked[r].top_k > 0 else len(ranks_V)] for r in cut])
+        most_C1 = ranks_V.new_tensor(
+            [[sampling[r].top_k if sampling[r].top_k > 0 else len(ranks_V)] for r in cut]
+        )
         sorted_CV = sorted_CV * (ranks_V < most_C1)
-        top_p_C1 = sorted_CV.new_tensor([[asked[row].top_p] for row in cut])
+        top_p_C1 = sorted_CV.new_tensor([[sampling[row].top_p] for row in cut])
         before_CV = sorted_CV.cumsum(-1) - sorted_CV
         sorted_CV = sorted_CV * (before_CV < top_p_C1 * sorted_CV.sum(-1, keepdim=True))
         left_CV = torch.zeros_like(sorted_CV).scatter(1, order_CV, sorted_CV)
@@ -342,7 +344,7 @@ def draw(logits_BV: Any, samples: Sequence[_Sample]) -> tuple[list[int], list[fl
     chances_B1 = probs_BV.new_tensor([[sample.chances[len(sample.ids)]] for sample in samples])
     sums_BV = probs_BV.cumsum(-1)
     drawn_B1 = torch.searchsorted(sums_BV, chances_B1 * sums_BV[:, -1:], right=True)
-    greedy_B1 = torch.tensor([[s.temperature == 0] for s in asked], device=probs_BV.device)
+    greedy_B1 = torch.tensor([[s.temperature == 0] for s in sampling], device=probs_BV.device)
     drawn_B1 = torch.where(greedy_B1, probs_BV.argmax(-1, keepdim=True), drawn_B1)
     logprobs_B = probs_BV.gather(-1, drawn_B1).log()[:, 0]
     return drawn_B1[:, 0].tolist(), logprobs_B.tolist()

@@ -64,7 +64,7 @@ class JournaledEngine(EngineWrapper):
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        asked: list[Request] = []
+        all_requests: list[Request] = []
         keys: list[str] = []  # of all that is asked
         sampled: list[tuple[str, int]] = []  # of those that the engine below is asked for, and priorities
         waiting_for: dict[str, list[int]] = {}  # the requests that have the same key, while it is sampled
@@ -76,7 +76,7 @@ class JournaledEngine(EngineWrapper):
                     rows.append(request)
                 else:
                     rows.append((len(keys), request))
-                    asked.append(request)
+                    all_requests.append(request)
                     keys.append(self._key(request))
             return rows
 
@@ -84,7 +84,7 @@ class JournaledEngine(EngineWrapper):
             """Returns the requests that follow from one that has its answer."""
             completions = self._known[keys[index]]
             if self._hear is not None:
-                self._hear(asked[index], completions)
+                self._hear(all_requests[index], completions)
             more = on_result(index, completions) if on_result is not None else None
             return numbered(more or ())
 
@@ -114,7 +114,7 @@ class JournaledEngine(EngineWrapper):
         def keep(position: int, completions: list[Completion]) -> list[Request | Later]:
             key, priority = sampled[position]
             self._known[key] = completions
-            self.sampled[priority] += sum(len(one.token_ids) for one in completions)
+            self.sampled[priority] += sum(len(completion.token_ids) for completion in completions)
             journal = self._answers if priority == ANSWERS else self._continuations
             journal.add(journal_row(key, completions))
             return unknown([follower for index in waiting_for.pop(key) for follower in followers(index)])
@@ -160,9 +160,9 @@ def request_key(request: Request, version: int, *, n: int | None = None) -> str:
     samples = request.n if n is None else n
     # The fields as they are: `dataclasses.astuple` copies deeply, which takes longer than all else here.
     sampling = list(vars(request.sampling).values())
-    asked = (request.prompt_ids.tolist(), request.seed, samples, sampling)
+    content = (request.prompt_ids.tolist(), request.seed, samples, sampling)
     unread = [] if request.reads_logprobs else ["without log-probs"]
-    text = json.dumps([asked, version, *unread], separators=(",", ":"))
+    text = json.dumps([content, version, *unread], separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

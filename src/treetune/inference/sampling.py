@@ -184,10 +184,10 @@ class Sampling:
 
     async def _ask(self, part: RequestPart, server: _OpenServer) -> None:
         try:
-            begun = time.monotonic()
+            before = time.monotonic()
             body = payload(part, self._version, self._client.end_ids)
             answer = await self._client.ask(server.address, "/v1/completions", body, self._timeout)
-            seconds = time.monotonic() - begun
+            seconds = time.monotonic() - before
             completions = completions_of(answer, part, self._version, seconds)
         except ServerFailure as failure:
             if self._servers.get(server.number) is server:  # and not another one, started since

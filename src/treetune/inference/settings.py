@@ -288,24 +288,26 @@ class VllmSettings(EngineSettings):
 
     def _obstacles(self, device: str, machines: Sequence[str]) -> dict[TransferMethod, str]:
         """Returns the transfers that aren't possible, each with the reason and a remedy."""
-        found: dict[TransferMethod, str] = {
+        obstacles: dict[TransferMethod, str] = {
             method: "no package is installed that brings it (treetune_cluster): choose 'file'"
             for method in ON_THE_DEVICE
             if TRANSFERS.get(method) is None
         }
         if self.addresses is not None:
-            found["cuda_ipc"] = found["shared_memory"] = (
+            obstacles["cuda_ipc"] = obstacles["shared_memory"] = (
                 "its servers are reached by address, as on other machines: choose 'file' or 'nccl'"
             )
             if device != "cuda":
-                found["nccl"] = "the trainer is on a CPU: choose 'file'"
-            return found
+                obstacles["nccl"] = "the trainer is on a CPU: choose 'file'"
+            return obstacles
         if device != "cuda":
-            found["cuda_ipc"] = found["nccl"] = "the trainer is on a CPU: choose 'shared_memory' or 'file'"
+            obstacles["cuda_ipc"] = obstacles["nccl"] = (
+                "the trainer is on a CPU: choose 'shared_memory' or 'file'"
+            )
         else:
             is_shared = self.servers != "per_rank" and len(machines) > 1
             if self.devices or is_shared or self.replicas_on(device) > 1 or self.tensor_parallel_size > 1:
-                found["cuda_ipc"] = (
+                obstacles["cuda_ipc"] = (
                     "that needs a server of one GPU for each rank, which is the rank's own: leave devices"
                     " out, set replicas and tensor_parallel_size to 1 and, with several ranks, servers to"
                     " 'per_rank'"
@@ -313,19 +315,19 @@ class VllmSettings(EngineSettings):
             # A rank trains on the GPU of its number on its machine.
             trainers_gpus = set(range(max(Counter(machines).values())))
             if self.devices is None:
-                found["nccl"] = (
+                obstacles["nccl"] = (
                     "the engine shares the trainer's GPUs, which NCCL can't connect: name its devices"
                 )
             elif shared := sorted(trainers_gpus.intersection(self.devices)):
-                found["nccl"] = (
+                obstacles["nccl"] = (
                     f"GPUs {shared} of its devices are the trainer's, and NCCL can't connect a GPU with"
                     " itself: name others"
                 )
         if len(set(machines)) > 1:
-            found["shared_memory"] = "the ranks are on several machines: choose 'file'"
+            obstacles["shared_memory"] = "the ranks are on several machines: choose 'file'"
         elif not os.access(MEMORY, os.W_OK):
-            found["shared_memory"] = f"{MEMORY} can't be written to here: choose 'file'"
-        return found
+            obstacles["shared_memory"] = f"{MEMORY} can't be written to here: choose 'file'"
+        return obstacles
 
 
 @EngineSettings.register("in_process")

@@ -122,13 +122,13 @@ def send_all(chunks: Iterable[Chunk], deliveries: Sequence[Delivery], directory:
     whatever the servers do, since making them may need other ranks. An error of making them is raised, and
     all servers have a problem then.
     """
-    begun: dict[int, Future[None]] = {}
+    in_flight: dict[int, Future[None]] = {}
     with ThreadPoolExecutor(max(1, len(deliveries)), "weight-transfer") as threads:
 
         def wait() -> None:
-            for index in list(begun):
+            for index in list(in_flight):
                 try:
-                    begun.pop(index).result()
+                    in_flight.pop(index).result()
                 except (ServerFailure, EngineError) as failure:
                     deliveries[index].problem = str(failure)
                 except Exception as failure:  # no memory left on the GPU, say: other ranks wait for this one
@@ -139,7 +139,7 @@ def send_all(chunks: Iterable[Chunk], deliveries: Sequence[Delivery], directory:
             for index, delivery in enumerate(deliveries):
                 if delivery.problem is None:
                     method = getattr(delivery.transfer, step)
-                    begun[index] = threads.submit(method, delivery.address, *arguments)
+                    in_flight[index] = threads.submit(method, delivery.address, *arguments)
 
         try:
             each("begin")

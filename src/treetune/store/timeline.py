@@ -143,8 +143,8 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]
             elif "end" in row:
                 number = row.pop("end")
                 if number in spans:
-                    begun = spans[number]
-                    spans[number] = replace(begun, end=at, about=begun.about | row)
+                    span = spans[number]
+                    spans[number] = replace(span, end=at, about=span.about | row)
             else:
                 processes[-1] = replace(processes[-1], closed=True)
             processes[-1] = replace(processes[-1], last=max(processes[-1].last, at))
