@@ -95,18 +95,18 @@ def test_whatever_makes_an_answer_differ_makes_the_key_differ() -> None:
     assert len(set(keys)) == len(keys)
 
 
-def test_somebody_hears_of_every_request_also_of_those_that_were_written_down(tmp_path: Path) -> None:
+def test_somebody_observes_of_every_request_also_of_those_that_were_written_down(tmp_path: Path) -> None:
     first, second, third, fourth = requests(4)
     done: Future[None] = Future()
     done.set_result(None)
     following = {0: [Later(done, lambda: [third])], 1: [fourth]}
     told: list[tuple[int, list[tuple[int, ...]]]] = []
 
-    def hear(request: Request, completions: Sequence[Completion]) -> None:
+    def observe(request: Request, completions: Sequence[Completion]) -> None:
         told.append((request.seed, [tuple(one.token_ids) for one in completions]))
 
     for _ in range(2):  # the second time, all are written down
-        journaled = JournaledEngine(engine(), tmp_path / "journal.jsonl", hear=hear)
+        journaled = JournaledEngine(engine(), tmp_path / "journal.jsonl", observe=observe)
         journaled.generate([first, second], lambda index, completions: following.get(index, []))
     plain = engine().generate([first, second, third, fourth])
     answers = {10 * i: [tuple(one.token_ids) for one in completions] for i, completions in enumerate(plain)}

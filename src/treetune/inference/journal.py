@@ -26,7 +26,7 @@ from treetune.vocabulary import Column
 
 log = logging.getLogger(__name__)
 
-Hear = Callable[[Request, Sequence[Completion]], None]
+Observe = Callable[[Request, Sequence[Completion]], None]
 
 FLUSH_S = 0.2
 """A killed process loses at most what it sampled in this time."""
@@ -39,7 +39,7 @@ class JournaledEngine(EngineWrapper):
     several calls and a restarted run. `others` are journals to find requests in, and not to write to. A
     request that differs from an earlier one in asking for fewer samples gets the first of those: no sample
     depends on how many there are. Continuations that are asked for among answers are kept in the file
-    `continuations`, if there is one. `hear` is called with every request and its samples, before `on_result`.
+    `continuations`, if there is one. `observe` is called with every request and its samples, before `on_result`.
     Everything but `generate` goes straight through.
 
     `sampled` counts the tokens that were not in a journal, by the priority of their requests.
@@ -51,10 +51,10 @@ class JournaledEngine(EngineWrapper):
         path: Path,
         others: Sequence[Path] = (),
         continuations: Path | None = None,
-        hear: Hear | None = None,
+        observe: Observe | None = None,
     ) -> None:
         super().__init__(engine)
-        self._hear = hear
+        self._observe = observe
         self._answers = Journal(path, others, flush_s=FLUSH_S)
         self._continuations = Journal(continuations, flush_s=FLUSH_S) if continuations else self._answers
         self.sampled: Counter[int] = Counter()
@@ -83,8 +83,8 @@ class JournaledEngine(EngineWrapper):
         def followers(index: int) -> list[tuple[int, Request] | Later]:
             """Returns the requests that follow from one that has its answer."""
             completions = self._known[keys[index]]
-            if self._hear is not None:
-                self._hear(all_requests[index], completions)
+            if self._observe is not None:
+                self._observe(all_requests[index], completions)
             more = on_result(index, completions) if on_result is not None else None
             return numbered(more or ())
 

@@ -134,7 +134,7 @@ def _roll_out(
             journal=_journal(sampler, folder, "rollout"),
             continuations=_journal(sampler, folder, "credit"),
             progress=show,
-            hear=partial(_check_answered, sampler),
+            observe=partial(_check_answered, sampler),
             services=services,
         )
         early = config.credit.early_continuations(context) if config.rollout.needs_engine else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.contracts import PHASE_SERVICES, RUN_SERVICES
-from treetune.inference.journal import Hear, JournaledEngine
+from treetune.inference.journal import JournaledEngine, Observe
 from treetune.rollouts.base import Critic, Rollout
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
 from treetune.rollouts.single_turn import for_fixed_problems
@@ -102,7 +102,7 @@ class Sampler:
         earlier: Path | None = None,
         continuations: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
-        hear: Hear | None = None,
+        observe: Observe | None = None,
         task: Task | None = None,
         grader: GraderPool | None = None,
         reads_logprobs: bool = True,
@@ -111,7 +111,7 @@ class Sampler:
         """Returns the context for a rollout, or for credit of its answers. With `journal`, finished requests
         outlive a crash; `journals` have what others finished, `earlier` is that of an earlier phase of this
         iteration, whose services these ones go on from, and `continuations` is the file for continuations
-        that are requested among answers; `hear` is called with all answered requests. `task` and its `grader`
+        that are requested among answers; `observe` is called with all answered requests. `task` and its `grader`
         are the run's unless given. `services` are those that features of this phase need.
         """
         session, engine = self.session, self.server.engine
@@ -119,7 +119,7 @@ class Sampler:
         if self.critic is not None:
             services += (self.critic,)
         if engine is not None and journal is not None:
-            engine = JournaledEngine(engine, journal, journals, continuations, hear)
+            engine = JournaledEngine(engine, journal, journals, continuations, observe)
             others = [*journals, *([earlier] if earlier is not None else [])]
             services += tuple(start(journal, others) for start in PHASE_SERVICES)
         return RolloutContext(
