@@ -39,8 +39,8 @@ class JournaledEngine(EngineWrapper):
     several calls and a restarted run. `others` are journals to find requests in, and not to write to. A
     request that differs from an earlier one in asking for fewer samples gets the first of those: no sample
     depends on how many there are. Continuations that are asked for among answers are kept in the file
-    `continuations`, if there is one. `observe` is called with every request and its samples, before `on_result`.
-    Everything but `generate` goes straight through.
+    `continuations`, if there is one. `observe` is called with every request and its samples, before
+    `on_result`. Everything but `generate` goes straight through.
 
     `sampled` counts the tokens that were not in a journal, by the priority of their requests.
     """

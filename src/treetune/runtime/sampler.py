@@ -111,8 +111,8 @@ class Sampler:
         """Returns the context for a rollout, or for credit of its answers. With `journal`, finished requests
         outlive a crash; `journals` have what others finished, `earlier` is that of an earlier phase of this
         iteration, whose services these ones go on from, and `continuations` is the file for continuations
-        that are requested among answers; `observe` is called with all answered requests. `task` and its `grader`
-        are the run's unless given. `services` are those that features of this phase need.
+        that are requested among answers; `observe` is called with all answered requests. `task` and its
+        `grader` are the run's unless given. `services` are those that features of this phase need.
         """
         session, engine = self.session, self.server.engine
         services = (for_fixed_problems(rollout), *services, *self._services.services)
