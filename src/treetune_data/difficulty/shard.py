@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
@@ -53,10 +53,6 @@ def input_rows(source: Path) -> Iterator[RowOfInput]:
         yield RowOfInput(index, key, occurrence, row)
 
 
-def shard_rows(source: Path, shard: int, shards: int) -> Sequence[RowOfInput]:
-    return contiguous_share(list(input_rows(source)), shard, shards)
-
-
 def shard_folder(output: Path, shard: int) -> Path:
     return output / "shards" / f"{shard:04d}"
 
@@ -81,7 +77,7 @@ class _Shard:
         self, pipeline: EstimateDifficulty, source: Path, shard: int, folder: Path, console: Console
     ) -> None:
         self._pipeline, self._shard, self._folder, self._console = pipeline, shard, folder, console
-        rows = shard_rows(source, shard, pipeline.shards)
+        rows = contiguous_share(list(input_rows(source)), shard, pipeline.shards)
         assert isinstance(pipeline.task, RowsTask)
         self._problems: dict[int, Problem] = {
             one.index: pipeline.task.problem_of(one.row, f"row/{one.index}") for one in rows
@@ -105,7 +101,9 @@ class _Shard:
         self._answered, self._graded = len(answered), len(graded)
         pipeline = self._pipeline
         wanted = [
-            Question(index, sample, self._seed(index, sample), problem)
+            Question(
+                index, sample, derive_seed(pipeline.seed, *self._keys[index], sample, "difficulty"), problem
+            )
             for index, problem in self._problems.items()
             for sample in range(pipeline.answers.samples)
             if (index, sample) not in answered
@@ -138,10 +136,6 @@ class _Shard:
         write_json(self._folder / DONE, done)
         self._tell(now=True)
 
-    def _seed(self, index: int, sample: int) -> int:
-        key, occurrence = self._keys[index]
-        return derive_seed(self._pipeline.seed, key, occurrence, sample, "difficulty")
-
     def _keep(self, question: Question, reply: Reply | None) -> None:
         """Writes the answer down, so that a killed job doesn't lose it, and has it graded."""
         answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
@@ -170,35 +164,33 @@ class _Shard:
         future.add_done_callback(lambda _: self._done.append(place))
 
     def _collect(self) -> None:
+        """Writes down the grades that are there."""
         while self._done:
-            place = self._done.popleft()
-            future, answer = self._waiting.pop(place)
-            self._write_grade(place, future.result(), answer)
+            row, sample = self._done.popleft()
+            future, answer = self._waiting.pop((row, sample))
+            grade = future.result()
+            if grade.outcome == "unavailable":
+                # Nobody knows what it is worth: it is graded again when the shard is worked on again.
+                self._unavailable += 1
+                continue
+            line = {
+                "row": row,
+                "sample": sample,
+                "reward": grade.reward,
+                "correct": grade.correct,
+                "outcome": grade.outcome,
+                "extracted": grade.extracted,
+                "complete": answer["complete"],
+                "tokens": answer["tokens"],
+            }
+            if grade.message is not None:
+                line["message"] = grade.message[:500]
+            self._grades.add(line)
+            self._graded += 1
 
     def _wait_for_one(self) -> None:
         next(iter(self._waiting.values()))[0].result()
         self._collect()
-
-    def _write_grade(self, place: tuple[int, int], grade: Grade, answer: dict[str, Any]) -> None:
-        if grade.outcome == "unavailable":
-            # Nobody knows what it is worth: it is graded again when the shard is worked on again.
-            self._unavailable += 1
-            return
-        row, sample = place
-        line = {
-            "row": row,
-            "sample": sample,
-            "reward": grade.reward,
-            "correct": grade.correct,
-            "outcome": grade.outcome,
-            "extracted": grade.extracted,
-            "complete": answer["complete"],
-            "tokens": answer["tokens"],
-        }
-        if grade.message is not None:
-            line["message"] = grade.message[:500]
-        self._grades.add(line)
-        self._graded += 1
 
     def _tell(self, now: bool = False) -> None:
         """Writes the progress for the command that watches, as a sign of life."""
