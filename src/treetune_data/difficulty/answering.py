@@ -57,7 +57,7 @@ Ask = Callable[[Sequence[Question], Keep], None]
 
 
 @dataclass(frozen=True)
-class Place:
+class AskingShard:
     """The shard that asks: its number, its folder, and the seed of the engine."""
 
     shard: int
@@ -76,20 +76,21 @@ class Policy(Registrable):
         """Returns what decides on an answer, beside the question. Its repr is compared."""
         raise NotImplementedError
 
-    def opened(self, sampling: SamplingParams, place: Place) -> AbstractContextManager[Ask]:
-        """Ready to be asked while inside."""
+    def opened(self, sampling: SamplingParams, place: AskingShard) -> AbstractContextManager[Ask]:
+        """Opens the policy: it can be asked within the block."""
         raise NotImplementedError
 
 
 @Policy.register("served")
 @dataclass(frozen=True, kw_only=True)
 class Served(Policy):
-    """A model on a server of ours for each job, which ends with it. `context_length` bounds prompt and answer
-    together, in tokens; a row whose prompt fills it can't be asked, and is told."""
+    """A model on a server of ours for each job, which ends with it."""
 
     model: ModelSource
     engine: EngineSettings
+    """The server."""
     context_length: Annotated[int, Gt(1)]
+    """The most tokens of prompt and answer; a row whose prompt fills them can't be asked, and is named."""
 
     def check_answers(self, sampling: SamplingParams) -> Iterable[Finding]:
         longest = self.model.longest
@@ -111,7 +112,7 @@ class Served(Policy):
         return self.model, self.context_length
 
     @contextmanager
-    def opened(self, sampling: SamplingParams, place: Place) -> Iterator[Ask]:
+    def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
         import torch
 
         from treetune.inference.engine import start_engine
@@ -149,7 +150,9 @@ class Served(Policy):
                         def came(
                             index: int, completions: list[Completion], asked: list[Question] = asked
                         ) -> None:
-                            keep(asked[index], _reply(completions[0], codec))
+                            [one] = completions
+                            text, complete = codec.decode(one.token_ids), one.finish_reason == "stop"
+                            keep(asked[index], Reply(text, complete, len(one.token_ids)))
 
                         if requests:
                             engine.generate(requests, came)
@@ -163,7 +166,7 @@ class Served(Policy):
     def _requests(
         self, questions: Sequence[Question], codec: TextCodec, sampling: SamplingParams, keep: Keep
     ) -> tuple[list[Request], list[Question]]:
-        """A request for each answer, so that what was sampled when a job dies is lost one by one."""
+        """Returns a request for each answer, so that what was sampled when a job dies is lost one by one."""
         requests, asked = [], []
         for question in questions:
             prompt_ids = codec.encode_prompt(question.problem)
@@ -177,11 +180,6 @@ class Served(Policy):
         return requests, asked
 
 
-def _reply(completion: Completion, codec: TextCodec) -> Reply:
-    text = codec.decode(completion.token_ids)
-    return Reply(text, completion.finish_reason == "stop", len(completion.token_ids))
-
-
 def _no_alphabet() -> str:
     raise ValueError(
         "the model 'tiny' knows the characters of a task, and rows have none: give its alphabet, or take the"
@@ -189,7 +187,7 @@ def _no_alphabet() -> str:
     )
 
 
-def _memory_folder(place: Place) -> Path:
+def _memory_folder(place: AskingShard) -> Path:
     """Returns the folder of the engine's weights: in memory where the machine has /dev/shm."""
     name = hashlib.blake2b(str(place.folder.resolve()).encode(), digest_size=8).hexdigest()
     memory = Path("/dev/shm")
@@ -210,27 +208,20 @@ class AtAddresses(Policy):
         return [(one.model, one.api, one.extra) for one in self.addresses]
 
     @contextmanager
-    def opened(self, sampling: SamplingParams, place: Place) -> Iterator[Ask]:
-
+    def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
         chosen = self.addresses[place.shard % len(self.addresses)]
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
 
         def ask(questions: Sequence[Question], keep: Keep) -> None:
-            ask_address(settings, sampling, questions, keep)
+            asyncio.run(_ask(settings, sampling, questions, keep))
 
         yield ask
-
-
-def ask_address(
-    settings: EndpointSettings, sampling: SamplingParams, questions: Sequence[Question], keep: Keep
-) -> None:
-    """Raises RuntimeError when requests come to nothing, after everything that was answered was kept."""
-    asyncio.run(_ask(settings, sampling, questions, keep))
 
 
 async def _ask(
     settings: EndpointSettings, sampling: SamplingParams, questions: Sequence[Question], keep: Keep
 ) -> None:
+    """Raises RuntimeError when requests come to nothing, after everything that was answered was kept."""
     failure: EndpointError | None = None
     unanswered, in_a_row = 0, 0
 

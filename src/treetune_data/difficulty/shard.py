@@ -21,7 +21,7 @@ from treetune.store.journal import Journal, read_rows
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.rows import RowsTask
 from treetune.vocabulary import Grade, Problem
-from treetune_data.difficulty.answering import Place, Question, Reply
+from treetune_data.difficulty.answering import AskingShard, Question, Reply
 from treetune_data.pipelines import EstimateDifficulty
 from treetune_domains.domain_rows import Row, read_domain_rows, row_key
 
@@ -124,7 +124,7 @@ class _Shard:
             for answer in ungraded:
                 self._grade(answer)
             if wanted:
-                place = Place(self._shard, self._folder, pipeline.seed)
+                place = AskingShard(self._shard, self._folder, pipeline.seed)
                 with pipeline.policy.opened(pipeline.answers.params, place) as ask:
                     ask(wanted, self._keep)
             while self._waiting:
