@@ -16,9 +16,17 @@ from treetune.contracts import Need, OneLine
 from treetune.inference.base import Request
 from treetune.rollouts.answers import steps_of
 from treetune.rollouts.context import RolloutContext
-from treetune.runtime.analysis import Analyzer, Findings
+from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.seeds import derive_seed
 from treetune.vocabulary import joined, token_array
+from treetune_lab.analyzers.figures import (
+    Bootstrap,
+    legend_below,
+    mean_of,
+    panels,
+    points_with_bars,
+    style_of,
+)
 from treetune_lab.analyzers.points import OfCheckpoints
 from treetune_lab.analyzers.true_values import ESTIMATE, TRUTH, ChosenState, choose_states, continued
 from treetune_lab.analyzers.value_accuracy import CRITIC, CriticValues, order_of, words_of
@@ -64,13 +72,7 @@ class ActionRanking(OfCheckpoints):
 
     needs_engine = True
     judges_critic = True
-    needs = (
-        Need(
-            OneLine(),
-            "it continues answers from their beginnings",
-            "leave the analysis out, or set the rollout's parallel to false",
-        ),
-    )
+    needs = (Need(OneLine(), "it continues answers from their beginnings", ONE_LINE_REMEDY),)
 
     def __post_init__(self) -> None:
         if self.at_least > self.alternatives:
@@ -186,8 +188,6 @@ class ActionRanking(OfCheckpoints):
         }
 
     def _numbers(self, rows: Sequence[Row]) -> dict[str, Any]:
-        from treetune_lab.analyzers.figures import Bootstrap, mean_of
-
         bootstrap = Bootstrap([row["problem"] for row in rows], self.seed)
         names = list(dict.fromkeys(name for row in rows for name in row["predictions"]))
         scores: dict[str, Callable[[Row, list[float]], float]] = {
@@ -215,14 +215,12 @@ class ActionRanking(OfCheckpoints):
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        from treetune_lab.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
-
         figure, axes = panels(["Pairs of next steps in the right order", "The best next step found"])
         numbers = {name: result["numbers"]["all"] for name, result in results.items()}
         names = sorted({name for one in numbers.values() for name in one["estimators"]}, key=order_of)
         for i, (label, one) in enumerate(numbers.items()):
             shift = (i - (len(numbers) - 1) / 2) * 0.16
-            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)], "linestyle": "none"}
+            style = style_of(i) | {"linestyle": "none"}
             for panel, measure in zip(axes, ("pairwise", "best"), strict=True):
                 own = [
                     (names.index(name) + shift, found[measure]) for name, found in one["estimators"].items()

@@ -18,6 +18,7 @@ from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.vocabulary import Episode, joined
+from treetune_lab.analyzers.figures import COLOURS, legend_below, panels
 from treetune_lab.analyzers.points import OfIterations, evenly
 
 if TYPE_CHECKING:
@@ -144,8 +145,6 @@ class AdvantageDistribution(OfIterations):
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        from treetune_lab.analyzers.figures import COLOURS, legend_below, panels
-
         figure, (shares, along, values) = panels(
             ["Advantages of steps", "… by relative step: median and 5 – 95 %", "Values by relative step"]
         )

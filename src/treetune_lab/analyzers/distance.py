@@ -18,6 +18,15 @@ from treetune.tasks.base import Split
 from treetune.trainers.objectives.base import KlEstimator, kl_estimate
 from treetune.tree import answers_of
 from treetune.vocabulary import CORRECT_SCORE
+from treetune_lab.analyzers.figures import (
+    Bootstrap,
+    iteration_axis,
+    legend_below,
+    mean_of,
+    panels,
+    points_with_bars,
+    style_of,
+)
 from treetune_lab.analyzers.points import Chosen, OfCheckpoints
 
 if TYPE_CHECKING:
@@ -54,8 +63,6 @@ class WeightDistance(OfCheckpoints):
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        from treetune_lab.analyzers.figures import COLOURS, MARKS, iteration_axis, legend_below, panels
-
         figure, (along, groups) = panels(
             ["Distance to the start weights, relative", "… of the last checkpoint, by group"]
         )
@@ -68,7 +75,7 @@ class WeightDistance(OfCheckpoints):
             )
         )
         for i, (label, result) in enumerate(results.items()):
-            style: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)]}
+            style = style_of(i)
             by_point = result["numbers"]["by_checkpoint"]
             values = [numbers["all"]["relative"] for numbers in by_point.values()]
             along.plot([int(point) for point in by_point], values, label=label, markersize=4.5, **style)
@@ -192,8 +199,6 @@ class KlToReference(OfCheckpoints):
         ]
 
     def summarise(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        from treetune_lab.analyzers.figures import Bootstrap, mean_of
-
         numbers: dict[str, dict[str, Any]] = {}
         for point in sorted({row["checkpoint"] for row in rows}):
             own = [row for row in rows if row["checkpoint"] == point]
@@ -209,20 +214,11 @@ class KlToReference(OfCheckpoints):
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        from treetune_lab.analyzers.figures import (
-            COLOURS,
-            MARKS,
-            iteration_axis,
-            legend_below,
-            panels,
-            points_with_bars,
-        )
-
         figure, (along, gain) = panels(
             ["KL of an answer to the start, in nats", "Mean reward against KL (k1)"]
         )
         for i, (label, result) in enumerate(results.items()):
-            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)]}
+            style = style_of(i)
             by_point = result["numbers"]["by_checkpoint"]
             numbers = list(by_point.values())
             for name, stroke in zip(ESTIMATORS, ("-", ":"), strict=True):

@@ -13,6 +13,15 @@ from annotated_types import Gt
 
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.vocabulary import Trajectory
+from treetune_lab.analyzers.figures import (
+    Bootstrap,
+    iteration_axis,
+    legend_below,
+    mean_of,
+    panels,
+    points_with_bars,
+    style_of,
+)
 from treetune_lab.analyzers.points import OfIterations
 
 if TYPE_CHECKING:
@@ -66,8 +75,6 @@ class Diversity(OfIterations):
         return Findings(self.summarise(rows), rows)
 
     def summarise(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        from treetune_lab.analyzers.figures import Bootstrap, mean_of
-
         numbers = {}
         for point in sorted({row["iteration"] for row in rows}):
             own = [row for row in rows if row["iteration"] == point]
@@ -81,15 +88,6 @@ class Diversity(OfIterations):
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        from treetune_lab.analyzers.figures import (
-            COLOURS,
-            MARKS,
-            iteration_axis,
-            legend_below,
-            panels,
-            points_with_bars,
-        )
-
         titles = [
             "Different answers",
             "Different final answers",
@@ -98,7 +96,7 @@ class Diversity(OfIterations):
         ]
         figure, axes = panels(titles, rows=2)
         for i, (label, result) in enumerate(results.items()):
-            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)], "label": label}
+            style = style_of(i) | {"label": label}
             by_point = result["numbers"]["by_iteration"]
             for panel, measure in zip(axes, MEASURES, strict=True):
                 xs = [int(point) for point in by_point]

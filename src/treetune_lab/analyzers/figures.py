@@ -23,6 +23,11 @@ Number = Mapping[str, float | None]
 """``value``, ``low``, ``high``."""
 
 
+def style_of(number: int) -> dict[str, Any]:
+    """Returns the colour and the mark of the line with this number."""
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKS[number % len(MARKS)]}
+
+
 def panels(titles: Sequence[str], *, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure with one titled panel for each title, `rows` rows of them."""
     # Not pyplot: nothing global, no window, whatever the machine has.

@@ -13,6 +13,7 @@ from treetune.contracts import Finding, Need, SampledAnswers
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
+from treetune_lab.analyzers.figures import iteration_axis, legend_below, panels, style_of
 from treetune_lab.analyzers.points import OfCheckpoints, choose, iterations_with, require_critic
 
 if TYPE_CHECKING:
@@ -87,15 +88,11 @@ class GradientVariance(OfCheckpoints):
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        from treetune_lab.analyzers.figures import COLOURS, MARKS, iteration_axis, legend_below, panels
-
         figure, (relative, scale) = panels(
             ["Variance of the gradient over its squared norm", "Noise scale, in episodes"]
         )
         for i, (label, result) in enumerate(results.items()):
-            style: dict[str, Any] = {
-                "color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)], "label": label,
-            }  # fmt: skip
+            style = style_of(i) | {"label": label}
             by_point = result["numbers"]["by_checkpoint"]
             for axes, measure in ((relative, "relative_variance"), (scale, "noise_scale")):
                 known = [(int(p), n[measure]) for p, n in by_point.items() if n[measure] is not None]

@@ -14,15 +14,19 @@ from annotated_types import Ge, Gt, MinLen
 
 from treetune.contracts import Need, OneLine
 from treetune.rollouts.context import RolloutContext
-from treetune.runtime.analysis import Analyzer, Findings
+from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.vocabulary import TokenIds
 from treetune_lab.analyzers.figures import (
     COLOURS,
     MARKS,
+    Bootstrap,
+    correlation,
     iteration_axis,
     legend_below,
+    mean_of,
     panels,
     points_with_bars,
+    right_side,
 )
 from treetune_lab.analyzers.points import OfCheckpoints
 from treetune_lab.analyzers.true_values import ESTIMATE, TRUTH, ChosenState, choose_states, continued
@@ -129,13 +133,7 @@ class ValueAccuracy(OfCheckpoints):
 
     needs_engine = True
     judges_critic = True
-    needs = (
-        Need(
-            OneLine(),
-            "it continues answers from their beginnings",
-            "leave the analysis out, or set the rollout's parallel to false",
-        ),
-    )
+    needs = (Need(OneLine(), "it continues answers from their beginnings", ONE_LINE_REMEDY),)
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune_lab.analyzers.stored import context_at, judged_at
@@ -238,8 +236,6 @@ def errors(rows: Sequence[Row], name: str, seed: int) -> dict[str, Any]:
     The errors hold what the truth itself is off by (see ``truth_error``).
     """
     import numpy as np
-
-    from treetune_lab.analyzers.figures import Bootstrap, correlation, mean_of, right_side
 
     rows = [row for row in rows if name in row["estimates"]]
     bootstrap = Bootstrap([row["problem"] for row in rows], seed)
