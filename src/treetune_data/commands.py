@@ -52,9 +52,25 @@ def export_rows(options: argparse.Namespace) -> int:
     return 0
 
 
-def run_pipeline(options: argparse.Namespace) -> int:
+def prepare_data(options: argparse.Namespace) -> int:
     config, root = _pipeline(options)
-    return root.run(options.input, options.output, config.data)
+    from treetune_data.preparing import prepare
+
+    return prepare(root, options.input, options.output, config.data)
+
+
+def filter_data(options: argparse.Namespace) -> int:
+    config, root = _pipeline(options)
+    from treetune_data.preparing import filtered
+
+    return filtered(root, options.input, options.output, config.data)
+
+
+def make_threads(options: argparse.Namespace) -> int:
+    config, root = _pipeline(options)
+    from treetune_data.making_threads import work
+
+    return work(root, options.input, options.output, config.data)
 
 
 def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
@@ -162,7 +178,7 @@ COMMANDS = (
     ),
     Command(
         "prepare_data",
-        run_pipeline,
+        prepare_data,
         "make rows of a data set: map, filter, find duplicates and test problems, split; resumes",
         "Reads a data set from the Hugging Face hub, Parquet or JSON lines, makes rows of the schema of it"
         " and lets rules go over them: lengths, duplicates, contamination by test sets, reference solutions"
@@ -198,7 +214,7 @@ COMMANDS = (
     ),
     Command(
         "filter_data",
-        run_pipeline,
+        filter_data,
         "keep rows by difficulty, length or quotas, and say what each rule took; resumes",
         "Lets rules go over rows of the schema: pass rates of a weak and a strong model, lengths, quotas by"
         " domain, and every other rule of prepare_data.",
@@ -210,7 +226,7 @@ COMMANDS = (
     ),
     Command(
         "make_threads",
-        run_pipeline,
+        make_threads,
         "turn solutions into parallel ones with a language model's help; resumes",
         "Asks an OpenAI-compatible endpoint which parts of a solution don't need each other. Rows have"
         " `problem` and `solution`, and come out in threads.jsonl with `parallel_solution` beside them.",

@@ -32,7 +32,10 @@ def content_hash(value: Any) -> str:
 
 
 def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, Any]) -> int:
-    """Returns the exit code: 0 when all is done or the budget is spent. See `DataPipeline.run`."""
+    """Makes solutions parallel, going on with what is there already, and returns the exit code: 0 when all is
+    done or the budget is spent. Raises ValueError for a wrong input and RuntimeError where the work can't be
+    done, after keeping what was.
+    """
     key = pipeline.endpoint.key()
     if key is not None and len(key) >= SECRET_CHARACTERS and key in json.dumps(config, ensure_ascii=False):
         raise ValueError(

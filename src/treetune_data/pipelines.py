@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, MinLen
@@ -43,15 +42,6 @@ class DataPipeline(Registrable, root="a data pipeline"):
             return UNKNOWN
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
-    def run(self, source: Path | None, output: Path, config: dict[str, Any]) -> int:
-        """Turns the rows of `source` (None: those that its configuration names) into what enters `output`,
-        and goes on with what is there already.
-
-        `config` is the evaluated configuration, for the record. Returns the command's exit code. Raises
-        ValueError for a wrong input and RuntimeError where the work can't be done, after keeping what was.
-        """
-        raise NotImplementedError
-
 
 @DataPipeline.register("filter_data")
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +52,6 @@ class FilterData(DataPipeline):
     """The rules, in their order."""
     seed: int = 42
     """The seed of what is drawn, such as which rows a quota leaves."""
-
-    def run(self, source: Path | None, output: Path, config: dict[str, Any]) -> int:
-        from treetune_data.preparing import filtered
-
-        assert source is not None, "the command line asks for it"
-        return filtered(self, source, output, config)
 
 
 Step = Literal["steps", "substeps", "groups", "subgroups", "ranges", "check", "references", "outlines"]
@@ -135,13 +119,6 @@ class MakeThreads(DataPipeline):
         for name in ("prices", "budget", "output_field"):
             del own[name]
         return {"version": _VERSION, "endpoint": endpoint, **own}
-
-    def run(self, source: Path | None, output: Path, config: dict[str, Any]) -> int:
-        from treetune_data.making_threads import work
-
-        assert source is not None, "the command line asks for it"
-
-        return work(self, source, output, config)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,9 +199,6 @@ class EstimateDifficulty(DataPipeline):
                 "task",
                 "take {type: 'rows', routes: {…}}, which says how each source is graded",
             )
-
-    def run(self, source: Path | None, output: Path, config: dict[str, Any]) -> int:
-        raise AssertionError("the command line starts it, with what its jobs are started by")
 
 
 _SOURCE = re.compile(r"[a-z][a-z0-9_]*?__\S+")
@@ -374,11 +348,6 @@ class PrepareData(DataPipeline):
         return (
             "" if self.expand is None else inspect.getsource(sys.modules[_function(self.expand).__module__])
         )
-
-    def run(self, source: Path | None, output: Path, config: dict[str, Any]) -> int:
-        from treetune_data.preparing import prepare
-
-        return prepare(self, source, output, config)
 
 
 _function = functools.cache(function_at)

@@ -47,7 +47,10 @@ Read = tuple[str, str, Row | tuple[str, str]]
 
 
 def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: dict[str, Any]) -> int:
-    """See `DataPipeline.run`; a `source` that is given takes the place of the configuration's."""
+    """Makes rows of a data set and lets rules go over them; `config` is the evaluated configuration, for the
+    record. A `source` that is given takes the place of the configuration's. Returns the exit code. Raises
+    ValueError for a wrong input.
+    """
     chosen = pipeline.source if source is None else InFiles(train=str(source))
     splits = ordered(pipeline.splits if source is None else ("train",))
     files: list[str] = []
@@ -68,7 +71,7 @@ def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: di
 
 
 def filtered(pipeline: FilterData, source: Path, output: Path, config: dict[str, Any]) -> int:
-    """See `DataPipeline.run`."""
+    """Lets rules go over the rows of `source`, as `prepare` does."""
     identity = content_hash([VERSION, file_hashes(files_matching(source))])
     return _carry_out(
         pipeline,
