@@ -229,25 +229,20 @@ class Notes:
         for source, answers in by_source.items():
             if source not in marks:
                 continue
-            self._read_names(source, marks[source], list(answers))
+            mark = marks[source]
+            if new := [answer for answer in answers if (source, mark, answer) not in self._names]:
+                signs = ", ".join("?" * len(new))
+                question = f"SELECT answer, row, place FROM answers WHERE answer IN ({signs})"
+                found = self._answers.sql(question, new, [source])
+                texts = self._answers.texts([(source, one["place"]) for one in found])  # these are read once
+                for one, text in zip(found, texts, strict=True):
+                    named = one["row"], answer_name(source, one["answer"], text)
+                    self._names[source, mark, one["answer"]] = named
             for answer in answers:
-                row, name = self._names.get((source, marks[source], answer), (0, ""))
+                row, name = self._names.get((source, mark, answer), (0, ""))
                 if name in by_name:
                     rows[source, row] = by_name[name]
         return rows
-
-    def _read_names(self, source: str, mark: str, answers: Sequence[str]) -> None:
-        """Finds out row and name of each of these answers that the source has; their texts are read once."""
-        new = [answer for answer in answers if (source, mark, answer) not in self._names]
-        if not new:
-            return
-        signs = ", ".join("?" * len(new))
-        question = f"SELECT answer, row, place FROM answers WHERE answer IN ({signs})"
-        rows = self._answers.sql(question, new, [source])
-        texts = self._answers.texts([(source, row["place"]) for row in rows])
-        for row, text in zip(rows, texts, strict=True):
-            answer = row["answer"]
-            self._names[source, mark, answer] = row["row"], answer_name(source, answer, text)
 
     def _look(self) -> list[Note | str]:
         with self._lock:

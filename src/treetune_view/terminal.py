@@ -224,7 +224,16 @@ def run_page(
         parts += [Text(), grid]
     rows = phase_seconds(experiment)
     if totals := phase_totals(rows):
-        parts += [_title("time by phase"), _times(totals, len(rows), width, braille)]
+        times = Table.grid(padding=(0, 1, 0, 0))
+        for phase, seconds in totals.items():
+            share = seconds / math.fsum(totals.values())
+            times.add_row(
+                Text(phase),
+                Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
+                Text(f"{number(seconds / len(rows)) + ' s each':>12}"),
+                Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
+            )
+        parts += [_title("time by phase"), times]
     if events := events_of(experiment)[-EVENTS:]:
         parts += [_title("last events"), *(shown(f"after {one.x:.0f}: {one.words}") for one in events)]
     try:
@@ -270,19 +279,6 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
         newest.append(f"{name}{number(y)}{between}")
     axis = f"{'':{margin}} {first:.0f} to {last:.0f}; last: {', '.join(newest)}"
     return Group(title, *lines, shown(axis, "dim"))
-
-
-def _times(totals: dict[str, float], iterations: int, width: int, braille: bool) -> Table:
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    for phase, seconds in totals.items():
-        share = seconds / math.fsum(totals.values())
-        grid.add_row(
-            Text(phase),
-            Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
-            Text(f"{number(seconds / iterations) + ' s each':>12}"),
-            Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
-        )
-    return grid
 
 
 def _answer(name: str, score: float | None, outcome: str, text: str, whole: bool) -> Text:

@@ -15,6 +15,7 @@ from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
 from treetune.inference.base import Completion, SamplingParams
 from treetune.inference.journal import journal_row, request_key
+from treetune.rollouts.context import AnswerSettings
 from treetune.rollouts.states import OneLineState
 from treetune.rollouts.storage import write_episodes, write_trajectories
 from treetune.rollouts.values import AnswerPrefix, FixedBudget
@@ -310,7 +311,7 @@ def test_continuations_of_a_state_are_found_in_the_journal(client: TestClient, f
     run = begin_run(folder / "run")
     one = trajectory(0, 0, "a\nb\nc")
     record_iteration(run, 0, [one])
-    context: Any = SimpleNamespace(seed=1, iteration=0, context_length=64, task=AdditionChain())
+    context: Any = SimpleNamespace(seed=1, iteration=0, settings=AnswerSettings(64), task=AdditionChain())
     beginning = AnswerPrefix.of(one.problem, one.prompt_ids, one.segments, 2)
     state = OneLineState(context, beginning, FixedBudget(3), SamplingParams(max_tokens=48), "value")
     request = state.request(3)

@@ -133,9 +133,12 @@ def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = No
         eval_results=results or None,
     )
     planned = experiment.config.get("iterations")
+    text = (TEMPLATES / "templates" / "model_card.md").read_text()
+    # A line of the template with a block alone leaves nothing behind.
+    template = re.sub(r"^(\{%.*%\})\n", r"\1", text, flags=re.MULTILINE).rstrip("\n") + "\n\n"
     return ModelCard.from_template(
         card_data,
-        template_str=_template(),
+        template_str=template,
         name=name,
         iterations=f"{checkpoint.iteration} of {planned}" if planned else checkpoint.iteration,
         experiment=code(experiment.name),
@@ -167,12 +170,6 @@ def missing(checkpoint: Checkpoint, licences: Licences) -> list[str]:
     if base_model(checkpoint.experiment, licences).startswith(FOLDER):
         lacks.append("the base model's name (--base-model)")
     return lacks
-
-
-def _template() -> str:
-    """Returns the card's template; a line with a block alone leaves nothing behind."""
-    text = (TEMPLATES / "templates" / "model_card.md").read_text()
-    return re.sub(r"^(\{%.*%\})\n", r"\1", text, flags=re.MULTILINE).rstrip("\n") + "\n\n"
 
 
 def _data_lines(experiment: Experiment, licences: Licences, code: Any) -> list[str]:

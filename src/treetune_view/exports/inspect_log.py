@@ -43,8 +43,15 @@ def write_inspect_log(evaluation: Evaluation, path: Path) -> int:
     if path.suffix == ".eval":
         with whole_file(path, "wb") as file:
             return _write_archive(evaluation, file)
+    count = 0
     with whole_file(path) as file:
-        return _write_json(evaluation, file)
+        header = json.dumps(_header(evaluation), ensure_ascii=False, allow_nan=False)
+        file.write(header.removesuffix("}") + ', "samples": [')
+        for count, sample in enumerate(_samples(evaluation), 1):
+            text = json.dumps(sample, ensure_ascii=False, allow_nan=False)
+            file.write(("," if count > 1 else "") + "\n" + text)
+        file.write("\n]}\n")
+    return count
 
 
 def _write_archive(evaluation: Evaluation, file: IO[bytes]) -> int:
@@ -72,17 +79,6 @@ def _write_archive(evaluation: Evaluation, file: IO[bytes]) -> int:
         put("summaries.json", summaries)
         put("header.json", header)
     return len(summaries)
-
-
-def _write_json(evaluation: Evaluation, file: IO[str]) -> int:
-    header = json.dumps(_header(evaluation), ensure_ascii=False, allow_nan=False)
-    file.write(header.removesuffix("}") + ', "samples": [')
-    count = 0
-    for count, sample in enumerate(_samples(evaluation), 1):
-        text = json.dumps(sample, ensure_ascii=False, allow_nan=False)
-        file.write(("," if count > 1 else "") + "\n" + text)
-    file.write("\n]}\n")
-    return count
 
 
 # The evaluation

@@ -100,6 +100,7 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     credits = credits_of(view.run.path, answer)
     same = (Filter("problem", "=", answer.row["problem"]),)
     siblings = answers.ask(Question((answer.source.name,), same, size=SIBLINGS))
+    grade = answer.trajectory.grade if answer.trajectory is not None else None
     text, left_out = cut(answer.text, len(answer.text) if everything else SHOWN)
     drawing: Markup | str = ""
     if way == "threads" and tokens is not None:
@@ -119,7 +120,13 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
         noted=notes_on(view, _noted(answer), draft),
         row=whole([answer.row])[0],
         asked=_asked(answer),
-        verdict=_verdict(answer),
+        verdict={
+            **{
+                name: getattr(grade, name) if grade is not None else answer.line.get(name)
+                for name in ("outcome", "extracted", "message")
+            },
+            "seconds": grade.seconds if grade is not None else None,
+        },
         facts=_facts(answer, tokens),
         counted=_counted(answer),
         tokens=tokens,
@@ -285,14 +292,6 @@ def _asked(answer: Answer) -> dict[str, Any]:
     line = answer.line
     prompt = line.get("prompt") or answer.row.get("asked") or ""
     return {"prompt": prompt, "messages": (), "gold": line.get("gold"), "data": {}}
-
-
-def _verdict(answer: Answer) -> dict[str, Any]:
-    """Returns the grader's verdict, whole."""
-    grade = answer.trajectory.grade if answer.trajectory is not None else None
-    names = ("outcome", "extracted", "message")
-    own = {name: getattr(grade, name) if grade is not None else answer.line.get(name) for name in names}
-    return {**own, "seconds": grade.seconds if grade is not None else None}
 
 
 def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:

@@ -113,7 +113,6 @@ def whole(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> lis
 def _question(view: View, answers: Answers, columns: Mapping[str, str], of: str) -> Question:
     """Returns what the address asks for. Raises ValueError for what answers don't have, and NotThere for a
     kind of files that there are none of yet."""
-    filters = [*_filters(view), *parsed(view.text("where"), columns)]
     there = answers.sources()
     names: tuple[str, ...] = (of,)  # none for all
     if of in SEVERAL:
@@ -122,8 +121,13 @@ def _question(view: View, answers: Answers, columns: Mapping[str, str], of: str)
             raise NotThere(f"{answers.run.name} has no answers of {of} yet")
     elif of not in [one.name for one in there]:
         raise ValueError(f"there are no answers {of!r}: there are {', '.join(one.name for one in there)}")
+    return question_of(view, [*_filters(view), *parsed(view.text("where"), columns)], names)
+
+
+def question_of(view: View, filters: Sequence[Filter], sources: tuple[str, ...] = ()) -> Question:
+    """Returns the question with the search, the order and the page of the address."""
     return Question(
-        sources=names,
+        sources=sources,
         filters=tuple(filters),
         search=view.text("search"),
         sort=view.text("sort"),

@@ -9,10 +9,10 @@ from typing import Any
 from starlette.responses import Response
 
 from treetune_view.page import Page, View, paged
-from treetune_view.pages.answers import SIZES
+from treetune_view.pages.answers import SIZES, question_of
 from treetune_view.store import Run
 from treetune_view.store.catalogue import digest
-from treetune_view.store.queries import Question, parsed
+from treetune_view.store.queries import parsed
 from treetune_view.store.readers import answers_to
 from treetune_view.store.tables import BEGINNING, CHARACTERS, ROW, Bar, Histogram, Table
 from treetune_view.text import SHOWN, cut, visible
@@ -86,7 +86,7 @@ def show_rows(view: View) -> Response:
     `?page=`, `?histogram=` (of this column alone)."""
     data = view.store.data.one(view.text("data"))
     table = view.store.data.table(data)
-    question = _question(view, table)
+    question = question_of(view, parsed(view.text("where"), table.kinds, "rows"))
     drawn = _drawn(view, table)
     query = view.here().partition("?")[2]
     # The first columns of the file, and what is asked about.
@@ -118,7 +118,7 @@ def show_histograms(view: View) -> Response:
     seconds."""
     data = view.store.data.one(view.text("data"))
     table = view.store.data.table(data)
-    question = _question(view, table)
+    question = question_of(view, parsed(view.text("where"), table.kinds, "rows"))
     drawn = table.histograms(_drawn(view, table), question.filters, question.search)
 
     def with_bar(own: Histogram, bar: Bar) -> str:
@@ -135,17 +135,6 @@ def show_histograms(view: View) -> Response:
         # What is the same in all rows is drawn for who asks for it.
         histograms=[one for one in drawn if view.text("histogram") or len(one.bars) > 1],
         with_bar=with_bar,
-    )
-
-
-def _question(view: View, table: Table) -> Question:
-    return Question(
-        filters=tuple(parsed(view.text("where"), table.kinds, "rows")),
-        search=view.text("search"),
-        sort=view.text("sort"),
-        descending=view.choice("order", ("up", "down")) == "down",
-        page=view.integer("page", 1, least=1),
-        size=int(view.choice("size", SIZES)),
     )
 
 

@@ -141,6 +141,9 @@ def steps_of(
 # Texts of tokens
 
 
+_read_tokens = functools.lru_cache(maxsize=2)(lambda path, stat: read_tokens(path))
+
+
 def texts_of(run: Path, ids: np.ndarray) -> list[str] | None:
     """Returns the text of each token, empty for a special one; None where the experiment stored no texts."""
     known = all_texts(run)
@@ -157,14 +160,9 @@ def all_texts(run: Path) -> list[str] | None:
     path = run / TOKENS
     stat = stat_of(path)
     try:
-        return None if stat is None else _token_texts(path, stat)
+        return None if stat is None else _read_tokens(path, stat)
     except ValueError:
         return None
-
-
-@functools.lru_cache(maxsize=2)
-def _token_texts(path: Path, stat: object) -> list[str]:
-    return read_tokens(path)
 
 
 # Advantages in training
