@@ -233,9 +233,9 @@ class Notes:
             if new := [answer for answer in answers if (source, mark, answer) not in self._names]:
                 signs = ", ".join("?" * len(new))
                 question = f"SELECT answer, row, place FROM answers WHERE answer IN ({signs})"
-                found = self._answers.sql(question, new, [source])
-                texts = self._answers.texts([(source, one["place"]) for one in found])  # these are read once
-                for one, text in zip(found, texts, strict=True):
+                stored = self._answers.sql(question, new, [source])
+                texts = self._answers.texts([(source, one["place"]) for one in stored])
+                for one, text in zip(stored, texts, strict=True):
                     named = one["row"], answer_name(source, one["answer"], text)
                     self._names[source, mark, one["answer"]] = named
             for answer in answers:

@@ -129,13 +129,13 @@ def _title(words: str) -> Text:
 
 def _statuses(store: Store) -> list[tuple[Run, Status | str]]:
     """Returns all experiments by name, each with its status, or with what is wrong with its files."""
-    found: list[tuple[Run, Status | str]] = []
+    rows: list[tuple[Run, Status | str]] = []
     for run in store.runs():
         try:
-            found.append((run, store.status(run)))
+            rows.append((run, store.status(run)))
         except (ValueError, OSError) as error:
-            found.append((run, str(error)))
-    return found
+            rows.append((run, str(error)))
+    return rows
 
 
 def _experiments_table(

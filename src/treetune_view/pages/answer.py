@@ -19,7 +19,7 @@ from treetune_view.pages.notes import Draft, all_labels, notes_on, save_form
 from treetune_view.store import NotThere
 from treetune_view.store.answers import Answer, Answers
 from treetune_view.store.catalogue import digest
-from treetune_view.store.queries import Filter, Found, Question
+from treetune_view.store.queries import Filter, Question, Result
 from treetune_view.store.tokens import (
     OF_CREDIT,
     Step,
@@ -93,8 +93,8 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     colours = colourings(tokens, made)
     leaves_page = view.integer("leaves", 1, least=1)
     leaves = _leaves(answers, answer, leaves_page) if tokens is not None else None
-    ways = _forms(tokens, has_tree=leaves is not None and leaves.total > 0)
-    way = view.choice("as", ways)
+    forms = _forms(tokens, has_tree=leaves is not None and leaves.total > 0)
+    form = view.choice("as", forms)
     everything = bool(view.choice("all", ("", "1")))
     most = None if everything else TOKENS_SHOWN
     credits = credits_of(view.run.path, answer)
@@ -103,12 +103,12 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     grade = answer.trajectory.grade if answer.trajectory is not None else None
     text, left_out = cut(answer.text, len(answer.text) if everything else SHOWN)
     drawing: Markup | str = ""
-    if way == "threads" and tokens is not None:
+    if form == "threads" and tokens is not None:
         scales = {one["name"]: one["scale"] for one in colours}
         scale = scales.get(OF_CREDIT) or scales["advantage"] or 1.0
         drawn = ThreadedAnswer(tokens.texts or (), answer.episode, answer.trajectory, scale)
         drawing = Markup(threads_html(drawn))
-    elif way == "tree" and leaves is not None:
+    elif form == "tree" and leaves is not None:
         others = [answers.answer(answer.source.name, row["answer"]).episode for row in leaves.rows]
         group = [one for one in [answer.episode, *others] if one is not None and one.step_values]
         texts = all_texts(view.run.path) or []
@@ -130,12 +130,12 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
         facts=_facts(answer, tokens),
         counted=_counted(answer),
         tokens=tokens,
-        lines=_lines(tokens, most) if tokens and way == "tokens" else [],
+        lines=_lines(tokens, most) if tokens and form == "tokens" else [],
         columns=_columns(tokens, most) if tokens else {},
         colourings=colours,
         made_of_credit=made,
-        ways=ways,
-        way=way,
+        forms=forms,
+        form=form,
         drawing=drawing,
         leaves_page=leaves_page,
         leaves_pages=-(-leaves.total // (IN_A_TREE - 1)) if leaves is not None else 0,
@@ -162,7 +162,7 @@ def _forms(tokens: Tokens | None, *, has_tree: bool) -> Sequence[str]:
     return ("tokens", *drawn, *(("tree",) if has_tree else ()), "rendered", "text")
 
 
-def _leaves(answers: Answers, answer: Answer, page: int) -> Found | None:
+def _leaves(answers: Answers, answer: Answer, page: int) -> Result | None:
     """Returns the other answers to the problem whose steps have values, those of one page of the tree; None
     where this one's have none, or something was written side by side in it."""
     own = answer.episode
@@ -202,7 +202,7 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
         ("entropy", False, "the darker, the less sure the policy was, in nats", UNRECORDED),
         ("gap", True, "the trainer's log-prob minus the engine's: blue above, orange below", UNRECORDED),
     ]
-    found = []
+    colours = []
     for name, signed, meaning, missing in kinds:
         if name == OF_CREDIT and name not in known:
             continue
@@ -213,8 +213,8 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
             quantile = 1.0 if name in ("advantage", OF_CREDIT) else COLOURED_FULLY
             scale, missing = float(np.quantile(sizes, quantile)) or float(sizes.max()) or 1.0, ""
         one = {"name": name, "meaning": meaning, "scale": scale, "signed": signed, "missing": missing}
-        found.append(one)
-    return found
+        colours.append(one)
+    return colours
 
 
 def _lines(tokens: Tokens, most: int | None) -> list[tuple[Step, list[dict[str, Any]]]]:

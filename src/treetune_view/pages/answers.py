@@ -61,7 +61,7 @@ def show(view: View) -> Response:
             if label == ANY_NOTE or any(label in note.labels for note in own):
                 among.setdefault(source, []).append(row)
         question = replace(question, among=among)
-    found = answers.ask(question)
+    result = answers.ask(question)
     chosen = [one for name, one in by_name.items() if name in (question.sources or [name])]
     groups = {
         group: [one for one in reversed(by_name.values()) if one.kind == kind]  # newest first
@@ -77,10 +77,10 @@ def show(view: View) -> Response:
         "answers.html",
         question=question,
         of=of,
-        found=found,
+        result=result,
         things=sorted({one.things for one in chosen} or {"answers"}),
-        rows=whole(found.rows, columns),
-        pages=max(1, -(-found.total // question.size)),
+        rows=whole(result.rows, columns),
+        pages=max(1, -(-result.total // question.size)),
         waiting=[one.source.words for one in indexed if one.is_awaited],
         problems=[*answers.problems(), *notes.problems()],
         noted=noted,
@@ -155,11 +155,11 @@ def _filters(view: View) -> Iterator[Filter]:
 def show_problem(view: View) -> Response:
     """`?run=` (also several), `?problem=`."""
     problem = view.text("problem")
-    found = {run.name: _answers_to(view, run, problem) for run in [view.run, *view.runs[1:]]}
-    if not any(found.values()):
-        raise NotThere(f"there is no answer to {problem!r} in {', '.join(found)}")
-    asked = next(one["asked"] for rows in found.values() for row in rows for one in row["answers"])
-    return view.render("problem_answers.html", problem=problem, asked=asked or "", found=found)
+    by_run = {run.name: _answers_to(view, run, problem) for run in [view.run, *view.runs[1:]]}
+    if not any(by_run.values()):
+        raise NotThere(f"there is no answer to {problem!r} in {', '.join(by_run)}")
+    asked = next(one["asked"] for rows in by_run.values() for row in rows for one in row["answers"])
+    return view.render("problem_answers.html", problem=problem, asked=asked or "", by_run=by_run)
 
 
 def _answers_to(view: View, run: Run, problem: str) -> list[dict[str, Any]]:

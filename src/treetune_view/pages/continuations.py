@@ -43,11 +43,11 @@ def show(view: View) -> Response:
     for one in completions:
         key = one.token_ids.tobytes()
         counts[key] = one, counts.get(key, (one, 0))[1] + 1
-    found = []
+    distinct = []
     for one, times in sorted(counts.values(), key=lambda pair: -pair[1]):
         texts = texts_of(view.run.path, one.token_ids)
         text = "".join(texts) if texts is not None else " ".join(map(str, one.token_ids.tolist()))
-        found.append(
+        distinct.append(
             {
                 "text": shortened(text, LONGEST),
                 "times": times,
@@ -59,7 +59,7 @@ def show(view: View) -> Response:
     # htmx says that it asks; a person who opens the address gets a whole page.
     template = "continuations.html" if "HX-Request" in view.request.headers else "continuations_page.html"
     return view.render(
-        template, answer=answer, start=start, problem=problem, found=found, count=len(completions)
+        template, answer=answer, start=start, problem=problem, distinct=distinct, count=len(completions)
     )
 
 

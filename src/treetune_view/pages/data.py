@@ -92,23 +92,23 @@ def show_rows(view: View) -> Response:
     # The first columns of the file, and what is asked about.
     asked = [*(one.column for one in question.filters), question.sort]
     shown = [name for name in dict.fromkeys([*table.names()[:MOST_SHOWN], *asked]) if name in table.kinds]
-    found = table.ask(question, shown)
+    result = table.ask(question, shown)
     return view.render(
         "rows.html",
         data=data,
         table=table,
         kind=KINDS[data.kind],
         question=question,
-        found=found,
+        result=result,
         row_number=ROW,
         shown=shown,
         hidden=len(table.names()) - len([name for name in shown if name in table.names()]),
-        pages=max(1, -(-found.total // question.size)),
+        pages=max(1, -(-result.total // question.size)),
         sizes=SIZES,
         beginning=BEGINNING,
         histograms=f"/histograms?{query}" if drawn else "",
         drawn_as=digest(data.mark, query),
-        long={name for name in shown for row in found.rows if len(str(row[name] or "")) > SHORT},
+        long={name for name in shown for row in result.rows if len(str(row[name] or "")) > SHORT},
         address_of=lambda row: view.address("/row", data=data.name, row=row[ROW]),
     )
 
@@ -191,7 +191,7 @@ def show_row(view: View) -> Response:
             for title, names in groups.items()
             if names
         },
-        way=view.choice("as", ("text", "rendered")),
+        form=view.choice("as", ("text", "rendered")),
         answers=answers,
         has_more=not everything and _longest([row, answers]) > SHOWN,
         shortened=shortened,

@@ -263,7 +263,7 @@ def _sign_row(one: Experiment, settings: Diagnostics | None, sign: Sign) -> dict
         "kind": kind,
         "verdict": verdict,
         "iterations": _ranges(seen),
-        "found": [words for words in (finding.words, REMEDIES[sign] if seen else "") if words],
+        "messages": [words for words in (finding.words, REMEDIES[sign] if seen else "") if words],
         "measured": measured | {key: f"{value:g}" for key, value in thresholds.items()},
     }
 

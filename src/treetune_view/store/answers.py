@@ -34,8 +34,8 @@ from treetune_view.store.index import (
 )
 from treetune_view.store.queries import (
     Filter,
-    Found,
     Question,
+    Result,
     among,
     as_rows,
     condition,
@@ -210,12 +210,12 @@ class Answers:
             self._columns[names] = mark, columns
         return self._columns[names][1]
 
-    def ask(self, question: Question) -> Found:
+    def ask(self, question: Question) -> Result:
         """Returns a page of answers. A column that only other sources have is null in these. Raises
         ValueError for a column or an operator that isn't there."""
         relation = self._relation(question.sources)
         if relation is None:
-            return Found([], 0, True)
+            return Result([], 0, True)
         known, own = self.columns(), self.columns(question.sources)
         where, values = condition(question.filters, known, own)
         where = f"{where} AND {among(question.among)}"
@@ -226,10 +226,10 @@ class Answers:
         [total] = cursor.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
         rest = f"FROM {relation} WHERE {where} ORDER BY {by} LIMIT {question.size} OFFSET {question.skipped}"
         if question.skipped < DEEP:
-            return Found(as_rows(cursor.execute(f"SELECT * {rest}", values)), total, True)
+            return Result(as_rows(cursor.execute(f"SELECT * {rest}", values)), total, True)
         # What is sorted and passed over has two columns then, and not all.
         keys = cursor.execute(f"SELECT source, row {rest}", values).fetchall()
-        return Found(self._rows_at(keys), total, True)
+        return Result(self._rows_at(keys), total, True)
 
     def sql(self, text: str, values: Sequence[Any] = (), sources: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Asks the table `answers` a question in SQL, for pages that count; values stand for `?`."""
@@ -239,7 +239,7 @@ class Answers:
         question = f"WITH answers AS (SELECT * FROM {relation}) {text}"
         return as_rows(self._cursor().execute(question, list(values)))
 
-    def _search(self, question: Question, relation: str, where: str, values: list[Any], by: str) -> Found:
+    def _search(self, question: Question, relation: str, where: str, values: list[Any], by: str) -> Result:
         """Looks into the answers whose signature lets hope, in the order in which they are shown."""
         needed, started = question.page * question.size, time.monotonic()
         connection = self._cursor()
@@ -247,15 +247,15 @@ class Answers:
         if candidates is not None:
             connection.register("candidates", candidates)
             relation = f"(SELECT * FROM {relation} JOIN candidates USING (source, row))"
-        wanted = f"FROM {relation} WHERE {where}"
+        matching = f"FROM {relation} WHERE {where}"
         # All of a few at once: each further question would join anew.
         fits = candidates is not None and len(candidates) <= MOST_AT_ONCE
-        whole = f"SELECT source, row, place {wanted} ORDER BY {by}"
+        whole = f"SELECT source, row, place {matching} ORDER BY {by}"
         all_places = connection.execute(whole, values).fetchall() if fits else None
         if all_places is not None:
             total = len(all_places)
         else:
-            [total] = connection.execute(f"SELECT count(*) {wanted}", values).fetchone() or (0,)
+            [total] = connection.execute(f"SELECT count(*) {matching}", values).fetchone() or (0,)
         keys = list[tuple[str, int]]()
         seen = hits = 0
         taken = question.size + question.size // 4
@@ -274,7 +274,7 @@ class Answers:
             taken = min(LOOKED_INTO, 2 * taken)
         exact = seen >= total
         estimated = hits if exact else max(hits, round(hits / max(1, seen) * total))
-        return Found(self._rows_at(keys), estimated, exact)
+        return Result(self._rows_at(keys), estimated, exact)
 
     def _rows_at(self, keys: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
         """Returns rows of the index by source and number."""

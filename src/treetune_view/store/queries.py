@@ -49,7 +49,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Found:
+class Result:
     """A page of rows. `total` rows are like that; where not `exact`, about so many: what a search has not
     looked into yet counts as it seems."""
 

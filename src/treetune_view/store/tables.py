@@ -19,8 +19,8 @@ from treetune_view.store.catalogue import NotThere
 from treetune_view.store.data_sets import DataSet
 from treetune_view.store.queries import (
     Filter,
-    Found,
     Question,
+    Result,
     as_rows,
     condition,
     connected,
@@ -143,7 +143,7 @@ class Table:
 
     # Questions
 
-    def ask(self, question: Question, shown: Sequence[str]) -> Found:
+    def ask(self, question: Question, shown: Sequence[str]) -> Result:
         """Returns a page of rows: of each its number, under `ROW`, and the columns `shown`, of texts the
         beginnings. Raises ValueError for a column or an operator that isn't there."""
         where, values, matching = self._where(question.filters, question.search)
@@ -177,7 +177,7 @@ class Table:
             )
         else:
             total = self.total
-        return Found([rows[number] for number in numbers if number in rows], total, True)
+        return Result([rows[number] for number in numbers if number in rows], total, True)
 
     def row(self, number: int) -> dict[str, Any]:
         """Returns the row of that number, whole, as the file has it. Fields that it doesn't have are left
