@@ -323,7 +323,7 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[tuple[str, float | No
                     problem, sample, outcome = row["problem"]["id"], row["sample"], row["grade"]["outcome"]
                     score = None if outcome == "unavailable" else row["grade"]["reward"]
                 first.setdefault(problem, (f"{problem}#{sample}", score, outcome, text))
-    return f"{chosen.things} of {chosen.words}", list(first.values())[:most]
+    return f"{chosen.content} of {chosen.title}", list(first.values())[:most]
 
 
 # Curves of characters

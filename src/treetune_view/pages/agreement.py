@@ -90,7 +90,7 @@ def show(view: View) -> Response:
     answers = view.store.answers(view.run)
     indexed = answers.indexed()
     columns = answers.columns()
-    waiting = [one.source.words for one in indexed if one.is_awaited]
+    waiting = [one.source.title for one in indexed if one.is_awaited]
     graded = graded_by_both(columns)
     if not graded and not waiting:
         raise NotThere(

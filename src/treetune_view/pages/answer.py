@@ -77,7 +77,7 @@ def _answer(view: View) -> Answer:
             raise ValueError(one.fault)
         if one.source.name == source and one.is_awaited:
             raise NotThere(
-                f"{one.source.words} is still being read: this page shows the answer as soon as it is"
+                f"{one.source.title} is still being read: this page shows the answer as soon as it is"
             )
     return answers.answer(source, view.text("answer"))
 

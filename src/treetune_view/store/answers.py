@@ -191,10 +191,10 @@ class Answers:
         """Describes an error. An OSError that names no file of the source is about the index."""
         if isinstance(error, OSError) and error.filename not in map(str, source.files):
             return (
-                f"{source.words} is not shown, as its index can't be written to {self._cache} ({error}): make"
+                f"{source.title} is not shown, as its index can't be written to {self._cache} ({error}): make"
                 " room there, or let it be written, and start the viewer again"
             )
-        return f"{source.words} can't be read: {error}"
+        return f"{source.title} can't be read: {error}"
 
     # Questions
 

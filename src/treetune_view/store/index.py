@@ -59,13 +59,13 @@ class Source:
     number: int
     name: str
     """The name in addresses: ``i4``, ``e4-test``."""
-    words: str
+    title: str
     """The name for people."""
     path: Path
     episodes: Path | None = None
     signals: Path | None = None
     label: str = ""
-    things: str = "answers"
+    content: str = "answers"
     """The kind of text that it holds."""
 
     @property
@@ -100,13 +100,13 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
         if main := answers or episodes:
             number = int(folder.name) + 1
             source = Source("iteration", number, f"i{number}", f"iteration {number}", main, episodes)
-            things = "answers" if answers else "demonstrations"
-            there.append(replace(source, signals=signals if episodes else None, things=things))
+            content = "answers" if answers else "demonstrations"
+            there.append(replace(source, signals=signals if episodes else None, content=content))
     for folder in numbered(run.path / "evaluations"):
         for lines in sorted(folder.glob("*/answers.jsonl")):
             number, label = int(folder.name), lines.parent.name
-            words = f"{label} after {number} iterations"
-            there.append(Source("evaluation", number, f"e{number}-{label}", words, lines, label=label))
+            title = f"{label} after {number} iterations"
+            there.append(Source("evaluation", number, f"e{number}-{label}", title, lines, label=label))
     links = [path for one in there for path in one.files if not run.follows(path)]
     if left_out is not None:
         left_out += links
