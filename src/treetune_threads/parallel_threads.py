@@ -65,30 +65,30 @@ class ParallelThreads(GrowingRollout):
     join them again (ThreadWeaver; see `fork_join`). All calls of all answers are in flight together, and
     what follows from a call goes before answers that have not begun, so that few are ever half done.
 
-    The joined answer has at most `max_tokens`, injected text included. What is left of it at a fork is
-    shared equally among the threads. A thread that comes to `thread_tokens` (None: to its share) is a
-    straggler: ``truncate`` closes it where it is, ``drop`` leaves it out of the answer, ``go_on`` lets
-    it use its share, and the answer ends with it once that is used up (as published). The rule is about
-    tokens and not about seconds, so that the same command gives the same answers.
-
-    Outlines beyond `max_threads` open none; answers fork `max_blocks` times at most and nest
-    `max_depth` deep (an outline list deeper down is plain text). A block without a readable outline
-    ends the answer, unless `malformed` is ``go_on`` (as published). `conclusion` makes a join begin the
-    text that concludes a block. An end of text inside a thread ends the answer once its siblings have
-    come in. Each of these `EVENTS` is counted: ``threads/<event>`` is its number per answer.
-
-    `parallel` false is the sequential baseline: one completion to an answer, in which tags are text.
+    Injected text counts towards `max_tokens`; what is left of them at a fork is shared equally among the
+    threads. An end of text inside a thread ends the answer once its siblings have come in. Each of the
+    `EVENTS` is counted: ``threads/<event>`` is its number per answer.
     """
 
     parallel: bool = True
+    """False is the sequential baseline: one completion to an answer, in which tags are text."""
     max_depth: Annotated[int, Gt(0)] = 1
+    """Blocks within each other at most; an outline list deeper down is plain text."""
     max_threads: Annotated[int, Gt(0)] = 50
+    """Threads of a block at most; outlines beyond them open none."""
     max_blocks: Annotated[int, Gt(0)] = 16
+    """Forks of an answer at most."""
     thread_tokens: Annotated[int, Gt(0)] | None = None
+    """Tokens from which on a thread is a straggler; None: its share. The rule is about tokens and not about
+    seconds, so that the same command gives the same answers."""
     stragglers: Stragglers = "truncate"
-    """What becomes of a thread that comes to `thread_tokens`: it ends there, is left out, or goes on."""
+    """What becomes of stragglers: ``truncate`` closes them where they are, ``drop`` leaves them out of the
+    answer, ``go_on`` lets them use their share, and the answer ends with them once that is used up (as
+    published)."""
     malformed: Malformed = "end"
+    """Whether a block without a readable outline ends the answer, or not (``go_on``, as published)."""
     conclusion: bool = False
+    """Whether a join begins the text that concludes a block."""
 
     @property
     def gives(self) -> tuple[Feature, ...]:

@@ -210,7 +210,8 @@ class Credit(Registrable):
         `leaves_values_to_trainer`. A method whose policy and critic take different λ returns the advantages
         of one recursion and the returns of another.
         """
-        raise NotImplementedError
+        # Not every credit has to write it, so that it doesn't raise NotImplementedError.
+        raise TypeError(f"the credit {type(self).__name__} leaves values to the trainer without from_values")
 
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         """Returns one episode for each answer of this rank's trees, in their order, and the metrics of all
