@@ -7,8 +7,7 @@ import os
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -84,7 +83,11 @@ class InstructionFollowing(Grader):
         return after_thought(response, self.think_end).strip() or None
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
-        texts = [extracted] if self.strict else list(_variants(extracted))
+        texts = [extracted]
+        if not self.strict:  # the eight texts that IFEval's loose accuracy tries
+            lines = extracted.split("\n")
+            parts = ["\n".join(part).strip() for part in (lines, lines[1:], lines[:-1], lines[1:-1])]
+            texts = [text for part in parts for text in (part, part.replace("*", ""))]
         instructions = read_instructions(problem)
         followed = sum(any(_follows(one, text) for text in texts if text.strip()) for one in instructions)
         share = followed / len(instructions)
@@ -108,22 +111,19 @@ def read_instructions(problem: Problem) -> Sequence[Instruction]:
     return [Instruction(id, given or {}) for id, given in zip(ids, arguments, strict=True)]
 
 
-def _variants(text: str) -> Iterator[str]:
-    """Yields the eight texts that IFEval's loose accuracy tries."""
-    lines = text.split("\n")
-    for part in (lines, lines[1:], lines[:-1], lines[1:-1]):
-        yield "\n".join(part).strip()
-        yield "\n".join(part).strip().replace("*", "")
-
-
 def _follows(instruction: Instruction, text: str) -> bool:
     known = _library()
     if instruction.id not in known:
         near = get_close_matches(instruction.id, known, n=1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"there is no instruction {instruction.id!r}{meant}")
-    if instruction.id in _OF_LANGUAGE and not _has_language(text):
-        return False
+    if instruction.id in _OF_LANGUAGE:
+        import langdetect
+
+        try:
+            langdetect.detect(text)
+        except langdetect.LangDetectException:  # a text of no language
+            return False
     check = known[instruction.id](instruction.id)
     names = check.get_instruction_args_keys()
     given: dict[str, Any] = {name: instruction.arguments.get(name) for name in names}
@@ -133,30 +133,15 @@ def _follows(instruction: Instruction, text: str) -> bool:
         # In place of a sign such as ! the library would count a letter that it draws.
         count = text.count(str(given["letter"]))
         return bool(count < given["let_frequency"]) is (given["let_relation"] == "less than")
-    with _fixed_draws():
+    # The library draws an argument where it doesn't like the given one; the same one every time, then.
+    state = random.getstate()
+    random.seed(0)
+    try:
         check.build_description(**given)
         try:
             return bool(check.check_following(text))
         except LookupError as error:
             raise Unavailable(f"missing: {NO_SENTENCES}") from error
-
-
-def _has_language(text: str) -> bool:
-    import langdetect
-
-    try:
-        return bool(langdetect.detect(text))
-    except langdetect.LangDetectException:
-        return False
-
-
-@contextmanager
-def _fixed_draws() -> Iterator[None]:
-    """The library draws an argument where it doesn't like the given one; the same one every time, then."""
-    state = random.getstate()
-    random.seed(0)
-    try:
-        yield
     finally:
         random.setstate(state)
 

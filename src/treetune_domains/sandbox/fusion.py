@@ -90,7 +90,7 @@ class SandboxFusion(Sandbox):
                 start = time.monotonic()
                 fine = False
                 try:
-                    outcome = _outcome(_ask(address, request, limits.seconds), limits, start)
+                    outcome = _run(address, request, limits, start)
                     fine = True
                     return outcome
                 except (OSError, ValueError) as error:  # broken connections, and answers that aren't any
@@ -139,22 +139,18 @@ class _Servers:
 _SERVERS = _Servers()
 
 
-def _ask(address: str, request: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+def _run(address: str, request: Mapping[str, Any], limits: Limits, start: float) -> Outcome:
     """Raises OSError (of urllib too) and ValueError."""
     sent = urllib.request.Request(
         f"{address.rstrip('/')}/run_code",
         data=json.dumps(request).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(sent, timeout=seconds + _SPARE_SECONDS) as response:
+    with urllib.request.urlopen(sent, timeout=limits.seconds + _SPARE_SECONDS) as response:
         answer = json.load(response)
     if not isinstance(answer, dict) or answer.get("status") not in ("Success", "Failed"):
-        said = answer.get("message") if isinstance(answer, dict) else answer
-        raise ValueError(f"the server says {str(said)[:300]!r}")
-    return answer
-
-
-def _outcome(answer: Mapping[str, Any], limits: Limits, start: float) -> Outcome:
+        message = answer.get("message") if isinstance(answer, dict) else answer
+        raise ValueError(f"the server says {str(message)[:300]!r}")
     run = answer.get("run_result")
     if not isinstance(run, dict):
         raise ValueError(f"the server gives no result: {str(answer.get('message'))[:300]!r}")
