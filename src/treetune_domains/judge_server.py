@@ -96,10 +96,10 @@ def refuse_dumb(judge: RunningJudge, task: Task, problems: Sequence[Problem]) ->
     """Asks the judge about one empty answer. Raises ValueError where it can't be asked: a model without a
     chat template, or one whose tokenizer has no tokens for the prompt, is otherwise found after a rollout."""
     asked = ((problem, part) for problem in problems for part in task.grader.of(problem).parts())
-    found = next(((problem, part) for problem, part in asked if asks_the_run(part)), None)
-    if found is None:
+    first = next(((problem, part) for problem, part in asked if asks_the_run(part)), None)
+    if first is None:
         return
-    problem, grader = found
+    problem, grader = first
     assert isinstance(grader, JudgeGrader)
     system: list[Message] = [] if grader.system is None else [("system", grader.system)]
     asking = replace(judge.asking, retries=0)

@@ -228,13 +228,13 @@ def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
     pattern = re.compile(rf"(?P<sign>{alternatives})|{_BRACKET.pattern}")
     parts: list[str] = []
     depth = start = 0
-    for found in pattern.finditer(text):
-        if found["sign"] is not None:
+    for match in pattern.finditer(text):
+        if match["sign"] is not None:
             if depth == 0:
-                parts.append(text[start : found.start()])
-                start = found.end()
+                parts.append(text[start : match.start()])
+                start = match.end()
         else:
-            depth += _step(found[0])
+            depth += _step(match[0])
     return [*parts, text[start:]]
 
 
@@ -329,10 +329,10 @@ def _words(text: str) -> Words | None:
         return Words(choice[1].lower())
     if any(character.isdigit() for character in plain):
         return None
-    found = [word for word in _WORD.findall(plain) if word.lower() not in _CALLED]
-    if whole and not found and plain:
+    plain_words = [word for word in _WORD.findall(plain) if word.lower() not in _CALLED]
+    if whole and not plain_words and plain:
         return None
-    long = any(len(word) > 3 for word in found) or (whole and found)
+    long = any(len(word) > 3 for word in plain_words) or (whole and plain_words)
     if not long and plain.lower() not in _SHORT_WORDS:
         return None
     if "," in plain:

@@ -81,16 +81,16 @@ def given_answer(response: str, gold_parts: int = 1) -> str | None:
     It stands in the last ``\boxed{…}``; where the gold has several parts and the last paragraph as
     many boxes, in all of these. Without a box, it is what follows the last "answer is" on its line.
     """
-    found = boxes(response)
-    if found:
-        last = [box for box in found if "\n\n" not in response[box[1] : found[-1][0]]]
+    in_boxes = boxes(response)
+    if in_boxes:
+        last = [box for box in in_boxes if "\n\n" not in response[box[1] : in_boxes[-1][0]]]
         if (
             gold_parts > 1
             and len(last) >= gold_parts
-            and not re.search(r",|\\text\{|\bor\b|\band\b", found[-1][2])
+            and not re.search(r",|\\text\{|\bor\b|\band\b", in_boxes[-1][2])
         ):
             return ", ".join(content for _, _, content in last[-gold_parts:])
-        return found[-1][2].strip() or None
+        return in_boxes[-1][2].strip() or None
     tail = response[-LONGEST:]
     starts = [match.end() for match in _ANSWER_IS.finditer(tail)]
     if not starts:
@@ -106,8 +106,8 @@ def given_answer(response: str, gold_parts: int = 1) -> str | None:
 
 def gold_answer(gold: str) -> str:
     """Returns the answer in a gold of a data set: a worked solution with a box, or a bare answer."""
-    if found := boxes(gold):
-        return found[-1][2].strip()
+    if in_boxes := boxes(gold):
+        return in_boxes[-1][2].strip()
     return re.split(r"[Tt]he (?:final )?answer is:?\s*", gold)[-1].strip()
 
 

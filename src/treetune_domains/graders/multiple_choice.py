@@ -101,9 +101,9 @@ class MultipleChoice(Grader):
     def _letter(self, text: str) -> tuple[str | None, str]:
         """Returns the letter that a text chooses at its beginning, and what follows it."""
         text = " ".join(_DRESS.sub("", text[:2000]).split())
-        found = _ALONE.fullmatch(text)
-        label = _LABEL.match(text) if found is None else None
-        letter = found["letter"] if found else (label["inner"] or label["letter"]) if label else ""
+        alone = _ALONE.fullmatch(text)
+        label = _LABEL.match(text) if alone is None else None
+        letter = alone["letter"] if alone else (label["inner"] or label["letter"]) if label else ""
         rest = text[label.end() :] if label else ""
         letter = letter.upper()
         return (letter if letter and ord(letter) - ord("A") < self.options else None), rest

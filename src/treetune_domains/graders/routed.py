@@ -67,15 +67,15 @@ class BySource(RoutedGrader):
     def of(self, problem: Problem) -> Grader:
         """Raises ValueError for a source without a route."""
         source = str(problem.data.get("data_source", ""))
-        found = self.route(source)
-        if found is None:
+        grader = self.route(source)
+        if grader is None:
             raise ValueError(
                 f"no route fits the data_source {source!r} of {problem.id}: routes are"
                 f" {', '.join(map(repr, sorted(self.routes)))}"
                 if source
                 else f"{problem.id} has no data_source, which says who grades it"
             )
-        return found
+        return grader
 
     def parts(self) -> Sequence[Grader]:
         return tuple(self.routes.values())

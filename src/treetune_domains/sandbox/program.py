@@ -72,26 +72,26 @@ def start(
         "uid": uid,
     }
     payload = read_only(marshal.dumps(setup))
-    begun, begun_write = os.pipe()
+    started, started_write = os.pipe()
     try:
         try:
             process = subprocess.Popen(
-                [*command, str(payload), str(begun_write)],
+                [*command, str(payload), str(started_write)],
                 stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**ENVIRONMENT, "HOME": work, "TMPDIR": work},
-                pass_fds=(payload, begun_write, *descriptors),
+                pass_fds=(payload, started_write, *descriptors),
                 start_new_session=True,
             )
         finally:
             os.close(payload)
-            os.close(begun_write)
+            os.close(started_write)
         meet()
-        if wait_for(begun, START_SECONDS) and os.read(begun, 1):
+        if wait_for(started, START_SECONDS) and os.read(started, 1):
             return process
     finally:
-        os.close(begun)
+        os.close(started)
     process.kill()
     message = process.communicate()[1].decode(errors="replace").strip()
     raise SandboxUnavailable(

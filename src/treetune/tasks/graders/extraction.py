@@ -62,27 +62,27 @@ def fenced_blocks(text: str, *languages: str) -> list[str]:
     """Returns the contents of all closed code blocks between lines of three backticks, from the first to
     the last; of those with one of these `languages` behind the backticks alone, where any are named."""
     blocks: list[str] = []
-    begun: re.Match[str] | None = None
+    opening: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
-        if begun is None:
-            begun = fence
+        if opening is None:
+            opening = fence
             continue
         if fence["language"]:
-            begun = fence  # the block before was never closed
+            opening = fence  # the block before was never closed
             continue
-        if not languages or begun["language"].lower() in languages:
-            blocks.append(text[begun.end() + 1 : max(fence.start() - 1, begun.end() + 1)])
-        begun = None
+        if not languages or opening["language"].lower() in languages:
+            blocks.append(text[opening.end() + 1 : max(fence.start() - 1, opening.end() + 1)])
+        opening = None
     return blocks
 
 
 def last_box(text: str) -> str | None:
     r"""Returns the content of the last ``\boxed{…}`` or ``\fbox{…}`` whose brace is closed; of a box that
     holds nothing but a box, what stands in that one. None where it is empty."""
-    found = boxes(text)
-    if not found:
+    in_boxes = boxes(text)
+    if not in_boxes:
         return None
-    content = found[-1][2].strip()
+    content = in_boxes[-1][2].strip()
     inner = boxes(content)
     if len(inner) == 1 and inner[0][:2] == (0, len(content)):
         content = inner[0][2].strip()
@@ -128,7 +128,7 @@ def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
     One pass. Quotes count within brackets alone and up to the end of their line, so that an
     apostrophe in a sentence hides little. A bracket that closes another kind ends all that is open.
     """
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     open_ones: list[int] = []
     position = 0
     while (sign := _SIGN.search(text, position)) is not None:
@@ -146,12 +146,12 @@ def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
         elif open_ones and text[open_ones[-1]] == _CLOSING[sign[0]]:
             start = open_ones.pop()
             if text[start] in brackets:
-                while found and found[-1][0] > start:
-                    found.pop()
-                found.append((start, position))
+                while pairs and pairs[-1][0] > start:
+                    pairs.pop()
+                pairs.append((start, position))
         else:
             open_ones.clear()
-    return found
+    return pairs
 
 
 def _end_of_line(text: str, position: int, quote: str) -> int:
@@ -165,8 +165,8 @@ def _end_of_line(text: str, position: int, quote: str) -> int:
 def _depth(text: str) -> int:
     """Returns how deep brackets stand in brackets outside of strings."""
     deepest = depth = 0
-    for found in _NESTING.finditer(text):
-        if sign := found["sign"]:
+    for match in _NESTING.finditer(text):
+        if sign := match["sign"]:
             if sign in _STRING:
                 raise NoValue("a string that its line doesn't end")
             depth += 1 if sign in "[({" else -1

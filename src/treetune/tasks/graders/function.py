@@ -58,24 +58,24 @@ class FunctionGrader(Grader):
     def grade(self, response: str, problem: Problem) -> Grade:
         function = function_at(self.path)
         positional, named = _call(function, response, problem)
-        found = function(*positional, **named, **self.arguments)
-        if inspect.isawaitable(found):
-            found = asyncio.run(_awaited(found))
-        if isinstance(found, Grade):
-            return found
-        if found is None:
+        result = function(*positional, **named, **self.arguments)
+        if inspect.isawaitable(result):
+            result = asyncio.run(_awaited(result))
+        if isinstance(result, Grade):
+            return result
+        if result is None:
             return Grade(reward=0.0, outcome="no_answer")
-        reward = found.get("score") if isinstance(found, Mapping) else found
+        reward = result.get("score") if isinstance(result, Mapping) else result
         if not isinstance(reward, Real) or not math.isfinite(reward):
             raise ValueError(
                 f"{self.path} should return a finite number, a Grade, a dictionary with a number as 'score',"
-                f" or None, not {found!r}"
+                f" or None, not {result!r}"
             )
         return Grade(reward=float(reward), outcome="ok")
 
 
-async def _awaited(found: Awaitable[Any]) -> Any:
-    return await found
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
 
 
 def _call(function: Callable[..., Any], response: str, problem: Problem) -> tuple[tuple, dict[str, Any]]:

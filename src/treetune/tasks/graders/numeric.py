@@ -60,8 +60,8 @@ class Numeric(Grader):
             numbers = _SEPARATED.findall(text)
             answer = numbers[-1].rstrip(",") if numbers else None
         elif not answer and self.without_marker == "boxed":
-            found = boxes(text)
-            answer = found[-1][2].strip() or None if found else None
+            in_boxes = boxes(text)
+            answer = in_boxes[-1][2].strip() or None if in_boxes else None
         return None if answer is None or denied(answer) else answer
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
