@@ -239,37 +239,33 @@ class Reproduction(Table):
                 "name",
                 "take letters, digits, '-' and '_'",
             )
-        if self.baseline is not None and self.baseline not in rows:
-            yield _no_row(self.baseline, "baseline", rows)
-        for place, pair in enumerate(self.pairs):
-            for key, name in (("row", pair.row), ("to", pair.to)):
-                if name not in rows:
-                    yield _no_row(name, f"pairs.{place}.{key}", rows)
-        for place, one in enumerate(self.columns):
-            if one.speedup is not None and one.speedup.of not in rows:
-                yield _no_row(one.speedup.of, f"columns.{place}.speedup.of", rows)
-            if one.over is None:
-                continue
-            if one.over not in rows:
-                yield _no_row(one.over, f"columns.{place}.over", rows)
-            elif self.rows[rows.index(one.over)].cell(one.name).experiment is None:
+        named_rows: list[tuple[str, str | None]] = [("baseline", self.baseline)]
+        for number, pair in enumerate(self.pairs):
+            named_rows += [(f"pairs.{number}.row", pair.row), (f"pairs.{number}.to", pair.to)]
+        for number, one in enumerate(self.columns):
+            of = None if one.speedup is None else one.speedup.of
+            named_rows += [(f"columns.{number}.speedup.of", of), (f"columns.{number}.over", one.over)]
+            if one.over in rows and self.rows[rows.index(one.over)].cell(one.name).experiment is None:
                 yield Finding(
                     f"column {one.name!r} is over the row {one.over!r}, which has no experiment there",
-                    f"columns.{place}.over",
+                    f"columns.{number}.over",
                     "name a row with one",
                 )
-        for place, row in enumerate(self.rows):
-            yield from self._check_row(place, row)
+        for key, named_row in named_rows:
+            if named_row is not None and named_row not in rows:
+                yield _no_row(named_row, key, rows)
+        for number, row in enumerate(self.rows):
+            yield from self._check_row(number, row)
         if self.until is not None:
             yield from self._check_until(self.until)
         for name, experiment in self.experiments.items():
             for number, needed in enumerate(experiment.needs):
-                place_of_need = ("experiments", name, "needs", str(number))
-                yield from self._check_name(needed, place_of_need)
+                need = ("experiments", name, "needs", str(number))
+                yield from self._check_name(needed, need)
                 if experiment.shared and needed in self.experiments and not self.experiments[needed].shared:
                     yield Finding(
                         f"{name!r} is shared by all seeds, and every seed has its own {needed!r}",
-                        place_of_need,
+                        need,
                         f"make {needed!r} shared as well, or {name!r} not",
                     )
         try:
@@ -282,11 +278,11 @@ class Reproduction(Table):
                 "leave one of the needs out",
             )
 
-    def _check_row(self, place: int, row: MethodRow) -> Iterator[Finding]:
+    def _check_row(self, number: int, row: MethodRow) -> Iterator[Finding]:
         columns = {column.name: column for column in self.columns}
-        yield from self._check_name(row.experiment, ("rows", str(place), "experiment"))
+        yield from self._check_name(row.experiment, ("rows", str(number), "experiment"))
         for name, cell in row.cells.items():
-            key = ("rows", str(place), "cells", name)
+            key = ("rows", str(number), "cells", name)
             if name not in columns:
                 yield Finding(
                     f"row {row.name!r} has a cell in column {name!r}, which is none",
