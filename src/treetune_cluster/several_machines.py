@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import os
 import platform
 import secrets
@@ -16,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import treetune
 from treetune.config.errors import FoundByAllRanks
 from treetune.config.folders import DIGITS_OF_HASH, own_modules
+from treetune.config.imports import GROUP, own_entry_points
 from treetune.runtime.machine import versions
 from treetune.store.checksums import config_hash
 from treetune.store.files import own_folder
@@ -49,7 +50,7 @@ class Facts:
     clock: float
     """Seconds since 1970."""
     code: str
-    """A hash of this package's sources."""
+    """A hash of the sources."""
     own_modules: Mapping[str, str]
     python: str
     packages: Mapping[str, str]
@@ -171,11 +172,12 @@ def _unlike(one: Facts, first: Facts) -> Iterator[str]:
 
 
 def _code() -> str:
-    """A hash of the sources of this package."""
-    folder = Path(treetune.__file__).parent
+    """Returns a hash of the sources of all packages of this distribution."""
     digest = hashlib.blake2b()
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    for package in ("treetune", *sorted(entry.value for entry in own_entry_points(GROUP))):
+        folder = Path(str(importlib.import_module(package).__file__)).parent
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(f"{package}/{path.relative_to(folder)}".encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:DIGITS_OF_HASH]
 
 
