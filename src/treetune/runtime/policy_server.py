@@ -111,7 +111,8 @@ class PolicyServer:
             return
         with self._session.console.phase(f"weights after iteration {number} into the engine"):
             folder = self.folder.write_stored(number)
-            self.engine.load(folder, number, stored_canary(self._session, folder))
+            score = partial(stored_logprobs, folder, self._session.temperature)
+            self.engine.load(folder, number, _canary(self._session, score))
             self.folder.keep_only(number)
 
     @contextmanager
@@ -147,7 +148,9 @@ class PolicyServer:
                 self.folder.write_adapters(trainer, version)
             else:
                 chunks = self.folder.send(trainer, version)
-            place, canary = self.folder.of(version), trainers_canary(self._session, trainer)
+            temperature = self._session.temperature
+            canary = _canary(self._session, lambda pairs: trainer.score(pairs, temperature))
+            place = self.folder.of(version)
             report = self.engine.load(place, version, canary, chunks)
             self.folder.keep_only(version)
         return {
@@ -175,18 +178,9 @@ def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
 # Canaries: samples of the engine, scored by whoever has the weights that it should have
 
 
-def trainers_canary(session: Session, trainer: PolicyTrainer) -> Canary:
-    """Returns samples of the engine's own, to be scored by the trainer, on all ranks."""
-    temperature = session.temperature
-    return _canary(session, lambda pairs: trainer.score(pairs, temperature))
-
-
-def stored_canary(session: Session, weights: Path) -> Canary:
-    """Returns samples of the engine's own, to be scored by weights in a folder of Hugging Face's format."""
-    return _canary(session, partial(stored_logprobs, weights, session.temperature))
-
-
 def _canary(session: Session, score: Score) -> Canary:
+    """Returns the prompts that the engine answers, and `score`, which the log-probs of its answers are held
+    to."""
     return Canary(
         prompts=[session.model.codec.encode_prompt(p) for p in session.train_problems[:CANARY_PROMPTS]],
         score=score,
