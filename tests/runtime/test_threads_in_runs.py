@@ -13,7 +13,7 @@ import pytest
 from tests.fake_engine import FakeEngine
 from tests.runtime.even_answers import EvenAnswers
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, raises_after, small, train
-from treetune.inference.base import Engine
+from treetune.inference.base import Engine, EngineLaunch
 from treetune.models.sources import TinyModel
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime import commands, generation
@@ -32,7 +32,7 @@ MODEL = TinyModel(
 class TaggedSettings(FakeSettings):
     """Its engine likes to open and close threads."""
 
-    def start(self, model_directory: Path, log_directory: Path, **rest: Any) -> Engine:
+    def start(self, launch: EngineLaunch) -> Engine:
         tokenizer = MODEL.load_tokenizer(TASK.alphabet)
         weights = [1.0] * len(tokenizer)
         for token, weight in (("<Parallel>", 2.0), ("<Thread>", 4.0), ("</Thread>", 4.0)):

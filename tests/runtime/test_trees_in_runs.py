@@ -12,7 +12,7 @@ import pytest
 from tests.fake_engine import FakeEngine
 from tests.runtime import in_process
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, raises_after, sampled_requests, train
-from treetune.inference.base import Engine, EngineError
+from treetune.inference.base import Engine, EngineError, EngineLaunch
 from treetune.inference.settings import Engines
 from treetune.models.policy_files import read_policy
 from treetune.models.tokenizer import character_tokenizer
@@ -30,11 +30,11 @@ from treetune_lab.values.states import EveryNTokens
 class OfTheModel(FakeSettings):
     """Engines that sample from the model that the trainer begins with."""
 
-    def start(self, model_directory: Path, log_directory: Path, **rest: Any) -> Engine:
+    def start(self, launch: EngineLaunch) -> Engine:
         import torch
         from transformers import AutoModelForCausalLM
 
-        model = AutoModelForCausalLM.from_pretrained(model_directory).eval()
+        model = AutoModelForCausalLM.from_pretrained(launch.weights).eval()
 
         def probabilities(token_ids: tuple[int, ...], version: int) -> list[float]:
             with torch.no_grad():

@@ -12,7 +12,7 @@ import pytest
 from tests.fake_engine import FakeEngine
 from tests.runtime.in_process import FakeSettings, directory_of, small
 from tests.support.unruly_environment import Unruly
-from treetune.inference.base import Engine, EngineError
+from treetune.inference.base import Engine, EngineError, EngineLaunch
 from treetune.inference.settings import Engines
 from treetune.models.tokenizer import character_tokenizer
 from treetune.rollouts.credit import Gae, Group
@@ -33,7 +33,7 @@ class Uniform(FakeSettings):
     fail_after: int | None = None
     engines: list[FakeEngine] = field(default_factory=list)
 
-    def start(self, model_directory: Path, log_directory: Path, **rest: Any) -> Engine:
+    def start(self, launch: EngineLaunch) -> Engine:
         tokenizer = character_tokenizer(Unruly().alphabet(), 64)
         chances = [0.0, 0.0] + [1 / (len(tokenizer) - 2)] * (len(tokenizer) - 2)
         engine = FakeEngine(lambda ids, version: chances, tokenizer.eos_token_id, fail_after=self.fail_after)
