@@ -16,8 +16,7 @@ import pytest
 from tests.reports import fabricated
 from tests.sweeps.small_table import FAKE, SHORT, experiment, show, table
 from treetune.processes.lifetime import process_fields
-from treetune_tables.launch import reproduce
-from treetune_tables.overview import plan_text
+from treetune_tables.launch import plan_text, reproduce
 from treetune_tables.runs import make_plan
 from treetune_tables.settings import MethodRow, Reproduction, TableExperiment
 from treetune_tables.write import make_table
