@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Gt
@@ -244,6 +244,37 @@ class GroupCredit(Credit):
             except ValueError as error:
                 raise ValueError(f"problem {tree.problem.id!r}: {error}") from error
         return whole_answer(context, answers_of(trees), advantages)
+
+
+class TokenCredit(Credit):
+    """Credit that tells the tokens of an answer apart, from the answers to its problem alone.
+
+    The short way to such a credit of your own: `token_advantages` is all that there is to write.
+    """
+
+    def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
+        """Returns, for each of a problem's answers, one advantage for each token of its `response_ids`. Those
+        of injected tokens, which nobody trains, don't count."""
+        raise NotImplementedError
+
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        import numpy as np
+
+        from treetune.rollouts.credit import advantage_metrics, episode_of
+
+        episodes: list[Episode] = []
+        for tree in trees:
+            advantages = self.token_advantages(tree.leaves)
+            given, due = [len(row) for row in advantages], [len(leaf.response_ids) for leaf in tree.leaves]
+            if given != due:
+                raise ValueError(
+                    f"problem {tree.problem.id!r}: the credit gives {given} advantages for answers of {due}"
+                    " tokens: give each token of each answer one"
+                )
+            for leaf, row in zip(tree.leaves, advantages, strict=True):
+                episode = episode_of(context, leaf)
+                episodes.append(replace(episode, advantages=np.array(row, np.float64)))
+        return episodes, advantage_metrics(context, episodes)
 
 
 class Selection(Registrable):

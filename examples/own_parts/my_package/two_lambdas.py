@@ -1,0 +1,28 @@
+"""A critic's credit of one's own: policy and critic learn with different λ (VC-PPO, arXiv:2503.01491)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
+
+from treetune.rollouts.base import Credit
+from treetune.rollouts.credit import Gae, gae
+
+
+@Credit.register("two_lambdas")
+@dataclass(frozen=True, kw_only=True)
+class TwoLambdas(Gae):
+    """`gae` whose `lam` makes the policy's advantages alone; `critic_lam` makes the critic's returns."""
+
+    critic_lam: Annotated[float, Ge(0), Le(1)] = 1.0
+
+    def from_values(
+        self, rewards: Sequence[float], values: Sequence[float]
+    ) -> tuple[Sequence[float], Sequence[float]]:
+        """Returns advantages and returns of one answer. All four have one number for each trained token."""
+        advantages, _ = gae(rewards, values, self.gamma, self.lam)
+        _, returns = gae(rewards, values, self.gamma, self.critic_lam)
+        return advantages, returns

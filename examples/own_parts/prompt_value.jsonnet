@@ -1,0 +1,6 @@
+// The quickstart's VinePPO with an estimator of one's own.
+(import 'quickstart/vineppo.jsonnet') + {
+  imports: ['my_package.prompt_value'],
+  experiment_name: 'quickstart/own_prompt_value',
+  credit+: { values: { type: 'prompt_value' } },
+}

@@ -1,0 +1,79 @@
+"""The reading order of docs/reading.md is short, and says all that one iteration of VinePPO meets."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/reading.md").read_text(encoding="utf-8")
+AT_MOST_FILES, AT_MOST_LINES, AT_MOST_NAMES = 30, 6000, 60
+
+
+def section(title: str) -> str:
+    return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+
+
+SPINE = re.findall(r"^\d+\. `(src/[\w/.]+\.py)`", section("The spine"), re.MULTILINE)
+BESIDE = re.findall(r"^\| `(src/[\w/.]+)`", section("What is met beside it"), re.MULTILINE)
+NAMES = re.findall(r"^\d+\. `([\w.]+)`, `([\w/.]+\.py)`", section("The names on the way"), re.MULTILINE)
+
+TRACER = """
+import inspect, json, sys, threading
+met = set()
+def note(frame, event, _):
+    of_a_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED  # and not the body of a class or a module
+    if event == "call" and of_a_function and frame.f_code.co_filename.startswith(sys.argv[1]):
+        met.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+from treetune.main import main
+threading.setprofile(note)
+sys.setprofile(note)
+code = main(sys.argv[3:])
+sys.setprofile(None)
+json.dump(sorted(met), open(sys.argv[2], "w"))
+sys.exit(code)
+"""
+
+
+def test_the_spine_is_read_in_an_afternoon() -> None:
+    assert SPINE and len(SPINE) <= AT_MOST_FILES
+    lines = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in SPINE}
+    assert sum(lines.values()) <= AT_MOST_LINES, lines
+
+
+def test_the_names_on_the_way_are_few_and_stand_where_the_page_says() -> None:
+    assert NAMES and len(NAMES) <= AT_MOST_NAMES
+    for name, file in NAMES:
+        nodes: list[ast.AST] = list(ast.parse((ROOT / "src/treetune" / file).read_text()).body)
+        for step in name.split("."):
+            found = [node for node in nodes if getattr(node, "name", None) == step]
+            assert found, f"{file} has no {name}"
+            nodes = list(getattr(found[0], "body", []))
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_an_iteration_meets_nothing_that_the_page_leaves_out(tmp_path: Path) -> None:
+    """In a process of its own, with a real server: calls of the package's functions, from `main` on."""
+    program, met = tmp_path / "tracer.py", tmp_path / "met.json"
+    program.write_text(TRACER)
+    small = f"{{ directory: '{tmp_path}', iterations: 1 }}"
+    command = [sys.executable, program, str(ROOT / "src"), met, "--configs", "tests/support/small.jsonnet"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--override", small, "run_iteration_loop"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    files = {str(Path(file).relative_to(ROOT)) for file, _ in json.loads(met.read_text())}
+    unknown = {file for file in files if not file.startswith((*SPINE, *BESIDE))}
+    assert not unknown
+    # What the page says to read is what is met, and no more.
+    assert not set(SPINE) - files
