@@ -22,7 +22,7 @@ def section(title: str) -> str:
 
 
 SPINE = re.findall(r"^\d+\. `(src/[\w/.]+\.py)`", section("The spine"), re.MULTILINE)
-BESIDE = re.findall(r"^\| `(src/[\w/.]+)`", section("What is met beside it"), re.MULTILINE)
+BESIDE = re.findall(r"`(src/[\w/.]+)`", section("What is met beside it"))
 NAMES = re.findall(r"^\d+\. `([\w.]+)`, `([\w/.]+\.py)`", section("The names on the way"), re.MULTILINE)
 
 TRACER = """
