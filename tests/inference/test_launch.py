@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from treetune.inference import key
-from treetune.inference.base import EngineLaunch, Rendezvous
+from treetune.inference.base import Engine, EngineLaunch, Rendezvous
 from treetune.inference.client import KEEP_ALIVE_S
 from treetune.inference.engine import start_engine
 from treetune.inference.launch import ServerLaunch
-from treetune.inference.settings import VllmSettings
+from treetune.inference.server import start_servers
+from treetune.inference.settings import EngineSettings, VllmSettings
 
 RUN = EngineLaunch(Path("/weights"), Path("/logs"), seed=3, context_length=256)
 
@@ -185,6 +186,19 @@ def test_sleep_on_a_cpu_is_refused(tmp_path: Path) -> None:
 def test_several_ranks_without_a_place_to_meet_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rendezvous"):
         start_engine(VllmSettings(), replace(RUN, logs=tmp_path, ranks=Rendezvous(1, 2)))
+
+
+def test_an_engine_of_ones_own_is_started_by_the_function_that_it_registers() -> None:
+    class Mine(EngineSettings):
+        """Not registered as a part: other tests list those."""
+
+    with pytest.raises(TypeError, match="no function is registered in start_engine for settings Mine"):
+        start_engine(Mine(), RUN)
+    made = Engine()
+    start_engine.register(Mine, lambda settings, launch: made)
+    assert start_engine(Mine(), RUN) is made
+    with pytest.raises(ValueError, match="a judge is asked over HTTP"):
+        start_servers(Mine(), RUN, Path("/logs/judge.log"))
 
 
 def test_devices_that_are_listed_twice_or_not_at_all_are_an_error() -> None:

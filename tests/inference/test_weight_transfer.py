@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from treetune.inference.base import Chunk, EngineError
+from treetune.inference.base import TRANSFERS, Chunk, EngineError
 from treetune.inference.client import Address
 from treetune.inference.settings import VllmSettings
 from treetune_cluster import runs as runs
@@ -200,3 +200,12 @@ def test_a_way_that_can_not_be_is_refused_with_what_would_be_right(
 ) -> None:
     with pytest.raises(ValueError, match=f"weight_transfer is '{setting}'.*{remedy}"):
         chosen(setting, **changes)
+
+
+def test_without_the_package_that_brings_them_there_are_no_transfers_between_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TRANSFERS, "_functions", {})
+    assert chosen(device="cuda") == chosen(device="cuda", devices=(1,)) == "file"
+    with pytest.raises(ValueError, match="weight_transfer is 'cuda_ipc', and no package is installed"):
+        chosen("cuda_ipc", device="cuda")
