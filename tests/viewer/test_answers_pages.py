@@ -13,12 +13,12 @@ from starlette.testclient import TestClient
 
 from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
-from treetune.inference.base import Completion, SamplingParams
+from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.inference.journal import journal_row, request_key
 from treetune.rollouts.context import AnswerSettings
 from treetune.rollouts.states import OneLineState
 from treetune.rollouts.storage import write_episodes, write_trajectories
-from treetune.rollouts.values import AnswerPrefix, FixedBudget
+from treetune.rollouts.values import AnswerPrefix, ContinuationPlan, FixedBudget
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
@@ -313,8 +313,9 @@ def test_continuations_of_a_state_are_found_in_the_journal(client: TestClient, f
     record_iteration(run, 0, [one])
     context: Any = SimpleNamespace(seed=1, iteration=0, settings=AnswerSettings(64), task=AdditionChain())
     beginning = AnswerPrefix.of(one.problem, one.prompt_ids, one.segments, 2)
-    state = OneLineState(context, beginning, FixedBudget(3), SamplingParams(max_tokens=48), "value")
-    request = state.request(3)
+    state = OneLineState(context, beginning, ContinuationPlan(FixedBudget(3), SamplingParams(max_tokens=48)))
+    (request,) = state.ask()
+    assert isinstance(request, Request)
     sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
     journal = run.iteration(0) / "journal" / "credit-0.jsonl"
     rows = journal_row("another", sampled[:1]), journal_row(request_key(request, 0), sampled)
