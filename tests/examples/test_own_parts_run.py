@@ -21,7 +21,7 @@ SMALL = """{
   problems_per_iteration: 4,
   checkpoints: { every: 1 },
   evaluation: {},
-  trainer+: { schedule+: { may_outlast_training: true } },
+  trainer+: { minibatch_size: null, schedule+: { may_outlast_training: true } },
 }"""
 
 
