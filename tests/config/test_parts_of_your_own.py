@@ -144,6 +144,12 @@ def test_an_exception_in_a_module_is_told_with_file_and_line(
     assert words in message
 
 
+def test_a_module_of_an_earlier_version_is_told_with_where_it_is_now(tmp_path: Path) -> None:
+    write(tmp_path / "here", "from treetune.episode_generators.base import GroupCredit\n" + PART)
+    message = told()
+    assert "what treetune.episode_generators had is in treetune.rollouts now: CHANGELOG.md" in message
+
+
 def test_a_name_that_is_taken_is_told_with_both_places(tmp_path: Path) -> None:
     write(tmp_path / "here", PART.replace('"triangle"', '"circle"'))
     text = told()

@@ -32,6 +32,24 @@ from treetune.config.schema import IMPORTS
 GROUP = "treetune.parts"
 OWN_DISTRIBUTION = "treetune"
 
+MOVED = {
+    "treetune.episode_generators": "treetune.rollouts",
+    "treetune.analyzers": "treetune_lab.analyzers",
+    "treetune.data_pipeline": "treetune_data",
+    "treetune.endpoints": "treetune_domains.endpoints",
+    "treetune.exports": "treetune_view.exports",
+    "treetune.files": "treetune.store.files",
+    "treetune.planning": "treetune_cluster.planning",
+    "treetune.reports": "treetune_view.report",
+    "treetune.sandbox": "treetune_domains.sandbox",
+    "treetune.sweeps": "treetune_tables",
+    "treetune.tables": "treetune_tables",
+    "treetune.tasks.environments": "treetune_domains.environments",
+    "treetune.tasks.threads": "treetune_threads",
+    "treetune.viewer": "treetune_view",
+}
+"""Packages of version 0.1, which a user's own parts may import, and where their content is."""
+
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _REGISTERS = re.compile(r"^@\w+(\.\w+)*\.register\(", re.MULTILINE)
 
@@ -187,7 +205,10 @@ def _not_imported(name: str, label: str, source: str | None, error: BaseExceptio
     what = f"{name} can't be imported: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
     text = linecache.getline(*frame).rstrip() if frame else ""
     remedy = None
-    if missing:
+    moved = next((old for old in MOVED if missing == old or missing.startswith(f"{old}.")), None)
+    if moved:
+        remedy = f"what {moved} had is in {MOVED[moved]} now: CHANGELOG.md says under which names"
+    elif missing:
         remedy = f"{missing} is not installed for {sys.executable}, and lies in none of {_looked_in()}"
     return ConfigIssue(what, label, source, remedy, f"    {text.strip()}" if text else None)
 
