@@ -22,8 +22,7 @@ from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
 from treetune_domains.endpoints.client import Client, EndpointError, Refused, Unanswered
 from treetune_domains.endpoints.settings import Message, Place
-from treetune_domains.graders.judge import JudgeGrader, RunningJudge, asks_the_run
-from treetune_domains.runs import JudgeModel
+from treetune_domains.graders.judge import JudgeGrader, JudgeModel, RunningJudge, asks_the_run
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from treetune.store.checksums import Damaged, read_record, write_record
 from treetune.store.files import whole_file
 from treetune_view.experiment import read_experiment
 from treetune_view.store.answers import Answers
-from treetune_view.store.catalogue import Run, digest, stat_of
+from treetune_view.store.folders import Run, digest, stat_of
 from treetune_view.text import writable
 
 LONGEST_NOTE = 20_000

@@ -9,7 +9,7 @@ import pytest
 from treetune.inference.client import Address
 from treetune.inference.settings import VllmSettings
 from treetune_domains import judge_server
-from treetune_domains.runs import JudgeModel
+from treetune_domains.graders.judge import JudgeModel
 
 
 class Served:

@@ -24,8 +24,7 @@ from treetune.rollouts.unavailable import NothingGraded
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune_domains.endpoints.settings import EndpointSettings
-from treetune_domains.graders.judge import JudgeGrader
-from treetune_domains.runs import JudgeModel
+from treetune_domains.graders.judge import JudgeGrader, JudgeModel
 
 SETS = Evaluation(every=2, sets=(EvaluationSet(split="test", problems=3, samples=2, while_training=True),))
 

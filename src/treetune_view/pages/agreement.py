@@ -12,8 +12,8 @@ from treetune.vocabulary import CORRECT_SCORE
 from treetune_view.page import Page, View
 from treetune_view.store import NotThere
 from treetune_view.store.answers import Answers
-from treetune_view.store.catalogue import digest
 from treetune_view.store.columns import NUMBER
+from treetune_view.store.folders import digest
 from treetune_view.store.queries import quoted
 
 JUDGE, RULE = NUMBER + "judge", NUMBER + "rule"

@@ -18,7 +18,7 @@ from treetune_view.pages.answers import address_of, whole
 from treetune_view.pages.notes import Draft, all_labels, notes_on, save_form
 from treetune_view.store import NotThere
 from treetune_view.store.answers import Answer, Answers
-from treetune_view.store.catalogue import digest
+from treetune_view.store.folders import digest
 from treetune_view.store.queries import Filter, Question, Result
 from treetune_view.store.tokens import (
     OF_CREDIT,

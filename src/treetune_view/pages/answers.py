@@ -15,7 +15,7 @@ from treetune_view.page import Page, View
 from treetune_view.pages.agreement import graded_by_both
 from treetune_view.store import NotThere, Run
 from treetune_view.store.answers import Answers
-from treetune_view.store.catalogue import digest
+from treetune_view.store.folders import digest
 from treetune_view.store.queries import Filter, Question, parsed
 
 SIZES = ("50", "20", "200")

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from treetune.config.explain import key_paths, value_at
 from treetune_view.page import Page, View
-from treetune_view.store.catalogue import digest
+from treetune_view.store.folders import digest
 from treetune_view.store.origins import Origins, origins
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from treetune_view.page import Page, View, paged
 from treetune_view.pages.answers import SIZES, question_of
 from treetune_view.store import Run
-from treetune_view.store.catalogue import digest
+from treetune_view.store.folders import digest
 from treetune_view.store.queries import parsed
 from treetune_view.store.readers import answers_to
 from treetune_view.store.tables import BEGINNING, CHARACTERS, ROW, Bar, Histogram, Table

@@ -25,7 +25,7 @@ from treetune_view.notes import (
 )
 from treetune_view.page import Form, Page, View, paged
 from treetune_view.store import Run
-from treetune_view.store.catalogue import digest
+from treetune_view.store.folders import digest
 from treetune_view.text import one_line
 
 SHOWN = 100

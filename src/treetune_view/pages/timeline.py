@@ -22,7 +22,8 @@ from treetune.runtime.console import PHASES
 from treetune.store.timeline import SUFFIX, Process, Span, read_timeline
 from treetune_view.experiment import Experiment
 from treetune_view.page import Page, View, paged
-from treetune_view.store.catalogue import Run, Store, digest, stat_of
+from treetune_view.store.catalogue import Store
+from treetune_view.store.folders import Run, digest, stat_of
 from treetune_view.templates import in_seconds
 from treetune_view.text import visible
 

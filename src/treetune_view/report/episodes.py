@@ -21,7 +21,7 @@ from treetune_view.charts import number
 from treetune_view.drawings import ThreadedAnswer, tree_html
 from treetune_view.experiment import Experiment
 from treetune_view.report.sections import ReportSection, drawing_of
-from treetune_view.store.catalogue import stat_of
+from treetune_view.store.folders import stat_of
 from treetune_view.store.tokens import Method, Step, made_of_credit, method_of, steps_of, text_of_each
 from treetune_view.templates import coloured, injected, plain, render, shade
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treetune.runtime.directory import verify_answers
-from treetune_view.store.catalogue import NotThere, Run, digest
+from treetune_view.store.folders import NotThere, Run, digest
 from treetune_view.store.index import (
     BITS,
     ROWS,

@@ -19,7 +19,6 @@ from treetune.rollouts.storage import REMEDY, SIGNALS
 from treetune.runtime.directory import verify_answers
 from treetune.store.checksums import verify_once
 from treetune.store.files import whole_folder
-from treetune_view.store.catalogue import Run, digest, stat_of
 from treetune_view.store.columns import (
     OF_ANSWERS,
     OF_EPISODES,
@@ -29,6 +28,7 @@ from treetune_view.store.columns import (
     line_columns,
     signal_columns,
 )
+from treetune_view.store.folders import Run, digest, stat_of
 from treetune_view.store.signatures import SignatureWriter
 from treetune_view.text import writable
 

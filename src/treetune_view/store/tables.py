@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treetune.tasks.sources import parquet_row
-from treetune_view.store.catalogue import NotThere
 from treetune_view.store.data_sets import DataSet
+from treetune_view.store.folders import NotThere
 from treetune_view.store.queries import (
     Filter,
     Question,

@@ -17,7 +17,7 @@ from treetune.runtime.analysis import read_result
 from treetune.vocabulary import Branch, Episode, are_sampled
 from treetune_lab.analyzers.step_credit import Shown, step_credit
 from treetune_view.store.answers import Answer
-from treetune_view.store.catalogue import stat_of
+from treetune_view.store.folders import stat_of
 from treetune_view.store.index import walk
 
 OF_CREDIT = "advantage of credit"
