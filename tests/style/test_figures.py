@@ -1,4 +1,4 @@
-"""Figures of the sources that a reader feels. Where they fall, lower the limits with them; never raise one."""
+"""Figures of the sources that a reader feels. Where they fall, lower the limits; never raise one."""
 
 from __future__ import annotations
 
