@@ -72,10 +72,12 @@ def process_fields(pid: int) -> list[str]:
 def launcher_processes() -> list[psutil.Process]:
     """Returns the ancestors of this process that belong to its launcher, nearest first."""
     launcher: list[psutil.Process] = []
-    for process in psutil.Process().parents():
-        if process.pid <= 1 or "deepspeed" not in _command(process.pid):
-            break
-        launcher.append(process)
+    # An ancestor may be gone, or hidden from this user (a mount of /proc with hidepid).
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process().parent()
+        while process is not None and process.pid > 1 and "deepspeed" in _command(process.pid):
+            launcher.append(process)
+            process = process.parent()
     return launcher
 
 
