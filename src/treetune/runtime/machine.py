@@ -260,18 +260,24 @@ def wait_policy_beside(
 
 def cores_at_work_for_others() -> float:
     """Returns how many of the cores that this process may use work for processes that are not of this run, on
-    average over a moment."""
-    before, start = _seconds_of_cores() - _seconds_of_the_run(), time.monotonic()
-    time.sleep(MEASURED_FOR_S)
-    after, passed = _seconds_of_cores() - _seconds_of_the_run(), time.monotonic() - start
+    average over a moment; 0 where /proc doesn't tell."""
+    try:
+        before, start = _seconds_of_cores() - _seconds_of_the_run(), time.monotonic()
+        time.sleep(MEASURED_FOR_S)
+        after, passed = _seconds_of_cores() - _seconds_of_the_run(), time.monotonic() - start
+    except (OSError, psutil.Error):
+        return 0.0
     return max(0.0, (after - before) / passed)
 
 
 def _seconds_of_cores() -> float:
-    """Returns the seconds of work on this process's cores since the machine started."""
-    mine = os.sched_getaffinity(0)
-    times = psutil.cpu_times(percpu=True)
-    return sum(one.user + one.nice + one.system for core, one in enumerate(times) if core in mine)
+    """Returns the seconds of work on this process's cores since the machine started: for users, nice ones,
+    the system."""
+    # By the cores' names, which psutil leaves out: cores that are offline have no line.
+    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    ticks = sum(int(number) for name, *numbers in rows if name in mine for number in numbers[:3])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _seconds_of_the_run() -> float:
@@ -288,11 +294,9 @@ def _seconds_of_the_run() -> float:
 
 def processes_of_the_run(environment: Mapping[str, str] = os.environ) -> list[psutil.Process]:
     """Returns the process above all ranks on this machine (the launcher, or this one where there is none) and
-    all that it and its children started."""
+    all that it and its children started. Raises psutil.Error where they can't be seen."""
     if launcher := launcher_processes():
         root = launcher[-1]
     else:
         root = psutil.Process(os.getppid() if "LOCAL_RANK" in environment else os.getpid())
-    with contextlib.suppress(psutil.Error):
-        return [root, *root.children(recursive=True)]
-    return []
+    return [root, *root.children(recursive=True)]
