@@ -135,11 +135,15 @@ class Hook:
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         """The functions, in the order of their names."""
-        importlib.import_module("treetune.parts")  # for an experiment that a program has built by itself
-        return (self._functions[name] for name in sorted(self._functions))
+        functions = self._all()
+        return (functions[name] for name in sorted(functions))
 
     def get(self, name: str) -> Callable[..., Any] | None:
-        return self._functions.get(name)
+        return self._all().get(name)
+
+    def _all(self) -> dict[str, Callable[..., Any]]:
+        importlib.import_module("treetune.parts")  # for an experiment that a program has built by itself
+        return self._functions
 
 
 BEFORE_A_RUN = Hook()
