@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from treetune.store.checksums import Damaged
+from treetune.store.files import sync
 
 FLUSH_ROWS = 256
 """Rows that are held back at most, where rows are held back."""
@@ -119,8 +120,8 @@ class Journal:
         with self._lock:
             try:
                 self.flush()
-                if durable and self._file is not None:
-                    os.fsync(self._file.fileno())
+                if durable and self.path.is_file():  # also rows of an earlier process that was killed
+                    sync(self.path)
             finally:
                 self._forget_file()
 
