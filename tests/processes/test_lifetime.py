@@ -9,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from treetune.processes.lifetime import Process
+from treetune.processes.lifetime import Process, launcher_processes
 
 RANK = """
 import sys, time
@@ -113,3 +114,11 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def test_an_ancestor_that_is_hidden_from_this_user_is_no_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(process: psutil.Process) -> None:
+        raise psutil.AccessDenied(1)
+
+    monkeypatch.setattr(psutil.Process, "parent", hidden)
+    assert launcher_processes() == []

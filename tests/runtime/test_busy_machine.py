@@ -68,3 +68,12 @@ def test_all_ranks_of_a_launcher_and_what_they_start_are_one_run():
 
 def test_a_rank_counts_from_its_launcher():
     assert processes_of_the_run({"LOCAL_RANK": "0"})[0] == psutil.Process(os.getppid())
+
+
+@pytest.mark.parametrize("error", [PermissionError("/proc/stat"), psutil.AccessDenied(1)])
+def test_where_proc_says_nothing_others_do_nothing(monkeypatch: pytest.MonkeyPatch, error: Exception):
+    def refuse() -> float:
+        raise error
+
+    monkeypatch.setattr(machine, "_seconds_of_cores", refuse)
+    assert cores_at_work_for_others() == 0.0
