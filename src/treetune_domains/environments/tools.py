@@ -4,10 +4,12 @@ texts."""
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt, MinLen
@@ -22,6 +24,9 @@ from treetune_domains.sandbox.base import SandboxUnavailable
 from treetune_domains.sandbox.python_tool import PythonTool
 
 RESULT = "{result}"
+
+_OLD = "treetune.tasks.environments.tools.environment"  # snapshots of version 0.1 hold its class `Calls`
+vars(sys.modules.setdefault(_OLD, ModuleType(_OLD))).update(Calls=SimpleNamespace)
 
 
 class Tool(Registrable):
@@ -188,15 +193,15 @@ class Tools(Environment):
     def missing(self) -> Sequence[str]:
         return [words for tool in self.tools for words in tool.missing()]
 
-    def reset(self, problem: Problem, seed: int) -> dict[str, int]:
-        return {"calls": 0}
+    def reset(self, problem: Problem, seed: int) -> SimpleNamespace:
+        return SimpleNamespace(made=0)
 
-    def step(self, state: dict[str, int], action: str) -> Turn:
+    def step(self, state: SimpleNamespace, action: str) -> Turn:
         call = self._pattern.search(action)
         if call is None:
             return Turn(done=True)
-        state["calls"] += 1
-        if self.most_calls is not None and state["calls"] > self.most_calls:
+        state.made += 1
+        if self.most_calls is not None and state.made > self.most_calls:
             return Turn(self.answer.replace(RESULT, "There are no calls left: give your answer."))
         groups = call.groupdict()
         tools = {tool.name: tool for tool in self.tools}

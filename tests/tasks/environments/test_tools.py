@@ -77,6 +77,17 @@ def test_calls_beyond_the_most_are_told_that_there_are_none_left() -> None:
     ]
 
 
+def test_an_answer_goes_on_from_a_snapshot_of_version_0_1() -> None:
+    pickled = (
+        b"\x80\x04\x95K\x00\x00\x00\x00\x00\x00\x00\x8c-treetune.tasks.environments.tools.environment"
+        b"\x94\x8c\x05Calls\x94\x93\x94)\x81\x94}\x94\x8c\x04made\x94K\x01sb."
+    )
+    worlds = Worlds(Tools(tools=(Upper(),), most_calls=1, answer="{result}"))
+    calls = ("<upper>a</upper>", "<upper>b</upper>")
+    (turn,) = worlds.answer(Moment(0, PROBLEM, 0, calls, (1, pickled), from_start=True)).turns
+    assert turn.observation == "There are no calls left: give your answer."
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [
