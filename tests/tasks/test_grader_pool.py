@@ -54,6 +54,14 @@ def test_grades_come_in_the_order_of_the_answers(pool: GraderPool) -> None:
     assert [grade.extracted for grade in grades] == answers
 
 
+def test_a_grader_that_answers_inline_need_not_be_sent_to_a_process() -> None:
+    class Local(FinalAnswer):
+        """Cannot be pickled: its class is within a function."""
+
+    with GraderPool(Local()) as pool:
+        assert pool.submit("# 7", PROBLEM).result(timeout=PATIENCE).correct
+
+
 @pytest.mark.parametrize("answer", ["sleep", "spin"])
 def test_an_answer_on_which_the_grader_hangs_is_a_timeout(pool: GraderPool, answer: str) -> None:
     grade = pool.submit(answer, PROBLEM).result(timeout=PATIENCE)

@@ -67,7 +67,7 @@ class GraderPool:
         self._has_services = False
         self._context = context or ServiceContext()
         self._pool = Pool("the grader pool", workers, memory_gib, _lost)
-        for part in grader.parts():
+        for part in (part for part in grader.parts() if part.isolation != "inline"):
             self._number(part)
 
     def submit(self, response: str, problem: Problem, *, decided: bool = False) -> Future[Grade]:
