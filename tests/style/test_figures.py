@@ -11,9 +11,9 @@ HEADLESS_SHARE = 0.01
 
 LIMITS = {
     "files": 333,
-    "lines": 70_400,
-    "functions": 4_238,
-    "functions of at most 3 lines": 1_159,
+    "lines": 70_420,
+    "functions": 4_239,
+    "functions of at most 3 lines": 1_160,
     "classes": 726,
     "modules that one other imports": 56,
 }
