@@ -118,7 +118,10 @@ class Worlds(Servant):
         """Returns a state, and how many of the actions have led to it."""
         if moment.snapshot is not None:
             done, pickled = moment.snapshot
-            return done, pickle.loads(pickled)
+            try:
+                return done, pickle.loads(pickled)
+            except Exception as error:  # a journal of an earlier version names classes that are gone
+                raise Unavailable(f"the environment's state can't be read: {_described(error)}") from error
         if len(moment.actions) > 1 and self.environment.again != "replay":
             raise Unavailable("the process that held the environment's state has ended")
         try:
