@@ -8,7 +8,8 @@ names its own. A new part is one file.
 import importlib
 
 import treetune
-from treetune.config.imports import GROUP, import_package, own_entry_points
+from treetune.config.imports import import_package
+from treetune.config.schema import GROUP, own_entry_points
 
 import_package(treetune)
 for entry in own_entry_points(GROUP):

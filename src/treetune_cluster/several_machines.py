@@ -19,7 +19,7 @@ from typing import Any
 
 from treetune.config.errors import FoundByAllRanks
 from treetune.config.folders import DIGITS_OF_HASH, own_modules
-from treetune.config.imports import GROUP, own_entry_points
+from treetune.config.schema import GROUP, own_entry_points
 from treetune.runtime.machine import versions
 from treetune.store.checksums import config_hash
 from treetune.store.files import own_folder

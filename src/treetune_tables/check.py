@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from treetune.config.errors import ConfigError, ConfigIssue, did_you_mean
+from treetune.config.schema import OWN_DISTRIBUTION, package_of
 from treetune.contracts import Continuations, CriticValues, Pairs
 from treetune.findings import placed_parts
 from treetune.rollouts.metrics import OF_ITERATION, PREFIX, name_in
@@ -90,7 +91,7 @@ def lacks_metric(root: PolicyIteration, name: str) -> str | None:
         return _lacks_domain(root.task, of[0]) or _unlike(of[1], OF_ITERATION)
     known = known_metrics(root)
     if name not in known:
-        own = any(not type(placed.part).__module__.startswith("treetune") for placed in placed_parts(root))
+        own = any(package_of(type(placed.part)) != OWN_DISTRIBUTION for placed in placed_parts(root))
         return None if own else did_you_mean(name, sorted(known))
     for beginning, (applies, why) in ONLY_WITH.items():
         if name.startswith(beginning) and not applies(root):

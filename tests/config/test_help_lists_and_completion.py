@@ -75,6 +75,7 @@ def test_list_parts_names_all_parts_or_those_of_a_family(capsys: pytest.CaptureF
     assert main(["list_parts"]) == 0
     out = capsys.readouterr().out
     assert {"monte_carlo", "gsm8k", "vllm", "policy_iteration"} <= set(out.split())
+    assert "(of treetune" not in out, "packages of treetune's own are nobody else's"
     assert main(["list_parts", "credit"]) == 0
     out = capsys.readouterr().out
     assert "monte_carlo" in out

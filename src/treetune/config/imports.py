@@ -27,10 +27,7 @@ from treetune.config.errors import ConfigError, ConfigIssue, KeyPath, nearest
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import shown
 from treetune.config.registrable import Registrable
-from treetune.config.schema import IMPORTS
-
-GROUP = "treetune.parts"
-OWN_DISTRIBUTION = "treetune"
+from treetune.config.schema import GROUP, IMPORTS, own_entry_points
 
 MOVED = {
     "treetune.episode_generators": "treetune.rollouts",
@@ -80,12 +77,6 @@ def import_package(package: ModuleType) -> None:
             if file.name != "__init__.py" and _REGISTERS.search(file.read_text(encoding="utf-8")):
                 steps = file.relative_to(folder).with_suffix("").parts
                 importlib.import_module(".".join([package.__name__, *steps]))
-
-
-def own_entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
-    """The entry points of a group that this distribution itself has: the packages that stand on the core."""
-    found = importlib.metadata.entry_points(group=group)
-    return [entry for entry in found if entry.dist is not None and entry.dist.name == OWN_DISTRIBUTION]
 
 
 def function_at(path: str) -> Callable[..., Any]:
