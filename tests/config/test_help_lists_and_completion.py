@@ -137,4 +137,5 @@ def test_a_shell_that_asks_is_answered_with_commands_and_parts(tmp_path: Path) -
         return [word.strip() for word in answer.read_text().split("\n")]
 
     assert sorted(completions("treetune check")) == ["check_config", "check_finished"]
+    assert completions("treetune run run_an") == ["run_analyzers"]
     assert "credit.monte_carlo" in completions("treetune describe credit.")

@@ -219,9 +219,15 @@ def family_names(prefix: str, **_: object) -> list[str]:
     return [word for word in words if word.startswith(prefix)]
 
 
+def rank_commands(prefix: str, **_: object) -> list[str]:
+    """Returns the commands that `treetune run` starts."""
+    return [one.name for one in COMMANDS.values() if one.in_ranks and one.name.startswith(prefix)]
+
+
 COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "configs": configs,
     "keys": keys,
     "parts": part_names,
     "families": family_names,
+    "rank_commands": rank_commands,
 }

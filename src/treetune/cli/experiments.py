@@ -76,7 +76,11 @@ COMMANDS = (
             f"treetune run {VINEPPO} --nodes n1,n2 --node_rank 1 --master_port 29500",
         ),
         (
-            Argument("what", {"nargs": "?", "default": "run_iteration_loop", "metavar": "COMMAND"}),
+            Argument(
+                "what",
+                {"nargs": "?", "default": "run_iteration_loop", "metavar": "COMMAND"},
+                completes="rank_commands",
+            ),
             Argument(
                 "--num_gpus", {"type": int, "metavar": "N", "help": "ranks here (default: NUM_GPUS, all)"}
             ),
