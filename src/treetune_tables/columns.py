@@ -158,6 +158,7 @@ class Area:
     over: Axis
     """The cost."""
     upto: Annotated[float, Gt(0)]
+    """The cost at which the area ends."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,6 +54,7 @@ class ExperimentsTable(Table):
     title: str = ""
     """Stands above the table."""
     directory: str = "experiments"
+    """The folder of runs and of the table's files."""
     evaluation: str = "test"
     """The name of the evaluation set."""
     checkpoint: Literal["last", "best"] = "last"

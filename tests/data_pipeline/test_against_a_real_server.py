@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.data_pipeline.scripted import PROBLEM, SOLUTION
-from treetune.inference.engine import VllmEngine
+from treetune.inference.base import EngineLaunch
+from treetune.inference.engine import VllmEngine, start_engine
 from treetune.inference.launch import MODEL_NAME
 from treetune.inference.settings import VllmSettings
 from treetune.main import main
@@ -47,9 +48,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     model = source.load_model(0, lambda: stand_in)
     folder = tmp_path_factory.mktemp("weights")
     write_for_engine(dict(model.named_parameters()), model.config, tokenizer, folder)
-    engine = VllmSettings(omp_threads=1, max_num_seqs=8, start_timeout=300.0).start(
-        folder, tmp_path_factory.mktemp("logs"), seed=0, context_length=CONTEXT
-    )
+    launch = EngineLaunch(folder, tmp_path_factory.mktemp("logs"), seed=0, context_length=CONTEXT)
+    engine = start_engine(VllmSettings(omp_threads=1, max_num_seqs=8, start_timeout=300.0), launch)
     assert isinstance(engine, VllmEngine)
     try:
         engine.wait_ready()

@@ -19,8 +19,8 @@ from tests.runtime.in_process import directory_of
 from tests.runtime.shared_server import shared_server
 from tests.support.bigram_model import MANY_THREADS, THREADS, BigramModel, bigram_model
 from tests.support.processes import process_named
-from treetune.inference.base import Completion, Engine, OnResult, Request
-from treetune.inference.engine import VllmEngine
+from treetune.inference.base import Completion, Engine, EngineLaunch, OnResult, Request
+from treetune.inference.engine import VllmEngine, start_engine
 from treetune.inference.settings import Engines, VllmSettings
 from treetune.models.pretrained import PretrainedModel
 from treetune.rollouts.base import Credit
@@ -67,9 +67,8 @@ SETTINGS_OF_SERVER = VllmSettings(prefix_caching=True, omp_threads=1, start_time
 def engine(models: dict[str, BigramModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
     logs = tmp_path_factory.mktemp("logs")
     model = models["threads"]
-    found = SETTINGS_OF_SERVER.start(
-        model.folder, logs, seed=0, context_length=CONTEXT, end_ids=model.codec.end_ids
-    )
+    launch = EngineLaunch(model.folder, logs, seed=0, context_length=CONTEXT, end_ids=model.codec.end_ids)
+    found = start_engine(SETTINGS_OF_SERVER, launch)
     assert isinstance(found, VllmEngine)
     found.wait_ready()
     yield found

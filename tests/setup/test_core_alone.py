@@ -97,7 +97,7 @@ def trained(python: Path, main: Path, work: Path) -> dict[str, str]:
             timeout=300,
         )
         assert done.returncode == 0, done.stderr[-3000:]
-        weights = work / "quickstart" / name / "checkpoints/1/policy/model.safetensors"
+        weights = work / "quickstart" / name / "checkpoints/0001/policy/model.safetensors"
         digests[name] = hashlib.sha256(weights.read_bytes()).hexdigest()
     return digests
 

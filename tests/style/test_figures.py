@@ -11,9 +11,9 @@ HEADLESS_SHARE = 0.01
 
 LIMITS = {
     "files": 333,
-    "lines": 70_420,
-    "functions": 4_239,
-    "functions of at most 3 lines": 1_160,
+    "lines": 70_450,
+    "functions": 4_242,
+    "functions of at most 3 lines": 1_162,
     "classes": 726,
     "modules that one other imports": 56,
 }

@@ -6,10 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from treetune_view.experiment import Experiment, Status, read_experiment, status_of
-from treetune_view.notes import Notes
 from treetune_view.store.answers import Answers
 from treetune_view.store.data_sets import DataSets
 from treetune_view.store.folders import (
@@ -23,6 +22,9 @@ from treetune_view.store.folders import (
     marks_of,
 )
 from treetune_view.text import writable
+
+if TYPE_CHECKING:
+    from treetune_view.notes import Notes
 
 LOOK_AGAIN_S = 2.0
 """How old a list of what lies below a folder may be."""
@@ -142,6 +144,8 @@ class Store:
 
     def notes(self, run: Run) -> Notes:
         """Returns what people wrote on its answers."""
+        from treetune_view.notes import Notes
+
         answers = self.answers(run)
         with self._lock:
             return self._notes.setdefault(run, Notes(run, answers))

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from treetune_view.store.catalogue import Store
 from treetune_view.store.folders import NotThere, Run, folders_below, is_experiment, stat_of
 from treetune_view.text import writable
 
 if TYPE_CHECKING:
+    from treetune_view.store.catalogue import Store
     from treetune_view.store.tables import Table
 
 Kind = Literal["parquet", "lines", "saved", "table", "estimate"]

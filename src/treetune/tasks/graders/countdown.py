@@ -54,6 +54,7 @@ class CountdownScores:
     """
 
     no_answer: float = 0.0
+    """Of a response without an answer."""
     malformed: float = 0.0
     """Of an answer that is no expression of the given numbers."""
     wrong: float = 0.0
