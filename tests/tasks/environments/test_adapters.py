@@ -79,7 +79,7 @@ def test_one_that_is_copied_goes_on_from_its_copy_and_is_not_played_again() -> N
     assert Worlds(game).answer(moment).turns == (Turn("2"),)
     lost = Worlds(game).answer(Moment(1, problem, 0, ("right", "right"), from_start=True))
     assert lost.turns[-1].outcome == "unavailable"
-    of_a_class_that_is_gone = (1, b"ctreetune.tasks.environments.tools.environment\nCalls\n.")
+    of_a_class_that_is_gone = (1, b"ca_package_that_is_gone\nCalls\n.")
     moment = Moment(1, problem, 0, ("right", "right"), of_a_class_that_is_gone, from_start=True)
     (turn,) = Worlds(game).answer(moment).turns
     assert turn.outcome == "unavailable" and "state can't be read" in (turn.message or "")
