@@ -308,7 +308,7 @@ RESTEM = """{
   rollout+: { samples: 4, max_tokens: 10 },  // a good half of random answers are longer, and earn the reward
   credit: { type: "none" }, selection: { type: "correct_only" }, iterations: 2, checkpoints: { every: 1 },
   restart: "every_iteration", choose_checkpoint: { set: "validation", rule: "best" },
-  evaluation: { sets: [{ split: "validation", problems: 20, samples: 4 }] },  // long enough to be struck in it
+  evaluation: { sets: [{ split: "validation", problems: 20, samples: 4 }] },  // long enough to be struck
   trainer+: {
     objective: { type: "mle", aggregation: "sequence" }, advantage_normalisation: "none",
     learning_rate: 1e-2, epochs: 2,

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from tests.viewer.prepared import HOSTILE, ROWS, SAMPLES, estimate, prepared, rows, save
 from tests.viewer.recorded import begin_run
 from treetune_view.store import NotThere, Store
-from treetune_view.store.data_sets import DataSet
 from treetune_view.store.queries import Filter, Question
-from treetune_view.store.readers import answers_to
+from treetune_view.store.readers import DataSet, answers_to
 from treetune_view.store.tables import ROW, Histogram, Table, bin_step
 
 

@@ -1,14 +1,18 @@
-"""Data sets as DuckDB and Arrow read them: saved splits, W&B's tables, and estimates of difficulty."""
+"""The files of data sets, and how DuckDB and Arrow read them: saved splits, W&B's tables, estimates of
+difficulty."""
 
 from __future__ import annotations
 
+import functools
 import glob
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from treetune_view.store.folders import stat_of
 from treetune_view.store.queries import conversation, literal, quoted
 from treetune_view.text import writable
 
@@ -20,11 +24,69 @@ LARGEST_TABLE = 256 * 2**20
 
 COUNTED = "pass_rate, correct, answers, mean_reward, mean_tokens, unfinished"
 
+Kind = Literal["parquet", "lines", "saved", "table", "estimate"]
+"""Parquet; JSON lines; a split that ``save_to_disk`` wrote; a W&B table's JSON; what `estimate_difficulty`
+found."""
+
+ESTIMATE, SPLITS, SPLIT = "estimate.json", "dataset_dict.json", "dataset_info.json"
+"""Files that say what a folder is: of `estimate_difficulty`, of a saved data set, of one split of it."""
+
+ENDINGS = (".parquet", ".jsonl", ".json")
+_TABLE = re.compile(rb'\s*\{\s*"(?:_type|columns|column_types|ncols)"')
+"""The beginning of a W&B table."""
+
 _PART = re.compile(r"(input|output|score)_(\d+)")
 _GRADES = (
     "{'row': 'BIGINT', 'sample': 'BIGINT', 'reward': 'DOUBLE', 'correct': 'BOOLEAN', 'outcome': 'VARCHAR',"
     " 'complete': 'BOOLEAN', 'tokens': 'BIGINT'}"
 )
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set, by its name in addresses. `known_from` says why it may be read."""
+
+    name: str
+    path: Path
+    kind: Kind
+    known_from: str
+
+    @property
+    def mark(self) -> str:
+        """Another text as soon as a file of it is another."""
+        return repr([(str(path), stat_of(path)) for path in self.files()])
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk; 0 for what has gone meanwhile."""
+        return sum(path.stat().st_size for path in self.files() if path.is_file())
+
+    def files(self) -> list[Path]:
+        if self.kind == "estimate":
+            return [*sorted(self.path.glob("shards/*/*.jsonl")), *sorted(self.path.glob("*.parquet"))]
+        return sorted(self.path.glob("*.arrow")) if self.kind == "saved" else [self.path]
+
+
+def kind_of(path: Path) -> Kind | None:
+    """Returns what a file or a folder holds; None for no data set."""
+    if path.is_dir():
+        if (path / ESTIMATE).is_file():
+            return "estimate"
+        return "saved" if (path / SPLIT).is_file() and (path / "state.json").is_file() else None
+    if path.suffix == ".json":
+        return "table" if _begins_as_table(path, stat_of(path)) else None
+    kinds: dict[str, Kind] = {".parquet": "parquet", ".jsonl": "lines"}
+    return kinds.get(path.suffix)
+
+
+@functools.lru_cache(maxsize=4096)
+def _begins_as_table(path: Path, _: object) -> bool:
+    """Reads the file again only when it is another."""
+    try:
+        with path.open("rb") as file:
+            return _TABLE.match(file.read(200)) is not None
+    except OSError:
+        return False
 
 
 def file_in_sql(path: Path) -> str:

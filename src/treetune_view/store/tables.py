@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treetune.tasks.sources import parquet_row
-from treetune_view.store.data_sets import DataSet
 from treetune_view.store.folders import NotThere
 from treetune_view.store.queries import (
     Filter,
@@ -29,7 +28,7 @@ from treetune_view.store.queries import (
     order,
     quoted,
 )
-from treetune_view.store.readers import file_in_sql, rates, saved_split, wandb_table
+from treetune_view.store.readers import DataSet, file_in_sql, rates, saved_split, wandb_table
 
 if TYPE_CHECKING:
     import duckdb
