@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (error.name or "").startswith("treetune"):
             raise
         print(
-            f"{error.name} is not installed for {sys.executable}: run ./scripts/setup.sh, then"
-            " `source .venv/bin/activate`",
+            f"{error.name} is not installed for {sys.executable}: in a checkout run ./scripts/setup.sh, then"
+            " `source .venv/bin/activate`; else pip install 'treetune[cpu]' or 'treetune[cuda]'",
             file=sys.stderr,
         )
         return USER_ERROR

@@ -10,11 +10,10 @@ from treetune.config.schema import OWN_DISTRIBUTION, package_of
 from treetune.contracts import Continuations, CriticValues, Pairs
 from treetune.findings import placed_parts
 from treetune.rollouts.metrics import OF_ITERATION, PREFIX, name_in
-from treetune.rollouts.numbers import LARGEST, OF_CORRECT, registered
+from treetune.rollouts.numbers import EVALUATED, LARGEST, OF_CORRECT, registered
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import PHASES
 from treetune.runtime.diagnostics import SIGNS
-from treetune.runtime.evaluation import EVALUATED
 from treetune.tasks.base import Task
 from treetune_tables.columns import PASS_AT_1, value_named
 from treetune_tables.runs import Plan, make_plan

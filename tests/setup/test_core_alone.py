@@ -42,6 +42,11 @@ def core_distributions() -> set[str]:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             todo += [name for one in names for name in providers.get(one.partition(".")[0], ())]
+    return with_requirements(todo)
+
+
+def with_requirements(todo: list[str]) -> set[str]:
+    """Names of installed distributions, and of what they require."""
     needed: set[str] = set()
     while todo:
         name = canonicalize_name(todo.pop())
@@ -63,17 +68,22 @@ def top_files(one: Distribution) -> set[str]:
     return {top for top in tops if top not in {"..", "__pycache__"} and (SITE / top).exists()}
 
 
+def bare_python(folder: Path, distributions: set[str]) -> tuple[Path, Path]:
+    """Returns a Python that knows these distributions of ours and nothing else, and its site-packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    site = next((folder / "lib").glob("python*/site-packages"))
+    for name in distributions:
+        for top in top_files(distribution(name)):
+            if not (site / top).exists():
+                (site / top).symlink_to(SITE / top)
+    return folder / "bin/python", site
+
+
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout of the core alone, and a Python that knows what the core needs and nothing else."""
     folder = tmp_path_factory.mktemp("core")
-    python = folder / "env/bin/python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
-    site = next((folder / "env/lib").glob("python*/site-packages"))
-    for name in core_distributions():
-        for top in top_files(distribution(name)):
-            if not (site / top).exists():
-                (site / top).symlink_to(SITE / top)
+    python, _ = bare_python(folder / "env", core_distributions())
     shutil.copytree(
         ROOT / "src/treetune", folder / "src/treetune", ignore=shutil.ignore_patterns("__pycache__")
     )

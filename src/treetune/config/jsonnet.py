@@ -18,8 +18,9 @@ from treetune.config.errors import ConfigError, ConfigIssue, nearest
 from treetune.config.jsonnet_errors import TOTAL, frames, issue, shown_place
 from treetune.config.lexer import flattened
 
-CONFIGS = Path(__file__).resolve().parents[3] / "configs"
-"""The repository's fragments, found from any working directory."""
+_IN_PACKAGE, _IN_CHECKOUT = (Path(__file__).resolve().parents[above] / "configs" for above in (1, 3))
+CONFIGS = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
+"""The shipped configurations, found from any working directory: a wheel has them in the package."""
 
 TABLE = "names.libsonnet"
 """An object in a folder, each of whose fields is a configuration of the folder: a file without a file."""

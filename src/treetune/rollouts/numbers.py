@@ -15,6 +15,9 @@ from typing import Any, Literal
 from treetune.tree import Tree, answers_of, with_answers
 from treetune.vocabulary import Metrics, TextCodec, Trajectory
 
+EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
+"""The numbers of a summary that become metrics of the run, of all problems and of each domain's."""
+
 Better = Literal["higher", "lower", "neither"]
 
 OF_CORRECT = "_right"

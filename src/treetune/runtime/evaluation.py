@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from treetune.rollouts import unavailable
 from treetune.rollouts.metrics import PREFIX
-from treetune.rollouts.numbers import by_group, columns, evaluated, number_metrics
+from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluated, number_metrics
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim, Claims
 from treetune.runtime.console import Clock
@@ -36,9 +36,6 @@ from treetune.store.checksums import digest_of, read_record, write_record
 from treetune.store.files import whole_file
 from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
-
-EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
-"""The numbers of a summary that become metrics of the run, of all problems and of each domain's."""
 
 FOLLOW_EVERY_S = 5.0
 

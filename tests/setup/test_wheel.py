@@ -1,0 +1,80 @@
+"""The wheel holds what a user needs, and works with what it declares: without torch and vLLM."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.setup.test_core_alone import bare_python, with_requirements
+from tests.style.test_lock_files import pins
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+BASE = [canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]]
+COMMANDS = (
+    "--version",
+    "list_parts",
+    "--configs configs/quickstart/vineppo.jsonnet check_config",
+    "--configs configs/quickstart/grpo.jsonnet print_config",
+    "--configs configs/tables/quickstart_methods.jsonnet check_config",
+    "--configs configs/polIter_rho1bSft2_vineppo_MATH.jsonnet plan --gpus 4 --memory 80",
+)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built of a copy of what git knows, as setuptools leaves its traces in the folder that it builds."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True)
+    subprocess.run(["tar", "cf", source / "all.tar", "-T", "-"], cwd=ROOT, input=names.stdout, check=True)
+    subprocess.run(["tar", "xf", "all.tar"], cwd=source, check=True)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--wheel-dir", target, source], check=True, capture_output=True)
+    return next(target.glob("*.whl"))
+
+
+def test_it_holds_code_configurations_and_examples_and_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    configurations = [path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*sonnet")]
+    assert {f"treetune/{name}" for name in configurations} <= {*names}
+    pages = [
+        path for kind in ("templates", "assets") for path in (ROOT / "src/treetune_view" / kind).rglob("*")
+    ]
+    assert {path.relative_to(ROOT / "src").as_posix() for path in pages if path.is_file()} <= {*names}
+    assert "treetune/examples/one_file/vineppo.py" in names
+    strange = [name for name in names if not re.match(r"treetune(_[a-z]+)?(/|-[\d.]+\.dist-info/)", name)]
+    assert not strange and not [name for name in names if "/tests/" in name or "__pycache__" in name]
+
+
+def test_it_works_with_what_it_declares_and_nothing_else(wheel: Path, tmp_path: Path) -> None:
+    python, site = bare_python(tmp_path / "env", with_requirements(list(BASE)))
+    assert not (site / "torch").exists() and not (site / "vllm").exists()
+    zipfile.ZipFile(wheel).extractall(site)
+    for command in COMMANDS:
+        words = [python, "-m", "treetune.main", *command.split()]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}: {done.stderr[-2000:]}"
+    command = "--configs configs/quickstart/sft.jsonnet run_iteration_loop"
+    words = [python, "-m", "treetune.main", *command.split()]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "pip install 'treetune[cpu]'" in done.stderr
+
+
+@pytest.mark.parametrize("lock", ["requirements.txt", "requirements-cpu.txt"])
+def test_what_is_declared_admits_what_the_locks_pin(lock: str) -> None:
+    extras = PROJECT["optional-dependencies"]
+    own = extras["cpu" if "cpu" in lock else "cuda"]
+    pinned = pins(lock) | pins("requirements-extras.txt") | pins("requirements-docs.txt")
+    declared = PROJECT["dependencies"] + own + extras["training"] + extras["graders"] + extras["docs"]
+    for requirement in map(Requirement, declared):
+        if requirement.name != "treetune":
+            version = pinned[canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(version, prereleases=True), requirement
