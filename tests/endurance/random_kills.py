@@ -1,6 +1,7 @@
 """Kills processes of small real runs at random instants, and compares what they come to, bit for bit.
 
-    python tests/endurance/random_kills.py [--kills 30] [--seed 1] [--only turns …] [--output PAGE.md]
+    python tests/endurance/random_kills.py [--kills 30] [--seed 1] [--only turns …] [--victims sandbox …]
+        [--output PAGE.md]
 
 Each variant is run once undisturbed and once with blows: `kill -9` of one process among all that are below
 `treetune run` (and itself), at an instant drawn from the undisturbed run's time. The command is then given
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,9 +164,17 @@ def described(process: psutil.Process) -> str:
     return next((word for part, word in names.items() if part in line), line.split(" ")[0].rsplit("/")[-1])
 
 
-def strike(work: Path, name: str, variant: str, given: tuple[str, ...], within: float, draw: Any) -> Blow:
+def strike(
+    work: Path,
+    name: str,
+    variant: str,
+    given: tuple[str, ...],
+    within: float,
+    draw: Any,
+    victims: Sequence[str] | None,
+) -> Blow:
     """Starts the run, kills one of its processes, and waits for the end. No victim where it came to its end
-    before the blow."""
+    before the blow. With `victims`, the blow waits for a process of one of these kinds."""
     began = time.monotonic()
     run = start(work, name, *given)
     top = psutil.Process(run.pid)
@@ -179,16 +189,19 @@ def strike(work: Path, name: str, variant: str, given: tuple[str, ...], within: 
             for one in seen.values():
                 if alive(one) and (word := described(one)):
                     kinds.setdefault(word, []).append(one)
-            if len(kinds) > 1 and draw.random() < 0.8:
+            if victims:
+                kinds = {word: those for word, those in kinds.items() if word in victims}
+            elif len(kinds) > 1 and draw.random() < 0.8:
                 kinds.pop("treetune run", None)  # it is there all the time, others come and go
-            victim = draw.choice(sorted(kinds))  # each kind as often, however many there are
-            draw.choice(sorted(kinds[victim], key=lambda one: one.pid)).kill()
+            if kinds:
+                victim = draw.choice(sorted(kinds))  # each kind as often, however many there are
+                draw.choice(sorted(kinds[victim], key=lambda one: one.pid)).kill()
         if time.monotonic() - began > DEADLINE_S:
             victim += " (hung)"
             run.send_signal(signal.SIGTERM)
             time.sleep(60)
             run.kill()
-        time.sleep(0.05)
+        time.sleep(0.01 if victims else 0.05)  # a sandbox lives for a moment
     ended = time.monotonic()
     while time.monotonic() - ended < GONE_S and any(alive(one) for one in seen.values()):
         time.sleep(0.1)
@@ -255,6 +268,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=1, help="of the instants and the victims")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument(
+        "--victims", nargs="+", help="strike these kinds of processes alone, as the page calls them"
+    )
     parser.add_argument("--output", type=Path, help="also write the page there")
     options = parser.parse_args()
     blows, same, folders = list[Blow](), dict[str, bool](), list[str]()
@@ -271,7 +287,7 @@ def main() -> int:
             within = time.monotonic() - began
             share = len(range(number, options.kills, len(options.only)))
             while share:
-                blow = strike(work, f"{name}/killed", variant, given, within, draw)
+                blow = strike(work, f"{name}/killed", variant, given, within, draw, options.victims)
                 if blow.victim:
                     share -= 1
                     blows.append(blow)
