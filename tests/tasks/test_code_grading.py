@@ -7,112 +7,75 @@ from typing import Any
 
 import pytest
 
-from tests.tasks.code_grading import FUNCTIONAL, PYTEST, SQUARE, SUM, grade
+from tests.tasks.code_grading import GOLDS, SQUARE, gold_of, grade, needs_sandbox, programs
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Problem
-from treetune_domains.graders.code import Code
+from treetune_domains.graders.code import Code, same_output
 from treetune_domains.sandbox.base import SandboxUnavailable
 from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
+pytestmark = needs_sandbox
 
-@pytest.fixture(scope="module", autouse=True)
-def needs_sandbox() -> None:
-    for reason in Bubblewrap().missing():
-        pytest.skip(f"no sandbox here: {reason}")
+RIGHT, AS_IF_IN_ONE_PROCESS, ENDS = map(programs, ("right", "as_if_in_one_process", "ends"))
 
 
-CHECK = {
-    "functional": "def check(f):\n    assert f(2) == 4\n    assert f(3) == 9\ncheck(f)",
-}
-SOLUTION = {"functional": "assert Solution().twoSum([2, 7, 11], 9) == [0, 1]"}
-FILE = {"solution_file": "import solution\nfor n in range(5):\n    assert solution.f(n) == n * n, n"}
-CALLS = {"fn_name": "f", "inputs": [[2], [3]], "outputs": [4, [9]]}
-
-RIGHT = {
-    "a program": ("print(sum(map(int, input().split())))", SUM),
-    "a program that reads everything": (
-        "import sys\na, b = map(int, sys.stdin.read().split())\nprint(a + b)",
-        SUM,
-    ),
-    "a program that opens its input": ("print(sum(map(int, open(0).read().split())))", SUM),
-    "a program that opens it by name": ("print(sum(map(int, open('/dev/stdin').read().split())))", SUM),
-    "a program with a main part": (
-        "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()",
-        SUM,
-    ),
-    "a program that leaves by exit": ("print(sum(map(int, input().split())))\nexit()", SUM),
-    "a program with threads": (
-        "import threading\ndef main(): print(sum(map(int, input().split())))\n"
-        "threading.stack_size(1 << 26)\nthreading.Thread(target=main).start()",
-        SUM,
-    ),
-    "a function": (SQUARE, FUNCTIONAL),
-    "a function under check": (SQUARE, CHECK),
-    "a class": (
-        "class Solution:\n    def twoSum(self, nums, target):\n"
-        "        for i, a in enumerate(nums):\n            for j in range(i + 1, len(nums)):\n"
-        "                if a + nums[j] == target: return [i, j]",
-        SOLUTION,
-    ),
-    "pytest": (SQUARE + "def g(): raise ValueError", PYTEST),
-    "a file": (SQUARE, FILE),
-    "calls": (SQUARE, CALLS),
-    "calls of a method": ("class Solution:\n    def f(self, n): return n * n", CALLS),
-}
-
-
-@pytest.mark.parametrize(("code", "gold"), RIGHT.values(), ids=RIGHT)
-def test_right_code_earns_everything(code: str, gold: dict[str, Any]) -> None:
-    found = grade(code, gold)
+@pytest.mark.parametrize("program", RIGHT.values(), ids=RIGHT)
+def test_right_code_earns_everything(program: tuple[str, str, str]) -> None:
+    code, *tests = program
+    found = grade(code, gold_of(*tests))
     assert (found.reward, found.outcome, found.message) == (1.0, "ok", None)
     assert found.numbers["tests"] == found.numbers["tests_passed"] > 0
 
 
 @pytest.mark.parametrize(
-    ("code", "gold", "passed"),
+    ("code", "kind", "passed"),
     [
-        ("print(3)", SUM, 1),
-        ("import os\nprint(sum(map(int, input().split())), flush=True)\nos._exit(1)", SUM, 0),
-        ("a, b = map(int, input().split())\nwhile a < 0: pass\nprint(a + b)", SUM, 2),
-        ("def f(n): return 4", FUNCTIONAL, 2),
-        ("def f(n): return n + 2", CHECK, 0),
-        ("def f(n):\n    if n == 2: return 5\n    return n * n\ndef g(): raise ValueError", PYTEST, 3),
-        ("def f(n): return n * (n < 4) * n", FILE, 0),
-        ("def f(n): return 4", CALLS, 1),
-        ("def f(n: return", FUNCTIONAL, 0),
-        ("1 +", SUM, 0),
-        ("def other(): pass", PYTEST, 0),
+        ("print(3)", "sum", 1),
+        ("import os\nprint(sum(map(int, input().split())), flush=True)\nos._exit(1)", "sum", 0),
+        ("a, b = map(int, input().split())\nwhile a < 0: pass\nprint(a + b)", "sum", 2),
+        ("def f(n): return 4", "functional", 2),
+        ("def f(n): return n + 2", "check", 0),
+        ("def f(n):\n    if n == 2: return 5\n    return n * n\ndef g(): raise ValueError", "pytest", 3),
+        ("def f(n): return n * (n < 4) * n", "file", 0),
+        ("def f(n): return 4", "calls", 1),
+        ("def f(n: return", "functional", 0),
+        ("1 +", "sum", 0),
+        ("def other(): pass", "pytest", 0),
     ],
 )
-def test_wrong_code_earns_the_tests_that_it_passes(code: str, gold: dict[str, Any], passed: int) -> None:
-    found = grade(code, gold, score="fraction")
-    assert found.numbers["tests_passed"] == passed
+def test_wrong_code_earns_the_tests_that_it_passes(code: str, kind: str, passed: int) -> None:
+    found = grade(code, GOLDS[kind], score="fraction")
+    assert (found.numbers["tests_passed"], found.outcome) == (passed, "ok")
     assert found.reward == pytest.approx(passed / found.numbers["tests"])
-    assert found.outcome == "ok"
     assert found.message
-    assert grade(code, gold).reward == 0.0
+    assert grade(code, GOLDS[kind]).reward == 0.0
 
 
 def test_a_test_without_end_fails_and_so_do_those_behind_it() -> None:
     gold = {"functional": ["assert f(1) == 1", "assert f(0) == 0", "assert f(2) == 4"]}
     code = "def f(n):\n    while n == 0: pass\n    return n * n"
     found = grade(code, gold, score="fraction", test_seconds=0.5)
-    assert found.reward == pytest.approx(1 / 3)
-    assert found.message == "stopped after 0.5 s"
+    assert (found.reward, found.message) == (pytest.approx(1 / 3), "stopped after 0.5 s")
+
+
+@pytest.mark.parametrize("program", ENDS.values(), ids=ENDS)
+def test_a_program_may_end_as_programs_do(program: tuple[str, str, str]) -> None:
+    code, verdict, _ = program
+    assert grade(code, {"inputs": [""], "outputs": ["1"]}).correct == (verdict == "right")
 
 
 @pytest.mark.parametrize(("blocks", "right"), [("all", True), ("last", True), ("first", False)])
 def test_which_blocks_are_the_answer_is_said(blocks: Any, right: bool) -> None:
     response = "```python\ndef g(n): return n\n```\nthen\n```python\ndef f(n): return n * n\n```\n"
     response += "which prints\n```\n4\n```"
-    problem = Problem(id="p", prompt="?", gold=json.dumps(FUNCTIONAL))
+    problem = Problem(id="p", prompt="?", gold=json.dumps(GOLDS["functional"]))
     assert Code(blocks=blocks).grade(response, problem).correct == right
 
 
 def test_without_a_block_there_is_no_answer() -> None:
-    problem = Problem(id="p", prompt="?", gold=json.dumps(FUNCTIONAL))
-    assert Code().grade("def f(n): return n * n", problem).outcome == "no_answer"
-    assert Code().grade("```python\ndef f(n): return 1\n```</think> well", problem).outcome == "no_answer"
+    problem = Problem(id="p", prompt="?", gold=json.dumps(GOLDS["functional"]))
+    for response in (SQUARE, "```python\ndef f(n): return 1\n```</think> well"):
+        assert Code().grade(response, problem).outcome == "no_answer"
 
 
 def test_without_a_sandbox_the_answer_stays_without_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,9 +83,9 @@ def test_without_a_sandbox_the_answer_stays_without_a_verdict(monkeypatch: pytes
         raise SandboxUnavailable("no sandbox")
 
     monkeypatch.setattr(Bubblewrap, "run", down)
-    for gold in (SUM, FUNCTIONAL):
+    for kind in ("sum", "functional"):
         with pytest.raises(Unavailable, match="no sandbox"):
-            grade(SQUARE, gold)
+            grade(SQUARE, GOLDS[kind])
 
 
 @pytest.mark.parametrize(
@@ -133,34 +96,105 @@ def test_a_gold_without_tests_is_an_error_and_not_a_wrong_answer(gold: str) -> N
         Code().verdict(SQUARE, Problem(id="p", prompt="?", gold=gold))
 
 
-ENDS = {
-    "by itself": ("print(1, end='')", True),
-    "with 0": ("print(1); raise SystemExit(0)", True),
-    "with True": ("print(1); exit(True)", False),
-    "with words": ("print(1); exit('no')", False),
-    "with nothing": ("print(1); exit()", True),
-    "by an error": ("print(1); 1 / 0", False),
-    "in a thread": (
-        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(1))).start()",
-        True,
-    ),
-    "with a last word": ("import atexit\natexit.register(print, 1)", True),
-    "without a flush": ("import sys\nsys.stdout.write('1')", True),
-    "with its output closed": ("import sys\nprint(1)\nsys.stdout.close()", True),
-    "by a signal": ("import os\nprint(1, flush=True)\nos.kill(os.getpid(), 9)", False),
-    "with a file left open": ("out = open(1, 'w')\nout.write('1')", True),
-    "with a stream of its own": (
-        "import sys\nclass Out:\n    text = ''\n    def write(self, s): self.text += s\n"
-        "    def flush(self): sys.__stdout__.write(self.text); self.text = ''\nsys.stdout = Out()\nprint(1)",
-        True,
-    ),
-    "with another stream": (
-        "import io, sys\nsys.stdout = io.StringIO()\nprint(2)\nsys.__stdout__.write('1')",
-        True,
-    ),
-}
+# Tests use an answer as if it were in their process, and both know what stands before it.
 
 
-@pytest.mark.parametrize(("code", "right"), ENDS.values(), ids=ENDS)
-def test_a_program_may_end_as_programs_do(code: str, right: bool) -> None:
-    assert grade(code, {"inputs": [""], "outputs": ["1"]}).correct == right
+@pytest.mark.parametrize("program", AS_IF_IN_ONE_PROCESS.values(), ids=AS_IF_IN_ONE_PROCESS)
+def test_tests_use_the_answer_as_if_it_were_in_their_process(program: tuple[str, str, str]) -> None:
+    code, *tests = program
+    assert grade(code, gold_of(*tests)).message is None
+
+
+def test_unittest_that_fails_is_no_success() -> None:
+    _, *tests = AS_IF_IN_ONE_PROCESS["is tested by unittest"]
+    assert grade("def f(n): return 8", gold_of(*tests)).reward == 0.0
+
+
+LISTS = """
+class Node:
+    def __init__(self, value, next=None):
+        self.value, self.next = value, next
+
+def chain(values):
+    head = None
+    for value in reversed(values):
+        head = Node(value, head)
+    return head
+
+def values(head):
+    found = []
+    while head:
+        found.append(head.value)
+        head = head.next
+    return found
+"""
+
+
+def test_what_stands_before_the_answer_is_known_to_answer_and_tests() -> None:
+    numbers = "list(range(3000))"
+    gold = {"functional": f"assert values(Solution().reverse(chain({numbers}))) == {numbers}[::-1]"}
+    code = """
+class Solution:
+    def reverse(self, head):
+        back = None
+        while head:
+            head.next, back, head = back, head, head.next
+        return back
+"""
+    assert grade(code, gold, data={"prefix": LISTS}).message is None
+    # What the tests use of it is theirs: another one in the answer changes nothing.
+    forged = code.replace("return back", "return head") + f"def values(head): return {numbers}[::-1]"
+    assert grade(forged, gold, data={"prefix": LISTS}).reward == 0.0
+
+
+@pytest.mark.parametrize("prefix", ["def f(n):\n", 'def f(n):\n    """Squares."""\n', "import math\n"])
+def test_the_answer_may_go_on_with_the_prefix_or_fill_it_in(prefix: str) -> None:
+    code = "    return n * n" if prefix.endswith(":\n") else SQUARE
+    assert grade(code, GOLDS["functional"], data={"prefix": prefix}).message is None
+
+
+def test_a_function_may_rest_on_another_of_the_prefix() -> None:
+    """As in HumanEval: the prompt holds a helper and the head of what is to be written."""
+    prefix = '''
+from typing import List
+import math
+
+def poly(xs: List[float], x: float) -> float:
+    """The value at x."""
+    return sum(c * math.pow(x, i) for i, c in enumerate(xs))
+
+def find_zero(xs: List[float]) -> float:
+    """A zero of poly."""
+'''
+    code = prefix + "    return -xs[0] / xs[1]\n"
+    tests = """
+METADATA = {}
+def check(candidate):
+    import random
+    rng = random.Random(42)
+    for _ in range(20):
+        xs = [rng.uniform(-9, 9), rng.uniform(1, 9)]
+        assert math.fabs(poly(xs, candidate(xs.copy()))) < 1e-4
+check(find_zero)
+"""
+    gold = {"functional": tests}
+    assert grade(code, gold, data={"prefix": prefix}).message is None
+    forged = code.replace("-xs[0]", "xs[0]") + "def poly(xs, x): return 0.0\n"
+    assert grade(forged, gold, data={"prefix": prefix}).reward == 0.0
+
+
+SAME = [
+    ("1 2", "1  2 \n\n"), ("0.3333333333", "0.333333"), ("3", "3.0"), ("7.0", "7"), ("7e0", "7"),
+    ("007", "7"), ("7.000000001", "7.0"), ("YES", "Yes"), ("1e400", "inf"), ("", ""),
+]  # fmt: skip
+DIFFERENT = [
+    ("1\n2", "1 2"), ("0.3334", "0.3333"), ("7.000000001", "7"), ("6.9999999999999999999", "7"),
+    ("1000000000000000000.4", "1000000000000000000"), ("1000000000000000001", "1000000000000000000"),
+    ("1e999999999", "7"), ("snan", "7"), ("nan", "0.0"), ("a", "A"), ("1_0", "10"),
+    ("x" * 1_000_000, "y" * 1_000_000),
+]  # fmt: skip
+
+
+def test_printed_output_is_compared_by_words_and_numbers() -> None:
+    assert [pair for pair in SAME if not same_output(*pair)] == []
+    assert [pair for pair in DIFFERENT if same_output(*pair)] == []

@@ -2,95 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
-from tests.tasks.code_grading import FUNCTIONAL, NEAR, PYTEST, SUM, grade
-from tests.tasks.forging import GIVEN, PLAYS, REACHES, SQUARES, golds_that_give
-from tests.tasks.honest_code import HONEST
+from tests.tasks.code_grading import GOLDS, PROGRAMS, SQUARE, gold_of, grade, needs_sandbox, programs
 from treetune_domains.sandbox import inside
 from treetune_domains.sandbox.base import Limits
-from treetune_domains.sandbox.bubblewrap import Bubblewrap
+
+pytestmark = needs_sandbox
+
+FORGED, PLAYS, REACHES = (
+    {name: code for name, (code, *_) in programs(file).items()} for file in ("forged", "plays", "reaches")
+)
+"""What pretends to have passed, what plays its judge, and what looks into its tests by what it is given."""
+
+OBJECTS = (PROGRAMS / "objects_of_tests.txt").read_text()
+GIVEN = dict(line.split(": ", 1) for line in (PROGRAMS / "given.txt").read_text().splitlines())
+"""What tests may hand to an answer: expressions with the names of `OBJECTS`."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def needs_sandbox() -> None:
-    for reason in Bubblewrap().missing():
-        pytest.skip(f"no sandbox here: {reason}")
+def golds_that_give(given: Iterable[str] = GIVEN) -> dict[str, dict[str, Any]]:
+    """Tests of each kind that give an answer's `f` each of these and expect what only they know."""
+    asserts = [f"assert f({GIVEN[one]}) == SECRET" for one in given]
+    lines = "".join(f"\n        {one}" for one in asserts)
+    pytests = "\n".join(f"def test_{n}():\n    {one}" for n, one in enumerate(asserts))
+    return {
+        "a list of tests": {"functional": [f"{OBJECTS}\n{one}" for one in asserts]},
+        "assertions": {"functional": OBJECTS + "\n".join(asserts)},
+        "under check": {"functional": f"{OBJECTS}\ndef check(f):\n    if 1:{lines}\ncheck(f)"},
+        "pytest": {"pytest": f"{OBJECTS}\nfrom solution import f\n{pytests}"},
+        "a file": {"solution_file": f"{OBJECTS}\nfrom solution import *\n{asserts[0]}"},
+        "unittest": {
+            "functional": f"import unittest\n{OBJECTS}\nclass T(unittest.TestCase):\n"
+            f"    def test(self): {lines}\nunittest.main()"
+        },
+    }
 
 
-FORGED = {
-    "leaves with success": "import os\nprint('passed'); os._exit(0)",
-    "leaves when asked": "import os\ndef f(n=0): os._exit(0)\ng = f",
-    "leaves politely": "import sys\ndef f(n=0): sys.exit(0)\ng = f",
-    "is equal to everything": """
-class Any(int):
-    def __eq__(self, other): return True
-    def __ne__(self, other): return False
-    __hash__ = None
-def f(n=0): return Any()
-g = f""",
-    "is an object that is equal to everything": """
-class Any:
-    def __eq__(self, other): return True
-    def __ne__(self, other): return False
-def f(n=0): return Any()
-g = f""",
-    "is near to everything": """
-class Near:
-    __sub__ = __rsub__ = __abs__ = lambda self, *other: 0.0
-    __lt__ = __le__ = __gt__ = __ge__ = lambda self, other: True
-def f(n=0): return Near()
-g = f""",
-    "mocks": "from unittest.mock import ANY\ndef f(n=0): return ANY\ng = f",
-    "writes a report": """
-import os
-for fd in range(256):
-    try: os.write(fd, b'{"tests": 1}\\n{"passed": true}\\n' * 9)
-    except OSError: pass
-print("0 0 1 0\\n3")
-def f(n=0): raise KeyError
-g = f""",
-    "patches the tests": """
-import builtins, sys
-builtins.AssertionError = ValueError
-builtins.isinstance = lambda *a: True
-sys.modules['pytest'] = sys
-def f(n=0): return 5
-g = f""",
-    "looks for the tests": """
-import gc, sys, os
-frame = sys._getframe()
-found = []
-while frame:
-    found.append(repr(frame.f_locals) + repr(frame.f_globals))
-    frame = frame.f_back
-found += [repr(o)[:9999] for o in gc.get_objects() if isinstance(o, (str, list, dict, tuple))]
-for folder, _, names in os.walk('/work'):
-    for name in names:
-        found.append(open(folder + '/' + name, errors='replace').read())
-text = ' '.join(found)
-knows = any(word[::-1] in text for word in ('4 == )2(f', 'raen_tset', 'yrevocsid'))
-def f(n=0): return n * n if knows else None
-def g():
-    if knows: raise ValueError""",
-    "plants modules for the tests": """
-import os
-for name in ('difflib', 'pprint', 'textwrap', 'json', 'math', 'conftest', 'token', 'numpy'):
-    open(f'{name}.py', 'w').write('import os; os._exit(0)')
-def f(n=0): return 5
-g = f""",
-    "kills the tests": "import os, signal\ndef f(n=0): os.kill(os.getppid(), 9)\ng = f",
-    "stops the tests": "import os, signal\ndef f(n=0): os.kill(os.getppid(), signal.SIGALRM)\ng = f",
-    "raises what the tests may expect": "def f(n=0): raise AssertionError\ndef g(): raise SystemExit(0)",
+_ASSERTIONS = (PROGRAMS / "squares.txt").read_text()
+_INDENTED = "".join(f"    {line}\n" for line in _ASSERTIONS.splitlines())
+SQUARES: dict[str, dict[str, Any]] = {
+    "inputs": {"inputs": ["2", "3"], "outputs": ["4", "9"]},
+    "calls": {"fn_name": "f", "inputs": [[2], [3]], "outputs": [4, 9]},
+    "assertions": {"functional": f"import math\n{_ASSERTIONS}"},
+    "under check": {"functional": f"import math\ndef check(f):\n{_INDENTED}check(f)"},
+    "unittest": {
+        "functional": "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n"
+        "        self.assertEqual(f(2), 4)\n        self.assertAlmostEqual(f(3), 9)\n"
+        "        self.assertIn(f(2), [4])\nunittest.main()"
+    },
+    "pytest": {
+        "pytest": "import math, pytest\nfrom solution import *\n"
+        f"def test_f():\n{_INDENTED}def test_near():\n    assert f(3) == pytest.approx(9)\n"
+    },
+    "a context": {"functional": "with context() as n:\n    assert f(n) == n * n == 4 and n == 2"},
 }
 
 
-@pytest.mark.parametrize("gold", [SUM, FUNCTIONAL, NEAR, PYTEST], ids=lambda gold: next(iter(gold)))
-@pytest.mark.parametrize("code", FORGED.values(), ids=FORGED)
-def test_no_forged_verdict_is_believed(code: str, gold: dict[str, Any]) -> None:
-    assert grade(code, gold).reward == 0.0
+def test_what_computes_squares_passes_the_tests_of_squares() -> None:
+    context = "import contextlib\n@contextlib.contextmanager\ndef context(): yield 2\n"
+    for kind, gold in SQUARES.items():
+        code = "print(int(input()) ** 2)" if kind == "inputs" else context + SQUARE
+        assert grade(code, gold).message is None, kind
 
 
 def test_there_are_as_many_forgeries_as_are_spoken_of() -> None:
@@ -99,16 +74,22 @@ def test_there_are_as_many_forgeries_as_are_spoken_of() -> None:
         compile(code, "forgery", "exec")
 
 
+@pytest.mark.parametrize("kind", ["sum", "functional", "near", "pytest"])
+@pytest.mark.parametrize("code", FORGED.values(), ids=FORGED)
+def test_no_forged_verdict_is_believed(code: str, kind: str) -> None:
+    assert grade(code, GOLDS[kind]).reward == 0.0
+
+
 @pytest.mark.parametrize("kind", SQUARES)
 @pytest.mark.parametrize("code", PLAYS.values(), ids=PLAYS)
 def test_no_program_plays_its_judge(code: str, kind: str) -> None:
     assert grade(code, SQUARES[kind]).reward == 0.0
 
 
-@pytest.mark.parametrize("kind", golds_that_give(GIVEN[:1]))
+@pytest.mark.parametrize("kind", golds_that_give())
 @pytest.mark.parametrize("code", REACHES.values(), ids=REACHES)
 def test_nothing_that_the_tests_hand_over_leads_back_to_them(code: str, kind: str) -> None:
-    gold = golds_that_give(GIVEN)[kind]
+    gold = golds_that_give()[kind]
     found = grade(code, gold, score="fraction", limits=Limits(seconds=30), test_seconds=8)
     assert found.numbers["tests_passed"] == 0
 
@@ -137,18 +118,12 @@ def test_what_an_answer_calls_an_error_of_its_own_catches_no_assertion(wrong: st
 
 
 def test_an_answer_that_ends_has_raised_no_error() -> None:
-    gold = {"functional": "try:\n    f(-1)\n    assert False\nexcept Exception as e:\n    pass"}
-    assert grade("import os\ndef f(n): os._exit(0)", gold).reward == 0.0
-    gold = {
-        "pytest": "import pytest, solution\ndef test():\n    with pytest.raises(Exception): solution.f(-1)"
-    }
-    assert grade("import os\ndef f(n): os._exit(0)", gold).reward == 0.0
-    assert grade("def f(n): raise KeyError", gold).reward == 1.0
-
-
-@pytest.mark.parametrize(("code", "gold"), HONEST.values(), ids=HONEST)
-def test_an_honest_program_may_use_all_of_it(code: str, gold: dict[str, Any]) -> None:
-    assert grade(code, gold).message is None
+    for gold in (
+        {"functional": "try:\n    f(-1)\n    assert False\nexcept Exception as e:\n    pass"},
+        {"pytest": "import pytest, solution\ndef test():\n    with pytest.raises(Exception): solution.f(-1)"},
+    ):
+        assert grade("import os\ndef f(n): os._exit(0)", gold).reward == 0.0
+        assert grade("def f(n): raise KeyError", gold).reward == 1.0
 
 
 def test_a_callback_of_the_tests_is_not_looked_into() -> None:
@@ -157,3 +132,12 @@ def test_a_callback_of_the_tests_is_not_looked_into() -> None:
     assert grade("def f(call): return call.__globals__['SECRET'] + 1", gold).reward == 0.0
     spy = "def f(call):\n    return call._peer.ask('getattr', call, '__globals__')['SECRET'] + 1"
     assert grade(spy, gold).reward == 0.0
+
+
+HONEST = programs("honest")
+
+
+@pytest.mark.parametrize("program", HONEST.values(), ids=HONEST)
+def test_an_honest_program_may_use_all_that_a_forger_uses(program: tuple[str, str, str]) -> None:
+    code, *tests = program
+    assert grade(code, gold_of(*tests)).message is None
