@@ -194,7 +194,7 @@ def main() -> None:
 
 
 def outcomes(root: Path, number: int, seed: int, out: Path) -> Iterator[dict[str, Any]]:
-    """Yields what became of each mutation that is drawn: by which tests it was caught, or that it survived."""
+    """Yields each mutation that is drawn, whether it was caught and by which test."""
     every = itertools.chain.from_iterable(mutations(path, root) for path in root.glob("src/**/*.py"))
     order = {hashlib.sha256(f"{seed} {one['name']}".encode()).digest(): one for one in every}
     draw, chosen = [order[drawn] for drawn in sorted(order)[:number]], choice(root)

@@ -1,4 +1,4 @@
-"""A sample of those of tests/endurance/mutations.py: each is refused with key, file and remedy."""
+"""A sample of those of tests/endurance/wrong_configurations.py: each is refused with key, file and remedy."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.endurance import mutations
+from tests.endurance import wrong_configurations as wrong
 
 OF_EACH_CLASS = 3
 
 
-@pytest.mark.parametrize("kind", mutations.CLASSES)
+@pytest.mark.parametrize("kind", wrong.CLASSES)
 def test_wrong_configurations_are_refused_with_key_file_and_remedy(kind: str, tmp_path: Path) -> None:
     """Others every week would be drawn by chance: the seed is fixed, the script tries all of them."""
-    sample = random.Random(f"{kind} 10").sample(mutations.mutations([kind]), OF_EACH_CLASS)
+    sample = random.Random(f"{kind} 10").sample(wrong.mutations([kind]), OF_EACH_CLASS)
     for number, mutation in enumerate(sample):
         folder = tmp_path / str(number)
         folder.mkdir()
-        found = mutations.outcome(mutation, folder)
+        found = wrong.outcome(mutation, folder)
         assert found.verdict == "refused", f"{mutation.label}\n{found.message}"
 
 
 def test_there_are_hundreds_of_all_classes() -> None:
-    assert len(mutations.mutations()) >= 500
-    assert all(len(mutations.mutations([kind])) >= 20 for kind in mutations.CLASSES)
+    assert len(wrong.mutations()) >= 500
+    assert all(len(wrong.mutations([kind])) >= 20 for kind in wrong.CLASSES)
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_there_are_hundreds_of_all_classes() -> None:
     ],
 )
 def test_a_message_is_clear_with_all_three(told: str, clear: bool) -> None:
-    assert mutations.is_clear(told) is clear
+    assert wrong.is_clear(told) is clear
