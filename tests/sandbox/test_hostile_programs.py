@@ -13,7 +13,7 @@ from treetune_domains.sandbox.bubblewrap import Bubblewrap, Started, uids_of_pro
 from treetune_domains.sandbox.program import descendants
 
 SAMPLE = [one for one in hostile_programs(seed=11) if one.kind != "forging"][:30]
-"""A sample; tests/endurance/hostile_programs.py runs them all."""
+"""A sample; tests/endurance/hostile.py programs runs them all."""
 
 LIMITS = Limits(seconds=1, memory_mib=128, disk_mib=8, output_kib=64)
 

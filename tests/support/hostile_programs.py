@@ -7,6 +7,7 @@ looked for from outside, with a `Trap`.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import secrets
@@ -20,7 +21,8 @@ from string import Template
 COUNT = 200
 
 _WRITTEN = Path(__file__).parent / "hostile_code"
-"""A file for each kind, with lines of three dashes between programs. Their first lines are their names."""
+"""A file for each kind, with lines of three dashes between programs. Their first lines are their names. In
+`each`, a program that is tried with many values: numbers of system calls on x86-64, paths, families."""
 
 
 @dataclass(frozen=True)
@@ -96,98 +98,15 @@ def hostile_programs(seed: int = 0, count: int | None = None) -> Sequence[Hostil
 
 
 def _programs() -> Iterator[HostileProgram]:
-    for file in sorted(_WRITTEN.iterdir()):
+    for file in sorted(_WRITTEN.glob("*.txt")):
         for code in file.read_text(encoding="utf-8").split("---\n"):
             yield HostileProgram(file.stem.replace("_", " "), code.partition("\n")[0].lstrip("# "), code)
-    for name, number in _CALLS.items():
-        yield HostileProgram("system calls", name, _CALL.format(name=name, number=number))
-    for path in _FILES:
-        yield HostileProgram("files", f"reads {path}", _READ.format(path=path))
-    for path in _PLACES:
-        yield HostileProgram("writing outside", f"writes to {path}", _WRITE.format(path=path))
-    for family, name in _FAMILIES.items():
-        yield HostileProgram("network", f"a socket of the family {name}", _SOCKET.format(family=family))
+    for kind in ("system_calls", "files", "writing_outside", "network"):
+        values, template = (_WRITTEN / f"each/{kind}.txt").read_text(encoding="utf-8").split("---\n")
+        for name, _, value in (word.partition("=") for word in values.split()):
+            code = Template(template).safe_substitute(NAME=name, VALUE=value or name)
+            yield HostileProgram(kind.replace("_", " "), name, code)
 
-
-_CALLS = {  # on x86-64
-    "mount": 165, "umount2": 166, "unshare": 272, "setns": 308, "pivot_root": 155, "chroot": 161,
-    "ptrace": 101, "bpf": 321, "perf_event_open": 298, "io_uring_setup": 425, "userfaultfd": 323,
-    "keyctl": 250, "add_key": 248, "memfd_create": 319, "shmget": 29, "init_module": 175,
-    "kexec_load": 246, "reboot": 169, "swapon": 167,
-    "open_by_handle_at": 304, "process_vm_readv": 310, "personality": 135, "iopl": 172, "sethostname": 170,
-    "syslog": 103, "pidfd_getfd": 438, "fsopen": 430, "quotactl": 179,
-}  # fmt: skip
-_CALL = """
-import ctypes, errno, platform
-libc = ctypes.CDLL(None, use_errno=True)
-if platform.machine() == "x86_64":
-    flags = 0x10000000 if {number} in (272, 165) else 0
-    found = libc.syscall({number}, flags, 0, 0, 0, 0, 0)
-    if found >= 0 or ctypes.get_errno() not in (errno.EPERM, errno.EACCES, errno.ENOSYS):
-        print("ESCAPED: {name}", found, errno.errorcode.get(ctypes.get_errno()))
-"""
-
-_FILES = (
-    "$SECRET", "$HOME", "$HOME/.bashrc", "$HOME/.ssh", "$HOME/.netrc", "/etc/shadow", "/etc/passwd",
-    "/etc/hostname", "/proc/1/environ", "/proc/self/environ", "/proc/$PID/environ",
-    "/proc/$PID/root$SECRET", "/proc/self/root$SECRET", "/proc/kcore", "/proc/sys/kernel/core_pattern",
-    "/proc/self/maps", "/sys/kernel", "/dev/mem", "/dev/sda", "/dev/kmsg", "/dev/vsock",
-    "/var/run/docker.sock", "./../$SECRET", "/tmp/../../$SECRET", "/run", "/var/log", "/home", "/mnt",
-    "/opt", "/srv",
-)  # fmt: skip
-_READ = """
-import os
-path = "{path}"
-try:
-    found = os.listdir(path) if os.path.isdir(path) else open(path, "rb").read(9999)
-    # Folders on the way to Python are there, and hold nothing else.
-    if not os.path.isdir(path) or set(found) - {{".pyenv", ".local", "miniconda3", "conda"}}:
-        print("ESCAPED: read", path, found)
-except OSError as error:
-    print(error)
-"""
-
-_FOLDERS = ("usr/lib", "etc", "root", "dev", "dev/null", "sys", "home", "var", "run", "packages")
-_PLACES = (
-    "$OUTSIDE/file", "$SECRET", "/file", "/boot.py", "/proc/sys/kernel/core_pattern",
-    *(f"/{folder}/file" for folder in _FOLDERS),
-)  # fmt: skip
-_WRITE = """
-import os
-for flags in (os.O_WRONLY | os.O_CREAT | os.O_TRUNC, os.O_WRONLY | os.O_APPEND, os.O_RDWR):
-    try:
-        os.write(os.open("{path}", flags, 0o666), b"hostile")
-        print("ESCAPED: wrote {path}")
-    except OSError as error:
-        print(error)
-for how in (os.remove, os.mkdir, os.rmdir):
-    try:
-        how("{path}")
-        print("ESCAPED: changed {path}")
-    except OSError as error:
-        print(error)
-"""
-
-_FAMILIES = {
-    2: "INET",
-    10: "INET6",
-    16: "NETLINK",
-    17: "PACKET",
-    31: "BLUETOOTH",
-    38: "ALG",
-    40: "VSOCK",
-    44: "XDP",
-}
-_SOCKET = """
-import socket
-for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
-    for protocol in (0, 1, 3, 6, 17, 255):
-        try:
-            socket.socket({family}, kind, protocol)
-            print("ESCAPED: a socket")
-        except OSError as error:
-            pass
-"""
 
 FORGED_GOLDS = (
     '{"inputs": ["2", "3"], "outputs": ["4", "9"]}',
@@ -197,3 +116,6 @@ FORGED_GOLDS = (
     '{"pytest": "from solution import f\\ndef test_f():\\n    assert f(2) == 4\\n    assert f(3) == 9"}',
 )
 """Tests that programs of the kind ``forging`` want to pass without computing a square."""
+
+ORDINARY = [json.loads(line) for line in (_WRITTEN / "ordinary.jsonl").read_text().splitlines()]
+"""Programs without guile: `code`, and what they print (`outputs`) for `inputs`."""
