@@ -2,10 +2,9 @@
 
     python tests/endurance/thread_endurance.py [--answers 10000] [--output docs/results/thread_endurance.md]
 
-A model whose probabilities are known (tests/support/bigram_model.py) answers on the real
-server, first undisturbed and then with its engine process killed by SIGKILL once half of the calls are
-in. Told are: whether both gave the same answers, how often each call was asked for, and how this
-process's memory grew. Some ten minutes on two cores.
+A model whose probabilities are known (tests/support/bigram_model.py) answers on the real server, first
+undisturbed and then with its engine process killed by SIGKILL once half of the calls are in. Both have to
+give the same answers and to ask for each call once. Some ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -14,24 +13,21 @@ import argparse
 import hashlib
 import os
 import platform
-import resource
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from tests.support.bigram_model import (  # noqa: E402
-    MANY_THREADS,
-    BigramModel,
-    bigram_model,
-)
+from tests.support.bigram_model import MANY_THREADS, BigramModel, bigram_model  # noqa: E402
 from tests.support.processes import process_named  # noqa: E402
 from treetune.inference.base import Completion, Engine, EngineLaunch, OnResult, Request  # noqa: E402
 from treetune.inference.engine import VllmEngine, start_engine  # noqa: E402
@@ -50,18 +46,32 @@ TABLE = {**MANY_THREADS, "</Outline>": {"<Outline>": 1, "</Outlines>": 1}}
 TASK = AdditionChain()
 """Its grader compares strings in this process: what an answer earns is not what is looked at."""
 
-CONTEXT = 512
-SAMPLES = 4
+CONTEXT, SAMPLES = 512, 4
+PAGE = """# Ten thousand answers with threads
+
+`python tests/endurance/thread_endurance.py --answers {answers}`, on {cores} cores of {machine}.
+
+| | answers | calls | asked for twice | server restarts | tokens | seconds | digest of all |
+|---|---|---|---|---|---|---|---|
+{rows}
+
+A call is asked for twice if the rollout asks for it again; what the dead server had not answered is sent
+again below it, with the same seed. Memory of the process that samples, in MiB, when so many of the answers
+were there (they stay in it; the second pass begins with the first one's):
+
+| | {tenths} |
+|---|{columns}
+{memory}
+"""
 
 
-@dataclass
 class Watched(Engine):
     """Passes everything on, counts what is asked, and kills the server behind the call number `kill_at`."""
 
-    engine: VllmEngine
-    kill_at: int | None = None
-    asked: Counter[str] = field(default_factory=Counter)
-    answered: int = 0
+    def __init__(self, engine: VllmEngine, kill_at: int | None) -> None:
+        self.engine, self.kill_at = engine, kill_at
+        self.asked: Counter[str] = Counter()
+        self.answered = 0
 
     @property
     def version(self) -> int:  # type: ignore[override]
@@ -70,7 +80,7 @@ class Watched(Engine):
     def generate(
         self, requests: Sequence[Request], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        def told(index: int, completions: list[Completion]) -> Sequence[Request]:
+        def noted(index: int, completions: list[Completion]) -> Sequence[Request]:
             self.answered += 1
             if self.answered == self.kill_at:
                 os.kill(process_named("VLLM::EngineCore"), signal.SIGKILL)
@@ -80,31 +90,17 @@ class Watched(Engine):
             return further
 
         self.asked.update(request_key(request, self.version) for request in requests)
-        return self.engine.generate(requests, told)
+        return self.engine.generate(requests, noted)
 
 
-@dataclass(frozen=True)
-class Passed:
-    """One pass over all problems."""
-
-    answers: int
-    digest: str
-    calls: int
-    asked_twice: int
-    restarts: int
-    seconds: float
-    tokens: int
-    memory_mib: list[float]
-    """Before, and when each tenth of the answers was there."""
-
-
-def passed(engine: VllmEngine, model: BigramModel, answers: int, kill_at: int | None) -> Passed:
-    watched = Watched(engine, kill_at)
-    memory = [rss_mib()]
+def passed(engine: VllmEngine, model: BigramModel, answers: int, kill_at: int | None) -> dict[str, Any]:
+    """One pass over all problems, by the columns of the page, and this process's memory at each tenth."""
+    watched, process = Watched(engine, kill_at), psutil.Process()
+    memory = [process.memory_info().rss >> 20]
 
     def progress(done: int, total: int) -> None:
         if done * 10 // total >= len(memory):
-            memory.append(rss_mib())
+            memory.append(process.memory_info().rss >> 20)
 
     context = RolloutContext(
         task=TASK,
@@ -119,61 +115,21 @@ def passed(engine: VllmEngine, model: BigramModel, answers: int, kill_at: int | 
     problems = [Problem(id=f"train/{i}", prompt="?", gold="") for i in range(answers // SAMPLES)]
     restarts, started = engine.restarts, time.monotonic()
     trees, _ = ParallelThreads(samples=SAMPLES, max_tokens=300, thread_tokens=8).run(context, problems)
-    trajectories = answers_of(trees)
-    seconds = time.monotonic() - started
+    seconds, found = time.monotonic() - started, answers_of(trees)
     written = [
-        (t.id, [(s.token_ids, s.logprobs, s.branch) for s in t.segments], t.finish_reason)
-        for t in trajectories
+        (one.id, [(s.token_ids, s.logprobs, s.branch) for s in one.segments], one.finish_reason)
+        for one in found
     ]
-    return Passed(
-        answers=len(trajectories),
-        digest=hashlib.blake2b(repr(written).encode(), digest_size=8).hexdigest(),
-        calls=len(watched.asked),
-        asked_twice=sum(count > 1 for count in watched.asked.values()),
-        restarts=engine.restarts - restarts,
-        seconds=seconds,
-        tokens=sum(len(t.response_ids) for t in trajectories),
-        memory_mib=memory,
-    )
-
-
-def rss_mib() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-
-
-def report(undisturbed: Passed, killed: Passed) -> str:
-    rows = [
-        f"| {name} | {one.answers:,} | {one.calls:,} | {one.asked_twice} | {one.restarts} | {one.tokens:,} |"
-        f" {one.seconds:.0f} | {one.digest} |"
-        for name, one in (("undisturbed", undisturbed), ("killed half-way", killed))
-    ]
-    tenths = " | ".join(f"{share} %" for share in range(0, 101, 10))
-    memory = [
-        f"| {name} | " + " | ".join(f"{mib:.0f}" for mib in one.memory_mib) + " |"
-        for name, one in (("undisturbed", undisturbed), ("killed half-way", killed))
-    ]
-    return "\n".join(
-        [
-            "# Ten thousand answers with threads",
-            "",
-            f"`python tests/endurance/thread_endurance.py --answers {undisturbed.answers}`, on"
-            f" {os.cpu_count()} cores of {platform.machine()}.",
-            "",
-            "| | answers | calls | asked for twice | server restarts | tokens | seconds | digest of all |",
-            "|---|---|---|---|---|---|---|---|",
-            *rows,
-            "",
-            "A call is asked for twice if the rollout asks for it again; what the dead server had not",
-            "answered is sent again below it, with the same seed. Memory of the process that samples, in",
-            "MiB, when so many of the answers were there (they stay in it; the second pass begins with the",
-            "first one's):",
-            "",
-            f"| | {tenths} |",
-            "|---|" + "---|" * 11,
-            *memory,
-            "",
-        ]
-    )
+    return {
+        "answers": len(found),
+        "calls": len(watched.asked),
+        "asked twice": sum(count > 1 for count in watched.asked.values()),
+        "restarts": engine.restarts - restarts,
+        "tokens": sum(len(one.response_ids) for one in found),
+        "seconds": round(seconds),
+        "digest": hashlib.blake2b(repr(written).encode(), digest_size=8).hexdigest(),
+        "memory": memory,
+    }
 
 
 def main() -> None:
@@ -182,7 +138,7 @@ def main() -> None:
     )
     parser.add_argument("--answers", type=int, default=10_000)
     parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = bigram_model(TABLE, Path(folder) / "model", CONTEXT)
         settings = VllmSettings(prefix_caching=True, omp_threads=1, start_timeout=300.0)
@@ -192,15 +148,25 @@ def main() -> None:
         assert isinstance(engine, VllmEngine)
         try:
             engine.wait_ready()
-            undisturbed = passed(engine, model, arguments.answers, None)
-            killed = passed(engine, model, arguments.answers, undisturbed.calls // 2)
+            whole = passed(engine, model, options.answers, None)
+            killed = passed(engine, model, options.answers, whole["calls"] // 2)
         finally:
             engine.close()
-    text = report(undisturbed, killed)
+    both = {"undisturbed": whole, "killed half-way": killed}
+    memory = {name: one.pop("memory") for name, one in both.items()}
+    text = PAGE.format(
+        answers=options.answers,
+        cores=os.cpu_count(),
+        machine=platform.machine(),
+        rows="\n".join(f"| {name} | {' | '.join(map(str, one.values()))} |" for name, one in both.items()),
+        tenths=" | ".join(f"{share} %" for share in range(0, 101, 10)),
+        columns="---|" * 11,
+        memory="\n".join(f"| {name} | {' | '.join(map(str, one))} |" for name, one in memory.items()),
+    )
     print(text)
-    if arguments.output is not None:
-        arguments.output.write_text(text)
-    if undisturbed.digest != killed.digest or killed.asked_twice or killed.restarts != 1:
+    if options.output is not None:
+        options.output.write_text(text)
+    if whole["digest"] != killed["digest"] or killed["asked twice"] or killed["restarts"] != 1:
         sys.exit("the answers of the two passes differ, or a call was asked for twice")
 
 
