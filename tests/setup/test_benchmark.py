@@ -21,7 +21,7 @@ def test_threads_are_measured_on_a_model_with_fewer_tokens_than_made_up_answers_
     model, tokenizer = source.load_model(0, str), source.load_tokenizer(str)
     write_policy(model.state_dict(), model.config, tokenizer, tmp_path / "policy")
     command = [sys.executable, "benchmarks/benchmark.py", "--only", "threads", "--json"]
-    command += ["--checkpoint", str(tmp_path / "policy"), *"--repeats 1 --problems 2 --samples 2".split()]
+    command += ["--checkpoint", str(tmp_path / "policy"), "--repeats=1", "--problems=2", "--samples=2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     details = json.loads(done.stdout)["measurements"]["threads/tree"]["details"]
