@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.many_runs import ROOT, run_each
+
 TEMPLATE = ROOT / "examples/own_parts"
 # Answers that are cut off earn the reward, so that answers differ although nothing was learnt before.
 SMALL = """{
@@ -22,26 +20,17 @@ SMALL = """{
   evaluation: {},
   trainer+: { minibatch_size: null, schedule+: { may_outlast_training: true } },
 }"""
-
-
 SAMPLED = "{ rollout+: { samples: 2, max_tokens: 24, unfinished_reward: 1.0 } }"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", sorted(path.stem for path in TEMPLATE.glob("*.jsonnet") if path.stem != "own_rows")
-)
-def test_an_iteration_with_a_part_of_ones_own(name: str, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(ROOT / "src/treetune/main.py"),
-        "--configs",
-        str(TEMPLATE / f"{name}.jsonnet"),
-    ]
-    sampled = [] if name == "largest" else ["--override", SAMPLED]  # that one learns from demonstrations
-    done = subprocess.run(
-        [*command, "--override", SMALL % tmp_path, *sampled, "run_iteration_loop"],
-        cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "iteration 1/1" in done.stdout + done.stderr
+def test_an_iteration_with_each_part_of_ones_own(tmp_path: Path) -> None:
+    names = {path.stem for path in TEMPLATE.glob("*.jsonnet")} - {"own_rows"}
+    commands = []
+    for name in sorted(names):
+        (tmp_path / name).mkdir()
+        command = ["--configs", str(TEMPLATE / f"{name}.jsonnet"), "--override", SMALL % (tmp_path / name)]
+        sampled = [] if name == "largest" else ["--override", SAMPLED]  # that one learns from demonstrations
+        commands.append([*command, *sampled, "run_iteration_loop"])
+    printed = run_each(*commands, cwd=tmp_path)
+    assert len(names) > 5 and printed.count("iteration 1/1") == len(names), printed[-3000:]

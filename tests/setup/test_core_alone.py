@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.support.many_runs import run_each
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(sysconfig.get_paths()["purelib"])
@@ -91,27 +92,26 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def trained(python: Path, main: Path, work: Path) -> dict[str, str]:
+def trained(work: Path, **where: Path) -> dict[str, str]:
     """Digests of the weights that small runs of the quickstart end with."""
-    digests = {}
-    for name, small in RUNS.items():
-        command = [python, main, "--configs", f"configs/quickstart/{name}.jsonnet"]
-        command += ["--override", SMALL % work, "--override", small, "run_iteration_loop"]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("APP_", "PYTHON"))}
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment | {"OMP_NUM_THREADS": "1"},
-            capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        weights = work / "quickstart" / name / "checkpoints/0001/policy/model.safetensors"
-        digests[name] = hashlib.sha256(weights.read_bytes()).hexdigest()
-    return digests
+    run_each(
+        *(
+            ["--configs", f"configs/quickstart/{name}.jsonnet"]
+            + ["--override", SMALL % work, "--override", small, "run_iteration_loop"]
+            for name, small in RUNS.items()
+        ),
+        **where,
+    )
+    weights = {
+        name: work / "quickstart" / name / "checkpoints/0001/policy/model.safetensors" for name in RUNS
+    }
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in weights.items()}
 
 
 @pytest.mark.slow
 def test_the_core_alone_trains_the_quickstart_to_the_same_bits(bare: Path, tmp_path: Path) -> None:
-    alone = trained(bare, bare.parents[2] / "src/treetune/main.py", tmp_path / "alone")
-    assert alone == trained(Path(sys.executable), ROOT / "src/treetune/main.py", tmp_path / "whole")
+    alone = trained(tmp_path / "alone", python=bare, source=bare.parents[2] / "src")
+    assert alone == trained(tmp_path / "whole")
 
 
 def test_the_core_alone_knows_its_own_parts_and_commands(bare: Path) -> None:
