@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,19 +18,35 @@ from hypothesis import strategies as st
 from tests.rollouts import tabular_mdp as mdp
 from tests.trainers.helpers import tiny_model
 from treetune.models.logprobs import CriticModule, ModelInputs
-from treetune.vocabulary import Episode, token_array
+from treetune.rollouts.credit import NoCredit
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.tree import trees_of
+from treetune.vocabulary import Episode, TokenIds, Trajectory, token_array
+from treetune_lab.analyzers.action_ranking import ActionRanking, best, pairwise
 from treetune_lab.analyzers.advantage_distribution import AdvantageDistribution, describe, steps_advantages
 from treetune_lab.analyzers.distance import KlToReference, answer_kl, distances, group_of
 from treetune_lab.analyzers.diversity import distinct_ngrams, overlap
 from treetune_lab.analyzers.figures import Bootstrap, correlation, mean_of, right_side
 from treetune_lab.analyzers.gradients import GradientSums
 from treetune_lab.analyzers.points import choose, evenly
+from treetune_lab.analyzers.step_credit import QUANTILE, Shown, step_credit
 from treetune_lab.analyzers.stored import state_values
+from treetune_lab.analyzers.true_values import ESTIMATE, TRUTH, choose_states, continued
+from treetune_lab.analyzers.value_accuracy import ValueAccuracy
 
 # Gradients
 
 VECTORS = {(1.0, 0.0): 0.5, (3.0, 2.0): 0.25, (-1.0, 4.0): 0.25}
 """A gradient that is one of three, with these probabilities."""
+
+
+def sums_of(gradients: Sequence[np.ndarray], batch_size: int, *shape: int) -> dict[str, Any]:
+    """Of gradients of two weights."""
+    sums = GradientSums(batch_size=batch_size)
+    for row in gradients:
+        first = math.prod(shape)
+        sums.add([torch.tensor(row[:first]).reshape(shape), torch.tensor(row[first:])])
+    return sums.numbers()
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -35,40 +55,31 @@ def test_variance_and_norm_of_the_gradient_are_unbiased(count: int) -> None:
     variance = sum(p * np.square(np.array(g) - mean).sum() for g, p in VECTORS.items())
     expected = {"variance": 0.0, "squared_norm": 0.0}
     for drawn in itertools.product(VECTORS, repeat=count):
-        sums = GradientSums(batch_size=8)
-        for vector in drawn:
-            sums.add([torch.tensor(vector[:1]), torch.tensor(vector[1:])])
+        numbers = sums_of(np.array(drawn), 8, 1)
         for name in expected:
-            expected[name] += math.prod(VECTORS[v] for v in drawn) * sums.numbers()[name]
-    assert expected["variance"] == pytest.approx(variance)
-    assert expected["squared_norm"] == pytest.approx(np.square(mean).sum())
+            expected[name] += math.prod(VECTORS[v] for v in drawn) * numbers[name]
+    assert expected == pytest.approx({"variance": variance, "squared_norm": np.square(mean).sum()})
 
 
 def test_gradient_statistics_equal_those_of_all_gradients_at_once() -> None:
     gradients = np.random.default_rng(0).normal(0.5, 1.0, size=(12, 30))
-    sums = GradientSums(batch_size=16)
-    for row in gradients:
-        sums.add([torch.tensor(row[:10]).reshape(2, 5), torch.tensor(row[10:])])
-    numbers = sums.numbers()
+    numbers = sums_of(gradients, 16, 2, 5)
     variance = gradients.var(0, ddof=1).sum()
     norm = np.square(gradients.mean(0)).sum() - variance / 12
     products = gradients @ gradients.T
-    pairs = products[~np.eye(12, dtype=bool)].mean()
-    assert numbers["variance"] == pytest.approx(variance)
-    assert numbers["noise_scale"] == pytest.approx(16 * variance / norm)
-    assert numbers["relative_variance"] == pytest.approx(variance / norm)
-    assert numbers["cosine"] == pytest.approx(pairs / products.diagonal().mean())
+    expected = {
+        "variance": variance,
+        "noise_scale": 16 * variance / norm,
+        "relative_variance": variance / norm,
+        "cosine": products[~np.eye(12, dtype=bool)].mean() / products.diagonal().mean(),
+    }
+    assert {name: numbers[name] for name in expected} == pytest.approx(expected)
 
 
 def test_a_gradient_that_drowns_in_noise_has_no_noise_scale() -> None:
-    sums = GradientSums(batch_size=4)
-    for vector in ((1.0, 0.0), (-1.0, 0.0)):
-        sums.add([torch.tensor(vector)])
-    assert sums.numbers()["noise_scale"] is None
-    lonely = GradientSums(batch_size=4)
-    lonely.add([torch.ones(2)])
+    assert sums_of(np.array([[1.0, 0.0], [-1.0, 0.0]]), 4, 1)["noise_scale"] is None
     with pytest.raises(ValueError, match="1 minibatches"):
-        lonely.numbers()
+        sums_of(np.ones((1, 2)), 4, 1)
 
 
 # KL
@@ -129,17 +140,10 @@ def test_a_states_value_is_read_at_its_last_token_whatever_it_is_padded_with() -
 
 
 def episode(advantages: list[float] | None, trained: list[bool], ends: tuple[int, ...]) -> Episode:
-    return Episode(
-        prompt_ids=(1,),
-        response_ids=(2,) * len(trained),
-        trained=tuple(trained),
-        reward=1.0,
-        group="p",
-        trajectory="p#0",
-        policy_version=0,
-        advantages=None if advantages is None else tuple(advantages),
-        step_ends=ends,
-    )
+    (answer, *_) = mdp.all_trajectories()
+    (made,), _ = mdp.credited(NoCredit(), [answer])
+    answer = {"reward": 1.0, "response_ids": (2,) * len(trained), "step_ends": ends}
+    return replace(made, trained=trained, advantages=advantages, **answer)
 
 
 def test_a_steps_advantage_is_that_of_its_trained_tokens_and_missing_where_it_has_none() -> None:
@@ -165,9 +169,8 @@ def test_missing_values_are_counted_and_left_out() -> None:
 
 
 def test_equal_answers_overlap_wholly_and_strange_ones_not_at_all() -> None:
-    assert overlap([(1, 2, 3), (1, 2, 3)], 4) == 1
-    assert overlap([(1, 2, 3), (4, 5, 6)], 4) == 0
-    assert overlap([(1, 2, 3)], 4) is None
+    answers = ([(1, 2, 3), (1, 2, 3)], [(1, 2, 3), (4, 5, 6)], [(1, 2, 3)])
+    assert [overlap(one, 4) for one in answers] == [1, 0, None]
     # Unigrams share 2 of 2 + 2, bigrams 1 of 2 with none in common.
     assert overlap([(1, 2), (2, 1)], 2) == pytest.approx((1 + 0) / 2)
     assert distinct_ngrams([(1, 2), (1, 2)], 2) == pytest.approx((2 / 4 + 1 / 2) / 2)
@@ -239,3 +242,164 @@ def test_what_is_not_there_has_no_number() -> None:
 
 def test_the_right_side_of_a_half() -> None:
     assert right_side([0.9, 0.1, 0.5, 0.9], [0.6, 0.6, 0.9, 0.5]).tolist() == [1, 0, 0.5, 0.5]
+
+
+EVERY = 1000
+
+
+def many_answers() -> list[Trajectory]:
+    """Every answer to each of ten problems."""
+    return [
+        mdp.trajectory(answer, problem, sample)
+        for problem in mdp.problems(10)
+        for sample, answer in enumerate(mdp.answers())
+    ]
+
+
+def exact(state_ids: TokenIds) -> float:
+    return mdp.value(mdp.response_part(state_ids))
+
+
+def test_with_the_distribution_itself_as_the_sample_all_errors_are_those_that_were_put_in() -> None:
+    analyzer = ValueAccuracy(rollouts=mdp.EXACT_SAMPLES, samples=(mdp.EXACT_SAMPLES,), repeats=1)
+    states = choose_states(mdp.all_trajectories(), EVERY, seed=1, point=3)
+    states += choose_states(mdp.all_trajectories(), EVERY, seed=1, point=3, prompts=True)
+    context = mdp.context(engine=mdp.ExactEngine())
+    rows = analyzer.measure(context, states, lambda ids: [exact(one) + 0.125 for one in ids])
+    for state, row in zip(states, rows, strict=True):
+        assert row["truth"] == pytest.approx(mdp.value(state.prefix_ids))
+    numbers = analyzer.summarise(rows)["all"]
+    monte_carlo, critic = numbers["estimators"]["monte_carlo_64"], numbers["estimators"]["critic"]
+    errors = {"bias": 0.125, "mean_absolute_error": 0.125, "mean_squared_error": 1 / 64}
+    for part in ("within", "prompts"):
+        assert monte_carlo[part]["mean_absolute_error"]["value"] == 0
+        assert monte_carlo[part]["accuracy"]["value"] >= 0.5
+        assert {name: critic[part][name]["value"] for name in errors} == pytest.approx(errors)
+    assert critic["within"]["correlation"]["value"] == pytest.approx(1)
+    assert numbers["states"]["prompts"]["count"] == 1, "there is one problem, so one prompt"
+    distinct = {state.prefix_ids for state in states}
+    assert len(distinct) == len(states) == 7, "the prompt, and what may stand before a second or third letter"
+
+
+def test_monte_carlo_errors_are_as_large_as_theory_says() -> None:
+    analyzer = ValueAccuracy(rollouts=256, samples=(1, 3, 9), repeats=40)
+    states = choose_states(many_answers(), EVERY, seed=1, point=3)
+    rows = analyzer.measure(mdp.context(), states, None)
+    values = [mdp.value(state.prefix_ids) for state in states]
+    variance = math.fsum(v * (1 - v) for v in values) / len(values)
+    found = analyzer.summarise(rows)["all"]["estimators"]
+    assert list(found) == ["monte_carlo_1", "monte_carlo_3", "monte_carlo_9"], "there is no critic here"
+    for k in (1, 3, 9):
+        error = found[f"monte_carlo_{k}"]["within"]
+        assert error["mean_squared_error"]["value"] == pytest.approx(variance * (1 / k + 1 / 256), rel=0.12)
+        assert error["bias"]["low"] <= 0.01
+        assert error["bias"]["high"] >= -0.01
+        assert abs(error["bias"]["value"]) < 0.02
+    bound = max(row["truth_error"] for row in rows)
+    assert max(abs(row["truth"] - v) for row, v in zip(rows, values, strict=True)) < 5 * bound
+
+
+def test_truth_shares_no_rollout_with_what_it_judges_nor_with_the_runs_own_credit() -> None:
+    engine = mdp.TabularEngine()
+    context = mdp.context(engine=engine)
+    states = choose_states(mdp.all_trajectories(), EVERY, seed=1, point=3)
+    nodes = [(state.trajectory, state.prefix_ids) for state in states]
+    drawn = []
+    for sample in (
+        lambda: continued(context, nodes, 256, TRUTH),
+        lambda: continued(context, nodes, 256, ESTIMATE),
+        lambda: MonteCarlo(samples=256).assign(context, trees_of(mdp.all_trajectories())),
+    ):
+        engine.requests.clear()
+        sample()
+        drawn.append({request.seed + i for request in engine.requests for i in range(request.n)})
+    for one, other in itertools.combinations(drawn, 2):
+        assert not one & other
+
+
+def test_no_two_estimators_share_a_rollout() -> None:
+    analyzer = ValueAccuracy(samples=(1, 3), repeats=2)
+    means = analyzer._means([1, 0, 1, 1, 1, 0, 0, 0])
+    assert means == {"monte_carlo_1": [1, 0], "monte_carlo_3": [1, 0]}
+
+
+def test_states_are_drawn_as_often_as_the_policy_comes_there() -> None:
+    common, rare = (mdp.trajectory(mdp.encode(text) + (mdp.EOS,)) for text in ("a;a", "b;b"))
+    first = [choose_states([common] * 9 + [rare], 1, seed, point=0)[0].trajectory for seed in range(300)]
+    assert 0.05 < sum(t is rare for t in first) / 300 < 0.16
+    assert choose_states([common] * 9, EVERY, 0, 0) == choose_states([common] * 9, EVERY, 0, 0)
+    (only,) = choose_states([common] * 9, EVERY, 0, 0)
+    assert (only.prefix_ids, only.position) == (mdp.encode("a;"), 0.5)
+
+
+def test_steps_are_ranked_by_their_exact_values() -> None:
+    n = mdp.EXACT_SAMPLES
+    analyzer = ActionRanking(rollouts=n, samples=(n,), alternatives=n, at_least=2)
+    states = choose_states(mdp.all_trajectories(), EVERY, seed=1, point=3)
+    context = mdp.context(engine=mdp.ExactEngine())
+    rows = analyzer.measure(context, states, lambda ids: [-exact(one) for one in ids])
+    assert {row["text"] for row in rows} == {"a;", "b;"}, "from a third step, the answer ends"
+    for row in rows:
+        assert sorted(row["steps"]) == ["a;", "b;"]
+        for step, truth in zip(row["steps"], row["truths"], strict=True):
+            assert truth == pytest.approx(mdp.value(mdp.encode(row["text"] + step)))
+    estimators = analyzer.summarise(rows)["all"]["estimators"]
+    measured = {name: [of[one]["value"] for one in ("pairwise", "best")] for name, of in estimators.items()}
+    assert measured == {"monte_carlo_64": [1, 1], "critic": [0, 0]}, "it was told the opposite"
+
+
+def test_ties_count_half_in_pairs_and_share_in_the_best() -> None:
+    truths = [0.2, 0.5, 0.9]
+    assert pairwise(truths, [0.0, 0.0, 0.0]) == 0.5
+    assert pairwise(truths, [0.0, 0.0, 1.0]) == pytest.approx(2.5 / 3)
+    assert math.isnan(pairwise([0.5, 0.5], [0.0, 1.0])), "no order, no number"
+    assert pairwise([0.5, 0.52, 0.9], [0.6, 0.5, 0.9], errors=[0.03, 0.03, 0.03]) == 1
+    assert best(truths, [0.0, 0.0, 0.0]) == pytest.approx(1 / 3)
+    assert best(truths, [0.0, 1.0, 1.0]) == 0.5
+    assert best([0.9, 0.9, 0.1], [1.0, 0.0, 0.0]) == 1
+
+
+def test_guesses_are_right_as_often_as_chance_says() -> None:
+    truths = [0.1, 0.4, 0.4, 0.8, 0.8]
+    orders = list(itertools.permutations(range(5)))
+    assert sum(pairwise(truths, order) for order in orders) / len(orders) == pytest.approx(0.5)
+    chance = best(truths, [0.0] * 5)
+    assert chance == pytest.approx(2 / 5)
+    assert sum(best(truths, order) for order in orders) / len(orders) == pytest.approx(chance)
+    tied = [best(truths, [random.Random(i).randrange(2) for _ in truths]) for i in range(4000)]
+    assert sum(tied) / len(tied) == pytest.approx(chance, abs=0.02)
+
+
+def test_values_and_advantages_have_intervals_from_the_errors_of_values() -> None:
+    found = step_credit([1, 3], 1.0, [0.25, 0.25, 0.25], [1, 3], (0.5, 0.75), (0.03, 0.04))
+    assert found.values[0] == Shown(
+        0.5, pytest.approx(0.5 - 0.03 * QUANTILE), pytest.approx(0.5 + 0.03 * QUANTILE)
+    )  # type: ignore[arg-type]
+    first, last = found.advantages
+    assert first.high == pytest.approx(0.25 + 0.05 * QUANTILE), "of a difference of two values"
+    assert last.high == pytest.approx(0.25 + 0.04 * QUANTILE), "the reward is known"
+
+
+def test_an_interval_of_a_value_ends_where_rewards_do() -> None:
+    found = step_credit([1], -2.0, [0.0], [1], (0.9,), (5.0,))
+    assert found.values[0] == Shown(0.9, -2.0, 1.0)
+
+
+def test_steps_that_are_credited_as_one_have_one_value_and_its_interval_between_them() -> None:
+    found = step_credit([1, 2, 3], 0.0, [-0.5] * 3, [1, 2, 3], (0.5, 0.5, 0.5), (0.1, math.inf, math.inf))
+    assert [value is None for value in found.values] == [False, True, True]
+    assert [one.high for one in found.advantages] == pytest.approx([-0.5 + 0.1 * QUANTILE] * 3)
+
+
+def test_credit_with_steps_of_its_own_is_laid_over_the_answers() -> None:
+    # It cut at 2 and 4 where the answer's steps end at 3 and 4.
+    found = step_credit([3, 4], 1.0, [0.3, 0.3, 0.6, 0.9], [2, 4], (0.1, 0.4), (0.1, 0.1))
+    assert found.advantages[0] == Shown(pytest.approx(0.4))  # type: ignore[arg-type]
+    assert found.values[1] is None
+    assert found.advantages[1].low is not None
+
+
+def test_whole_answers_have_neither_values_nor_intervals() -> None:
+    found = step_credit([1, 2], 1.0, [1.5, 1.5])
+    assert found.values == (None, None)
+    assert found.advantages == (Shown(1.5), Shown(1.5))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tests.models.chat_models import END, TURN_END
 from treetune.main import main
 from treetune.models.chat import Chat, render
 from treetune_threads.commands import OPENING, SYSTEM, write_think_model
@@ -52,19 +56,13 @@ OPENED = PLAIN + "{{ '<think>\\n' }}"
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A folder with a tiny tokenizer and the files that say what ends an answer."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<|endoftext|>", "<|im_end|>", *letters])}
+    vocabulary = {token: i for i, token in enumerate(["<pad>", END, TURN_END, *letters])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token="<pad>",
-        eos_token="<|endoftext|>",
-        additional_special_tokens=["<|im_end|>"],
+        tokenizer_object=backend, pad_token="<pad>", eos_token=END, additional_special_tokens=[TURN_END]
     )
     folder = tmp_path / "model"
     tokenizer.save_pretrained(folder)
@@ -81,8 +79,6 @@ def with_template(folder: Path, template: str) -> Path:
 
 
 def loaded(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
     return AutoTokenizer.from_pretrained(folder)
 
 
@@ -118,17 +114,16 @@ def test_where_there_is_no_system_message_the_question_begins_with_it(
     assert f"{SYSTEM}\n\n1 + 1?" in render(loaded(tmp_path / "out"), Chat(), ASKED)
 
 
-def test_a_model_that_is_told_not_to_think_does_not(model: Path, tmp_path: Path) -> None:
+def test_a_thought_is_not_opened_where_it_is_open_already_or_the_model_is_told_not_to_think(
+    model: Path, tmp_path: Path
+) -> None:
     with_template(model, QWEN)
     write_think_model(model, tmp_path / "out")
     quiet = Chat(template_arguments={"enable_thinking": False})
     assert not render(loaded(tmp_path / "out"), quiet, ASKED).endswith(OPENING)
-
-
-def test_a_thought_that_is_open_already_is_not_opened_twice(model: Path, tmp_path: Path) -> None:
     with_template(model, OPENED)
-    assert not write_think_model(model, tmp_path / "out").opened
-    assert render(loaded(tmp_path / "out"), Chat(), ASKED).count("<think>\n") == 1
+    assert not write_think_model(model, tmp_path / "opened").opened
+    assert render(loaded(tmp_path / "opened"), Chat(), ASKED).count("<think>\n") == 1
 
 
 def test_the_token_behind_a_turn_ends_answers(model: Path, tmp_path: Path) -> None:
@@ -161,6 +156,7 @@ def test_the_command_prints_an_example(
         (QWEN, {"system": "", "opening": ""}, "nothing would change"),
         (QWEN, {"end_token": "<|stop|>"}, "no token '<|stop|>'"),
         ("{{ raise_exception('never') }}", {}, "refuses a chat"),
+        (None, {}, "is no folder of a model"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -168,11 +164,7 @@ def test_what_cannot_be_done_is_refused(
 ) -> None:
     if template is not None:
         with_template(model, template)
-    with pytest.raises(ValueError, match=what.replace("|", r"\|")):
-        write_think_model(model, tmp_path / "out", **options)
+    folder = tmp_path if what.startswith("is no folder") else model
+    with pytest.raises(ValueError, match=re.escape(what)):
+        write_think_model(folder, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no folder of a model"):
-        write_think_model(tmp_path, tmp_path / "out")

@@ -1,11 +1,11 @@
-"""Exact expectations over all answers and all that could be sampled of them, on the language that can be
-enumerated."""
+"""Exact expectations over all answers, or all trees, and all that could be sampled of them, in the language
+that can be enumerated."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,14 +13,41 @@ import numpy as np
 
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
-from tests.rollouts.choices import Choices
 from treetune.inference.base import Completion, Request
 from treetune.rollouts.base import Credit, Critic
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.valuation import StepValues, Valuation, ValueEstimator
 from treetune.rollouts.values import Budget
-from treetune.tree import trees_of
+from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Column, Trajectory
+from treetune_lab.trees.rollout import TreeRollout
+
+
+class Choices:
+    """Goes through everything that could be drawn, one way after the other, with its probability."""
+
+    def __init__(self) -> None:
+        self._way: list[tuple[int, int]] = []
+
+    def draw(self, probabilities: Sequence[float]) -> int:
+        if self._drawn == len(self._way):
+            self._way.append((0, len(probabilities)))
+        choice, _ = self._way[self._drawn]
+        self._drawn += 1
+        self.probability *= probabilities[choice]
+        return choice
+
+    def ways(self) -> Iterator[None]:
+        while True:
+            self._drawn, self.probability = 0, 1.0
+            yield
+            assert self._drawn == len(self._way), "the same draws lead to the same questions"
+            while self._way and self._way[-1][0] == self._way[-1][1] - 1:
+                self._way.pop()
+            if not self._way:
+                return
+            choice, of = self._way.pop()
+            self._way.append((choice + 1, of))
 
 
 class ChoosingEngine(mdp.TabularEngine):
@@ -40,6 +67,25 @@ class ChoosingEngine(mdp.TabularEngine):
         drawn = self._choices.draw([chance, 1 - chance]) if len(of_reward) == 2 else None
         answer = of_reward[1.0 - drawn] if drawn is not None else next(iter(of_reward.values()))
         return mdp.completion(answer[len(prefix) :])
+
+
+class DrawingEngine(ChoosingEngine):
+    """Draws whole continuations, in the order in which they are asked for, with their log-probs."""
+
+    def _completion(self, request: Request, rng: Any, sample: int) -> Completion:
+        prefix = mdp.response_part(request.prompt_ids)
+        possible = mdp.answers(prefix, mdp.budget(request))
+        answer = list(possible)[self._choices.draw(list(possible.values()))]
+        logprobs = mdp.policy_logprobs(answer)[len(prefix) :]
+        return Completion(answer[len(prefix) :], logprobs, mdp.finish_reason(answer), policy_version=3)
+
+
+def trees(rollout: TreeRollout) -> Iterator[tuple[Tree, float]]:
+    """All trees that a rollout could grow, with their probabilities."""
+    choices = Choices()
+    for _ in choices.ways():
+        ((tree,), _) = rollout.run(mdp.context(engine=DrawingEngine(choices)), mdp.problems(1))
+        yield tree, choices.probability
 
 
 def critic_of(value: Callable[[mdp.Ids], float]) -> Critic:
@@ -81,6 +127,15 @@ class Recorded(ValueEstimator):
         return found
 
 
+def bias_and_cosine(found: mdp.Gradient, exact: mdp.Gradient) -> tuple[float, float]:
+    """The length of the difference as a share of the exact gradient's, and the cosine."""
+    assert found.keys() <= exact.keys()
+    length = math.hypot(*exact.values())
+    off = math.hypot(*(found.get(key, 0.0) - slope for key, slope in exact.items()))
+    along = sum(found.get(key, 0.0) * slope for key, slope in exact.items())
+    return off / length, along / (length * math.hypot(*found.values()))
+
+
 @dataclass
 class Expectation:
     """Of the gradient and its squared length, and of values by state: Σ p·value and Σ p over all answers that
@@ -92,14 +147,7 @@ class Expectation:
 
     @property
     def bias_and_cosine(self) -> tuple[float, float]:
-        """The length of the difference from the exact gradient as a share of the exact one's, and the
-        cosine."""
-        found, exact = self.gradient, mdp.exact_gradient()
-        assert found.keys() <= exact.keys()
-        length = math.hypot(*exact.values())
-        off = math.hypot(*(found.get(key, 0.0) - slope for key, slope in exact.items()))
-        along = sum(found.get(key, 0.0) * slope for key, slope in exact.items())
-        return off / length, along / (length * math.hypot(*found.values()))
+        return bias_and_cosine(self.gradient, mdp.exact_gradient())
 
     @property
     def variance(self) -> float:
@@ -126,15 +174,22 @@ def expectation(
     logprobs: bool = False,
 ) -> Expectation:
     """Over all groups of answers to one problem and all that could be drawn of their states, beside fixed
-    answers to other problems. With `logprobs` the answers have the policy's."""
+    answers to other problems. With `logprobs` the answers have the policy's.
+
+    A group stands for all its orders.
+    """
     recorded: Recorded | None = None
     if isinstance(credit, MonteCarlo) and not credit.siblings_count_into_prompt_value:
         recorded = Recorded(over=credit.values)
         credit = replace(credit, values=recorded)
     found = Expectation()
-    for group in itertools.product(mdp.answers().items(), repeat=group_size):
-        chance = math.prod(p for _, p in group)
-        answers = [_answer(answer, i, logprobs) for i, (answer, _) in enumerate(group)]
+    for group in itertools.combinations_with_replacement(mdp.answers(), group_size):
+        orders = len(set(itertools.permutations(group)))
+        chance = orders * math.prod(mdp.answers()[answer] for answer in group)
+        answers = [
+            mdp.trajectory(answer, sample=i, logprobs=mdp.policy_logprobs(answer) if logprobs else None)
+            for i, answer in enumerate(group)
+        ]
         choices = Choices()
         for _ in choices.ways():
             context = mdp.context(engine=ChoosingEngine(choices), services=[critic] if critic else [])
@@ -142,23 +197,12 @@ def expectation(
             weight = chance * choices.probability
             mean: mdp.Gradient = {}
             for episode in episodes[: len(answers)]:
-                assert episode.advantages is not None
-                term = mdp.score_gradient(plain(episode.response_ids), episode.advantages.tolist())
-                mdp.add(mean, term, 1 / group_size)
+                mdp.add(mean, mdp.gradient_of(episode), 1 / group_size)
             mdp.add(found.gradient, mean, weight)
             found.square += weight * math.fsum(slope * slope for slope in mean.values())
             if recorded is not None:
                 _add_values(found.values, *recorded.said[0], weight)
     return found
-
-
-def _answer(answer: mdp.Ids, sample: int, logprobs: bool) -> Trajectory:
-    one = mdp.trajectory(answer, sample=sample)
-    if not logprobs:
-        return one
-    of_tokens = [math.log(mdp.policy(answer[:t])[token]) for t, token in enumerate(answer)]
-    (segment,) = one.segments
-    return replace(one, segments=(replace(segment, logprobs=np.array(of_tokens)),))
 
 
 def _add_values(
@@ -171,7 +215,6 @@ def _add_values(
     for way, along, leaf in zip(valuation.states[0], found[0], valuation.trees[0].leaves, strict=True):
         for (_, place), value in zip(way, along, strict=True):
             if value is not None:
-                state = plain(leaf.response_ids)[: place.length]
-                sums = total.setdefault(state, [0.0, 0.0])
+                sums = total.setdefault(plain(leaf.response_ids)[: place.length], [0.0, 0.0])
                 sums[0] += weight * value.value
                 sums[1] += weight

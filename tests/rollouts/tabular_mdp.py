@@ -8,6 +8,7 @@ each letter but the third. It earns 1 with two or more ``a``. Every value and gr
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +18,19 @@ from functools import cache
 from typing import Any, TypeVar
 
 from tests.columns import plain
+from tests.fake_engine import FakeEngine
 from tests.support.contexts import context_of
 from treetune.inference.base import Completion, Engine, OnResult, Request, SamplingParams
+from treetune.rollouts.base import Credit, Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader
+from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import (
+    Episode,
     FinishReason,
     Grade,
+    Metrics,
     Problem,
     Segment,
     TextCodec,
@@ -75,6 +81,11 @@ def answers(prefix: Ids = (), max_tokens: int = LONGEST) -> dict[Ids, float]:
         for token, p in policy(prefix).items()
         for answer, q in answers((*prefix, token), max_tokens).items()
     }
+
+
+def policy_logprobs(answer: Ids) -> list[float]:
+    """Of each of its tokens, by the policy."""
+    return [math.log(policy(answer[:t])[token]) for t, token in enumerate(answer)]
 
 
 def finish_reason(answer: Ids) -> FinishReason:
@@ -179,6 +190,18 @@ class ExactEngine(TabularEngine):
         return counted
 
 
+def chances(ids: Sequence[int], version: int) -> list[float]:
+    """Of each token behind these, by the policy: what a fake engine is made of."""
+    following = policy(response_part(ids))
+    return [following.get(token, 0.0) for token in range(EOS + 1)]
+
+
+def even_letters() -> FakeEngine:
+    """Both letters, the end of a step and the end token are equally likely, whatever came before."""
+    even = [0.25 if token in (A, B, END_OF_STEP, EOS) else 0.0 for token in range(EOS + 1)]
+    return FakeEngine(lambda ids, version: even, EOS, decode=decode, context_length=64)
+
+
 def response_part(prompt_ids: Any) -> Ids:
     """What stands behind the prompt, which ends with a question mark."""
     ids = plain(prompt_ids)
@@ -203,14 +226,18 @@ def problems(count: int) -> list[Problem]:
 
 
 def trajectory(
-    answer: Ids, problem: Problem | None = None, sample: int = 0, unfinished_reward: float = 0.0
+    answer: Ids,
+    problem: Problem | None = None,
+    sample: int = 0,
+    unfinished_reward: float = 0.0,
+    logprobs: Sequence[float] | None = None,
 ) -> Trajectory:
     problem = problem or problems(1)[0]
     return Trajectory(
         problem=problem,
         sample=sample,
         prompt_ids=encode(problem.prompt),
-        segments=(Segment(answer, logprobs=(-0.5,) * len(answer), policy_version=3),),
+        segments=(Segment(answer, logprobs=logprobs or (-0.5,) * len(answer), policy_version=3),),
         finish_reason=finish_reason(answer),
         text=decode(answer),
         grade=Grade(reward(answer, unfinished_reward), "ok"),
@@ -232,6 +259,26 @@ def context(**given: Any) -> RolloutContext:
         "sampling": SamplingParams(max_tokens=LONGEST),
     }
     return context_of(**defaults | given)
+
+
+def rolled_out(rollout: Rollout, count: int, **given: Any) -> tuple[list[Trajectory], Metrics]:
+    """The answers to so many problems."""
+    trees, metrics = rollout.run(context(**given), problems(count))
+    return answers_of(trees), metrics
+
+
+def credited(
+    credit: Credit, answers: Sequence[Trajectory] | None = None, **given: Any
+) -> tuple[list[Episode], Metrics]:
+    """Of these answers, or of all of the language."""
+    return credit.assign(context(**given), trees_of(all_trajectories() if answers is None else answers))
+
+
+def asked_for(credit: Credit, answers: Sequence[Trajectory] | None = None, **given: Any) -> list[Request]:
+    """The continuations that this takes."""
+    engine = TabularEngine()
+    credited(credit, answers, engine=engine, **given)
+    return engine.requests
 
 
 @dataclass(frozen=True)
@@ -278,17 +325,33 @@ def on_ranks(world_size: int, work: Callable[[RolloutContext], T], **given: Any)
         return [future.result(timeout=30) for future in futures]
 
 
+def assert_ranks_agree(
+    world_size: int, work: Callable[[RolloutContext], tuple[Sequence[Any], Any]], **given: Any
+) -> tuple[Sequence[Any], Any]:
+    """`work` returns rows of a rank's own and what every rank knows: together, one rank's."""
+    ((alone, known),) = on_ranks(1, work, **given)
+    by_rank = on_ranks(world_size, work, **given)
+    assert [row for own, _ in by_rank for row in own] == list(alone)
+    assert all(of_rank == known for _, of_rank in by_rank)
+    return alone, known
+
+
 Gradient = dict[tuple[Ids, int], float]
 
 
-def exact_gradient() -> Gradient:
-    """∂J/∂logit(s, a) = P(s) π(a|s) (Q(s, a) − V(s)), for a softmax over a state's tokens."""
+def exact_gradient(max_tokens: int = LONGEST, earns: Callable[[Ids], float] = reward) -> Gradient:
+    """∂J/∂logit(s, a) = P(s) π(a|s) (Q(s, a) − V(s)), for a softmax over a state's tokens, of what answers of
+    at most so many tokens earn."""
+
+    def worth(prefix: Ids) -> float:
+        return sum(p * earns(answer) for answer, p in answers(prefix, max_tokens).items())
+
     gradient = {}
-    states = {answer[:n] for answer in answers() for n in range(len(answer))}
-    for state in states:
-        reached = sum(p for answer, p in answers().items() if answer[: len(state)] == state)
+    everything = answers((), max_tokens)
+    for state in {answer[:n] for answer in everything for n in range(len(answer))}:
+        reached = sum(p for answer, p in everything.items() if answer[: len(state)] == state)
         for token, p in policy(state).items():
-            gradient[state, token] = reached * p * (value((*state, token)) - value(state))
+            gradient[state, token] = reached * p * (worth((*state, token)) - worth(state))
     return gradient
 
 
@@ -299,6 +362,12 @@ def score_gradient(answer: Ids, advantages: Sequence[float]) -> Gradient:
         for token, p in policy(answer[:t]).items():
             gradient[answer[:t], token] = advantage * (float(token == taken) - p)
     return gradient
+
+
+def gradient_of(episode: Episode) -> Gradient:
+    """Of its trained tokens."""
+    assert episode.advantages is not None
+    return score_gradient(plain(episode.response_ids), (episode.advantages * episode.trained).tolist())
 
 
 def add(total: Gradient, term: Gradient, weight: float) -> None:

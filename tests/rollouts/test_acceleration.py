@@ -22,11 +22,12 @@ from tests.trees import answered
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
+from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.base import Shaping
 from treetune.rollouts.context import RolloutContext, ShapingMemory
 from treetune.rollouts.shaping import WrongAnswers, shaped
 from treetune.tree import trees_of
-from treetune.vocabulary import Metrics, Trajectory
+from treetune.vocabulary import Grade, Metrics, Trajectory
 from treetune_threads.shaping import (
     EPSILON,
     Acceleration,
@@ -70,30 +71,26 @@ def measured_file(folder: Path, rows: Sequence[tuple[str, float, int]]) -> str:
     return str(path)
 
 
-def test_both_forms_are_0_at_the_reference_and_rise_as_the_path_gets_shorter() -> None:
-    assert acceleration(60, 60, "saved") == acceleration(60, 60, "ratio") == 0.0
-    assert acceleration(45, 60, "saved") == pytest.approx(0.25)
-    assert acceleration(45, 60, "ratio") == pytest.approx(1 / 3)
-    assert acceleration(90, 60, "saved") == pytest.approx(-0.5)
-    assert acceleration(90, 60, "ratio") == pytest.approx(-1 / 3)
-    assert acceleration(0, 0, "ratio") == 0.0
+@pytest.mark.parametrize(
+    ("critical", "reference", "saved", "ratio"),
+    [(60, 60, 0, 0), (45, 60, 1 / 4, 1 / 3), (90, 60, -1 / 2, -1 / 3), (0, 0, 0, 0)],
+)
+def test_both_forms_are_0_at_the_reference_and_rise_as_the_path_gets_shorter(
+    critical: int, reference: int, saved: float, ratio: float
+) -> None:
+    found = [acceleration(critical, reference, form) for form in ("saved", "ratio")]
+    assert found == pytest.approx([saved, ratio])
 
 
 @pytest.mark.parametrize(
-    ("form", "total", "critical", "earned"),
-    [
-        ("saved", 72, 52, 0.5 * 0.2),  # 0.278 is beyond the clip
-        ("ratio", 72, 52, 0.5 * 0.2),
-        ("saved", 72, 65, 0.5 * (7 / 72)),
-        ("ratio", 72, 65, 0.5 * (7 / 65)),
-    ],
+    ("form", "critical", "earned"),
+    [("saved", 52, 0.2), ("ratio", 52, 0.2), ("saved", 65, 7 / 72), ("ratio", 65, 7 / 65)],
 )
-def test_the_published_forms(form: Form, total: int, critical: int, earned: float) -> None:
-    shorter = total - critical
-    threaded = "<Parallel>" + threads.thread(shorter) * 2 + "</Parallel>"
-    one = answer(threaded + "a" * (total - len(threads.encode(threaded))))
-    shaping = rewards(Total(), form=form, clip=0.2)
-    assert shaping.bonuses(threads.context(), [one]) == [pytest.approx(earned)]
+def test_the_published_forms_and_their_clip(form: Form, critical: int, earned: float) -> None:
+    threaded = "<Parallel>" + threads.thread(72 - critical) * 2 + "</Parallel>"
+    one = answer(threaded + "a" * (72 - len(threads.encode(threaded))))
+    bonuses = rewards(Total(), form=form, clip=0.2).bonuses(threads.context(), [one])
+    assert bonuses == [pytest.approx(0.5 * earned)]
 
 
 def test_wrong_answers_get_nothing_and_are_compared_with_nothing() -> None:
@@ -116,9 +113,15 @@ def test_a_group_compares_with_the_median_of_the_others() -> None:
     assert bonuses == [*map(pytest.approx, expected), 0.0]
 
 
+def shaped_answers(
+    shapings: Sequence[Shaping], group: Sequence[Trajectory]
+) -> tuple[list[Trajectory], Metrics]:
+    return answered(shaped(threads.context(), shapings, trees_of(group)))
+
+
 def test_an_answer_that_is_right_alone_has_nothing_to_be_compared_with_and_that_is_told() -> None:
     alone = [answer(EXAMPLE), answer("a", sample=1, right=False), answer("a", problem="train/1")]
-    earned, metrics = answered(shaped(threads.context(), [rewards(OfGroup(), opening=0.25)], trees_of(alone)))
+    earned, metrics = shaped_answers([rewards(OfGroup(), opening=0.25)], alone)
     assert [one.bonus for one in earned] == [0.25, 0.0, 0.0]
     assert metrics["acceleration/without_reference"] == 1.0
     assert "acceleration/unclipped" not in metrics
@@ -126,12 +129,15 @@ def test_an_answer_that_is_right_alone_has_nothing_to_be_compared_with_and_that_
 
 def test_what_is_told_of_the_comparison() -> None:
     group = [answer(EXAMPLE), answer("a" * 72, sample=1), answer("a", sample=2, right=False)]
-    _, metrics = answered(shaped(threads.context(), [rewards(Total(), clip=0.2)], trees_of(group)))
-    assert metrics["shaping/acceleration"] == pytest.approx(0.5 * 0.2 / 3)
-    assert metrics["acceleration/without_reference"] == 0.0
-    assert metrics["acceleration/reference_tokens"] == 72
-    assert metrics["acceleration/unclipped"] == pytest.approx(20 / 72 / 2)
-    assert metrics["acceleration/at_clip"] == 0.5
+    _, metrics = shaped_answers([rewards(Total(), clip=0.2)], group)
+    expected = {
+        "shaping/acceleration": 0.5 * 0.2 / 3,
+        "acceleration/without_reference": 0,
+        "acceleration/reference_tokens": 72,
+        "acceleration/unclipped": 20 / 72 / 2,
+        "acceleration/at_clip": 0.5,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
 def test_the_floor_says_what_can_be_lost_for_being_slow() -> None:
@@ -155,19 +161,9 @@ def test_only_threads_that_were_sampled_beside_each_other_shorten_the_path_unles
         "</Parallel>",
     )
     assert plain(written.response_ids) == plain(forked.response_ids)
-    saved = 9 / len(written.response_ids)
-    both = [written, forked]
-    as_published = rewards(Total()).bonuses(threads.context(), both)
-    assert as_published == [pytest.approx(0.5 * saved)] * 2
-    assert rewards(Total(), threads="forked").bonuses(threads.context(), both) == [
-        0,
-        pytest.approx(0.5 * saved),
-    ]
-
-
-def siblings() -> list[Trajectory]:
-    """Two other right answers, one of them sequential."""
-    return [answer("a" * SEQUENTIAL, sample=1), answer(block(30, 20) + "a" * 20, sample=2)]
+    for counted, saving in (("written", [1, 1]), ("forked", [0, 1])):
+        bonuses = rewards(Total(), threads=counted).bonuses(threads.context(), [written, forked])
+        assert bonuses == pytest.approx([0.5 * one * 9 / len(written.response_ids) for one in saving])
 
 
 def references(folder: Path) -> dict[str, ReferenceLength]:
@@ -187,10 +183,12 @@ def test_a_useless_thread_pays_by_the_published_reference_alone(
 ) -> None:
     """A third thread of 30 tokens: the path gets longer (52 to 54), the published ratio better."""
 
+    # Two other right answers, one of them sequential.
+    siblings = [answer("a" * SEQUENTIAL, sample=1), answer(block(30, 20) + "a" * 20, sample=2)]
+
     def earned(text: str, reference: ReferenceLength) -> float:
-        context = threads.context(task=Solved())
         shaping = rewards(reference, form=form, floor=-0.9)
-        return shaping.bonuses(context, [answer(text), *siblings()])[0]
+        return shaping.bonuses(threads.context(task=Solved()), [answer(text), *siblings])[0]
 
     honest, hacked = earned(EXAMPLE, Total()), earned(USELESS_THREAD, Total())
     if form == "saved":
@@ -243,22 +241,17 @@ ANSWERS = [
 ]
 
 
-def run_share(context: RolloutContext) -> tuple[list[float], Metrics, dict[str, Any]]:
-    first, last = (5 * (context.ranks.rank + more) // context.ranks.world_size for more in (0, 1))
-    memory = ShapingMemory({"acceleration": {"train/1": 40.0}})
-    context = context.with_services(memory)
-    earned, metrics = answered(
-        shaped(context, [rewards(Running(), floor=-0.9)], trees_of(ANSWERS[2 * first : 2 * last]))
-    )
-    return [one.bonus for one in earned], metrics, memory
-
-
 @pytest.mark.parametrize("world_size", [2, 3, 7])
 def test_all_ranks_remember_the_same_however_many_there_are(world_size: int) -> None:
-    bonuses, metrics, memory = run_share(threads.context())
-    ranks = mdp.on_ranks(world_size, run_share, codec=lambda: threads.CODEC)
-    assert [bonus for own, _, _ in ranks for bonus in own] == bonuses
-    assert all((m, remembered) == (metrics, memory) for _, m, remembered in ranks)
+    def run_share(context: RolloutContext) -> tuple[list[float], tuple[Metrics, ShapingMemory]]:
+        own = contiguous_share(range(5), context.ranks.rank, context.ranks.world_size)
+        memory = ShapingMemory({"acceleration": {"train/1": 40.0}})
+        trees = trees_of([one for problem in own for one in ANSWERS[2 * problem : 2 * problem + 2]])
+        shapings = [rewards(Running(), floor=-0.9)]
+        earned, metrics = answered(shaped(context.with_services(memory), shapings, trees))
+        return [one.bonus for one in earned], (metrics, memory)
+
+    _, (_, memory) = mdp.assert_ranks_agree(world_size, run_share, codec=lambda: threads.CODEC)
     assert set(memory["acceleration"]) == {f"train/{problem}" for problem in range(5)}
 
 
@@ -275,36 +268,36 @@ def test_measured_lengths_are_means_of_right_answers_and_others_have_none(tmp_pa
 
 def test_measured_lengths_that_are_of_something_else_are_refused_before_a_run_begins(tmp_path: Path) -> None:
     problem = answer("a").problem
-    with pytest.raises(ValueError, match="run the evaluation of the sequential experiment first"):
-        Measured(answers=str(tmp_path / "none.jsonl")).prepare([problem])
     path = measured_file(tmp_path, [("train/1", 1.0, 5)])
-    with pytest.raises(ValueError, match=r"to none of the 1 that are trained on.*split 'train'"):
-        Measured(answers=path).prepare([problem])
-    with pytest.raises(ValueError, match=r"'train/1' reads '\?' .* and '2\+2=' here"):
-        Measured(answers=path).prepare([replace(problem, id="train/1", prompt="2+2=")])
-    (tmp_path / "torn.jsonl").write_text(Path(path).read_text() + '{"problem": "train/2"')
-    with pytest.raises(ValueError, match=r"line 2 of .*torn.jsonl is no row"):
-        measured_lengths(str(tmp_path / "torn.jsonl"))
-    (tmp_path / "other.jsonl").write_text('{"id": 3}\n')
-    with pytest.raises(ValueError, match=r"line 1 of .*KeyError"):
-        measured_lengths(str(tmp_path / "other.jsonl"))
+    for file, asked, message in (
+        (str(tmp_path / "none.jsonl"), problem, "run the evaluation of the sequential experiment first"),
+        (path, problem, r"to none of the 1 that are trained on.*split 'train'"),
+        (path, replace(problem, id="train/1", prompt="2+2="), r"'train/1' reads '\?' .* and '2\+2=' here"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Measured(answers=file).prepare([asked])
+    for text, message in (
+        (Path(path).read_text() + '{"problem": "train/2"', r"line 2 of .*damaged.jsonl is no row"),
+        ('{"id": 3}\n', r"line 1 of .*KeyError"),
+    ):
+        (tmp_path / "damaged.jsonl").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            measured_lengths(str(tmp_path / "damaged.jsonl"))
 
 
 def test_wrong_answers_cost_their_penalty_whatever_they_scored() -> None:
-    partly = threads.graded(answer("a", right=False), 0.1)
-    group = [answer("a"), answer("a", right=False), partly, threads.graded(answer("a"), 1.1)]
+    right, wrong = answer("a"), answer("a", right=False)
+    group = [right, wrong, replace(wrong, grade=Grade(0.1, "ok")), replace(right, grade=Grade(1.1, "ok"))]
     assert WrongAnswers(penalty=1.0).bonuses(threads.context(), group) == [0, -1, -1, 0]
 
 
 def test_the_group_length_penalty_is_the_references() -> None:
     settings: dict[str, Any] = {"threshold": 0.8, "weight": 0.2, "window": 10_000}
-    lengths, right = [3000, 8000, 2000, 30_000, 4000], [True] * 4 + [False]
-    alpha = 0.2 * (0.8 - 0.8 + EPSILON) / (0.2 + EPSILON)
-    found = group_penalties(lengths, right, **settings)
-    assert found == pytest.approx([alpha * share for share in (0.1, 0.6, 0.0, 1.0, 0.2)])
-    found = group_penalties(lengths, [True] * 5, **settings)
-    assert found == pytest.approx([0.2 * share for share in (0.1, 0.6, 0.0, 1.0, 0.2)])
-    assert group_penalties(lengths, [True, True, True, False, False], **settings) == [0.0] * 5
+    lengths = [3000, 8000, 2000, 30_000, 4000]
+    shares, alpha = [0.1, 0.6, 0.0, 1.0, 0.2], 0.2 * EPSILON / (0.2 + EPSILON)
+    for right, weight in ([1, 1, 1, 1, 0], alpha), ([1] * 5, 0.2), ([1, 1, 1, 0, 0], 0.0):
+        found = group_penalties(lengths, list(map(bool, right)), **settings)
+        assert found == pytest.approx([weight * share for share in shares])
     assert group_penalties([5], [True], **settings | {"threshold": 1.0}) == [0.0]
 
 
@@ -331,9 +324,7 @@ def test_the_published_rewards_are_presets() -> None:
         "code": [1 + 0.5 * 0.2, 1 + 0.5 * 3 / threaded, -1.0],
     }
     for name, earned in expected.items():
-        trajectories, _ = answered(
-            shaped(threads.context(), fragment(f"acceleration_published_{name}"), trees_of(group))
-        )
+        trajectories, _ = shaped_answers(fragment(f"acceleration_published_{name}"), group)
         assert [one.reward for one in trajectories] == pytest.approx(earned)
 
 
@@ -352,7 +343,4 @@ def test_a_preset_for_each_reference_that_no_useless_thread_pays_by(
     (one,) = fragment(f"acceleration_{name}")
     assert one == Acceleration(weight=0.5, clip=0.2, form="saved", reference=reference, floor=0.0)
     assert one.remembers == (name == "sequential_running")
-
-
-def test_the_group_length_penalty_is_a_preset() -> None:
     assert fragment("group_length_penalty") == (GroupLengthPenalty(),)

@@ -31,8 +31,8 @@ from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.unavailable import graded
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.rollouts.valuation import FreshContinuations, ValueEstimator
-from treetune.rollouts.values import AnswerPrefix, ContinuationPlan
-from treetune.tree import answers_of, trees_of
+from treetune.rollouts.values import AnswerPrefix, ContinuationPlan, EarlyContinuations
+from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Grade, Metrics, Problem, Trajectory, token_array
 from treetune_lab.values.over_another import Filtered, Smoothed
 from treetune_lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
@@ -56,7 +56,7 @@ class AsItComes(FakeEngine):
     """Answers in an order that the seed decides, continuations among answers."""
 
     def __init__(self, seed: int = 0, fail_after: int | None = None) -> None:
-        super().__init__(_probabilities, mdp.EOS, fail_after=fail_after)
+        super().__init__(mdp.chances, mdp.EOS, fail_after=fail_after)
         self._random = random.Random(seed)
 
     def generate(
@@ -85,11 +85,6 @@ class AsItComes(FakeEngine):
                 if on_result is not None:
                     add(on_result(index, results[index]) or ())
         return results
-
-
-def _probabilities(ids: tuple[int, ...], version: int) -> list[float]:
-    following = mdp.policy(mdp.response_part(ids))
-    return [following.get(token, 0.0) for token in range(mdp.EOS + 1)]
 
 
 def context(engine: Engine, **given: object) -> RolloutContext:
@@ -123,13 +118,18 @@ def test_numbers_and_samples_are_those_of_two_waves_in_whichever_order_answers_c
     assert asked(pipelined.asked) == asked(waves.asked)
 
 
+def begun(inner: FakeEngine, credit: MonteCarlo, **given: object) -> tuple[EarlyContinuations, list[Tree]]:
+    """A rollout with what credit asks for beside it."""
+    here = context(inner, **given)
+    early = credit.early_continuations(here)
+    return early, ROLLOUT.run(early.attached(here), mdp.problems(PROBLEMS))[0]
+
+
 @pytest.mark.parametrize("values", [FreshContinuations(), Sequential(error=0.2, most=9), Smoothed()])
 def test_everything_that_the_credit_wants_is_there_when_the_last_answer_is(values: ValueEstimator) -> None:
     inner = AsItComes()
     credit = MonteCarlo(samples=3, values=values)
-    early = credit.early_continuations(context(inner))
-    assert early is not None
-    trees, _ = ROLLOUT.run(early.attached(context(inner)), mdp.problems(PROBLEMS))
+    early, trees = begun(inner, credit)
     nobody = AsItComes(fail_after=0)
     episodes, _ = credit.assign(context(nobody).with_services(early), trees)
     assert len(episodes) == PROBLEMS * SAMPLES
@@ -140,10 +140,7 @@ def test_everything_that_the_credit_wants_is_there_when_the_last_answer_is(value
 
 def test_bisecting_begins_with_the_prompts() -> None:
     inner = AsItComes()
-    credit = MonteCarlo(samples=3, values=Bisect())
-    early = credit.early_continuations(context(inner))
-    assert early is not None
-    ROLLOUT.run(early.attached(context(inner)), mdp.problems(PROBLEMS))
+    begun(inner, MonteCarlo(samples=3, values=Bisect()))
     early = [one for one in inner.asked if one.priority == CONTINUATIONS]
     assert [plain(one.prompt_ids)[-1] for one in early] == [mdp.ALPHABET.index("?")] * PROBLEMS
 
@@ -197,21 +194,18 @@ def test_each_state_is_gone_on_from_once_by_the_rank_of_its_answer(world_size: i
         engines.append(AsItComes(len(engines)))
         return engines[-1]
 
-    ((_, episodes, metrics),) = mdp.on_ranks(1, lambda one: iteration(one, MonteCarlo(samples=3)), engine=new)
-    alone = asked(engines.pop().asked)
-    by_rank = mdp.on_ranks(world_size, lambda one: iteration(one, MonteCarlo(samples=3)), engine=new)
-    assert [one for _, of_rank, _ in by_rank for one in of_rank] == episodes
-    assert all(of_rank == metrics for _, _, of_rank in by_rank)
-    assert asked([one for each in engines for one in each.asked]) == alone
-    for each in engines:
-        of_answers, others = (
-            {plain(one.prompt_ids)[: plain(one.prompt_ids).index(mdp.ALPHABET.index("?"))] for one in some}
-            for some in (
-                [one for one in each.asked if one.priority == ANSWERS],
-                [one for one in each.asked if one.priority == CONTINUATIONS],
-            )
+    def run(here: RolloutContext) -> tuple[list[Episode], Metrics]:
+        return iteration(here, MonteCarlo(samples=3))[1:]
+
+    mdp.assert_ranks_agree(world_size, run, engine=new)
+    alone, *others = engines
+    assert asked([one for each in others for one in each.asked]) == asked(alone.asked)
+    for each in others:
+        of_answers, of_continuations = (
+            {plain(one.prompt_ids)[0] for one in each.asked if one.priority == priority}
+            for priority in (ANSWERS, CONTINUATIONS)
         )
-        assert others == of_answers
+        assert of_continuations == of_answers, "of the same problems"
 
 
 class SomeGrades(mdp.InlinePool):
@@ -261,9 +255,8 @@ def test_rounds_until_answers_differ_cost_what_they_did() -> None:
     for pipelined in (False, True):
         inner = AsItComes(3)
         lent = context(inner, services=[FurtherProblems(lambda: further)])
-        runs.append(
-            (iteration(lent, MonteCarlo(samples=3, pipelined=pipelined), rollout), asked(inner.asked))
-        )
+        credit = MonteCarlo(samples=3, pipelined=pipelined)
+        runs.append((iteration(lent, credit, rollout), asked(inner.asked)))
     assert runs[0] == runs[1]
 
 
@@ -271,11 +264,9 @@ def test_services_are_asked_about_continuations_when_credit_is_given() -> None:
     pool = mdp.InlinePool()
     pool.has_services = True
     credit = MonteCarlo(samples=3, values=Sequential(error=0.2, most=9))
-    here = context(AsItComes(), grader=pool)
-    early = credit.early_continuations(here)
-    assert early is not None
-    trees, _ = ROLLOUT.run(early.attached(here), mdp.problems(PROBLEMS))
+    early, trees = begun(AsItComes(), credit, grader=pool)
     assert len(pool.submitted) == PROBLEMS * SAMPLES
+    here = context(AsItComes(), grader=pool)
     episodes, metrics = credit.assign(here.with_services(early), trees)
     expected = iteration(context(AsItComes()), replace(credit, pipelined=False))
     assert (episodes, metrics) == expected[1:]

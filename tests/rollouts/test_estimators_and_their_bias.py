@@ -1,42 +1,36 @@
 """Expectations over all answers and all that could be sampled of them, against the exact ones: every credit's
 gradient, and every value estimator's values, are equal to these where they are said to be unbiased, and as
-far off as stated where they aren't. `test_credit_is_unbiased` has the credits whose share a formula tells."""
+far off as stated where they aren't."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
+from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
-from tests.rollouts.expectations import (
-    Expectation,
-    critic_of,
-    expectation,
-    knows_length_alone,
-)
+from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
 from treetune.rollouts.base import Credit, Critic
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import Gae, Group, Outcome, Rloo
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.states import StepBoundaries
 from treetune.rollouts.valuation import FreshContinuations, ValueEstimator
-from treetune.rollouts.values import StateRule
+from treetune.rollouts.values import Estimate, StateRule
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Episode, Metrics, Trajectory
+from treetune.vocabulary import Episode, Metrics
 from treetune_domains.multi_turn import TurnStates
 from treetune_lab.values.critic import ControlVariate, CriticValues
 from treetune_lab.values.over_another import Filtered, Smoothed
 from treetune_lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp
 from treetune_lab.values.states import EveryNTokens, LowProbability
 from treetune_threads.parallel_threads import ThreadStates
-
-A, B, NEXT, EOS = mdp.A, mdp.B, mdp.END_OF_STEP, mdp.EOS
 
 CRITIC = critic_of(knows_length_alone)
 """Off at most states."""
@@ -46,15 +40,12 @@ def credit(values: ValueEstimator, samples: int = 1, states: StateRule | None = 
     return MonteCarlo(samples=samples, values=values, states=states or StepBoundaries())
 
 
-def others(*written: mdp.Ids) -> list[Trajectory]:
-    """Answers to another problem."""
-    return [mdp.trajectory(answer, mdp.problems(2)[1], i) for i, answer in enumerate(written)]
-
-
 OTHERS = [
-    others((A, NEXT, B, NEXT, A, EOS), (B, NEXT, B, NEXT, A, EOS)),
-    others((A, EOS), (B, NEXT, A, NEXT, A, EOS), (A, NEXT, A, NEXT, B, EOS)),
-    others((B, NEXT, A, NEXT, A, EOS)),
+    [
+        mdp.trajectory(mdp.encode(text[:-1]) + (mdp.EOS,), mdp.problems(2)[1], i)
+        for i, text in enumerate(texts)
+    ]
+    for texts in (["a;b;a.", "b;b;a."], ["a.", "b;a;a.", "a;a;b."], ["b;a;a."])
 ]
 """What those learn from that learn from other problems alone. To the last, gains miss equally: what is left
 of an answer's own sample in a sum, be it rounding, would choose among them."""
@@ -65,7 +56,7 @@ UNBIASED: list[tuple[MonteCarlo, int]] = [
     (credit(FreshContinuations(), states=EveryNTokens(tokens=3)), 1),
     (credit(FreshContinuations(), states=LowProbability(below=0.6, every=1)), 1),
     (credit(Siblings()), 3),
-    (credit(ToppedUp(), samples=2), 2),
+    (MonteCarlo(samples=2, values=ToppedUp(), max_states=2, behind_max_states="one_step"), 2),
     (credit(Siblings(), states=EveryNTokens(tokens=1)), 2),
     (credit(ControlVariate()), 1),
     (credit(ControlVariate(), samples=2), 1),
@@ -95,16 +86,12 @@ def _name(part: object) -> str | None:
     return f"{type(part.values).__name__}-{type(part.states).__name__}-{part.samples}"
 
 
-def expected(part: MonteCarlo, group_size: int, of_others: list[Trajectory]) -> Expectation:
-    likely = isinstance(part.states, LowProbability)
-    return expectation(part, group_size, CRITIC, of_others, logprobs=likely)
-
-
 @pytest.mark.parametrize(("part", "group_size"), UNBIASED, ids=_name)
 def test_what_says_unbiased_is(part: MonteCarlo, group_size: int) -> None:
     assert part.values.unbiased
     for of_others in OTHERS if isinstance(part.values, LEARNING) else [[]]:
-        found = expected(part, group_size, of_others)
+        likely = isinstance(part.states, LowProbability)
+        found = expectation(part, group_size, CRITIC, of_others, logprobs=likely)
         assert found.bias_and_cosine[0] < 1e-9
         assert found.value_bias < 1e-9
 
@@ -114,12 +101,13 @@ def test_what_is_biased_is_as_far_off_as_stated(
     part: MonteCarlo, group_size: int, bias: float, cosine: float, of_values: float
 ) -> None:
     assert not part.values.unbiased
-    found = expected(part, group_size, OTHERS[0] if isinstance(part.values, LEARNING) else [])
+    others = OTHERS[0] if isinstance(part.values, LEARNING) else []
+    found = expectation(part, group_size, CRITIC, others)
     assert (*found.bias_and_cosine, found.value_bias) == pytest.approx((bias, cosine, of_values), abs=5e-5)
 
 
 def test_every_rule_for_states_keeps_the_gradient() -> None:
-    """Those of threads and turns find exact values in `test_values_of_threads`, `test_credit_for_turns`."""
+    """Those of threads and turns find exact values in `test_credit_for_turns_and_threads`."""
     known = {type(part.states) for part, *_ in UNBIASED} | {ThreadStates, TurnStates}
     assert set(StateRule.registered().values()) == known
 
@@ -158,9 +146,46 @@ def test_whatever_is_registered_and_says_unbiased_is(values: ValueEstimator, max
     """A new one is here without being listed; behind a bound on states there is one step."""
     part = MonteCarlo(samples=1, values=values, max_states=max_states, behind_max_states="one_step")
     group_size = 1 if type(values) in SMALL else 2
-    found = expected(part, group_size, OTHERS[-1] if values.learns_from_others else [])
+    others = OTHERS[-1] if values.learns_from_others else []
+    found = expectation(part, group_size, CRITIC, others)
     assert found.bias_and_cosine[0] < 1e-9
     assert found.value_bias < 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ungraded(StepBoundaries):
+    """Nobody could grade what was sampled from the states that begin with some letters."""
+
+    unknown: tuple[str, ...]
+
+    def estimate(self, context: RolloutContext, beginnings: Any, *given: Any) -> list[Estimate]:
+        found = super().estimate(context, beginnings, *given)
+        return [
+            replace(estimate, rewards=(), unavailable=len(estimate.rewards))
+            if mdp.decode(beginning.token_ids) in self.unknown
+            else estimate
+            for beginning, estimate in zip(beginnings, found, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("unknown", [("a;",), ("a;", "b;"), ("a;", "a;b;", "b;b;")])
+def test_states_whose_continuations_nobody_could_grade_leave_the_gradient_exact(
+    unknown: tuple[str, ...],
+) -> None:
+    part = MonteCarlo(samples=1, states=Ungraded(unknown=unknown))
+    assert expectation(part, 1).bias_and_cosine[0] < 1e-9
+
+
+def test_monte_carlo_gives_each_step_its_exact_advantage_when_sampling_has_no_noise() -> None:
+    part = MonteCarlo(samples=mdp.EXACT_SAMPLES)
+    episodes, _ = mdp.credited(part, engine=mdp.ExactEngine())
+    for episode in episodes:
+        answer, start = plain(episode.response_ids), 0
+        for end, before in zip(episode.step_ends, episode.step_values, strict=True):
+            exact = mdp.value(answer[:end]) - mdp.value(answer[:start])
+            assert before == pytest.approx(mdp.value(answer[:start]), abs=1e-12)
+            assert episode.advantages[start:end] == pytest.approx([exact] * (end - start), abs=1e-12)
+            start = end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +206,9 @@ OF_CREDIT: list[tuple[Credit, int, float, float]] = [
     # Of one problem; dividing by the standard deviation weighs problems otherwise.
     (Outcome(), 1, 0.0, 1.0),
     (Rloo(), 2, 0.0, 1.0),
+    (Rloo(), 3, 0.0, 1.0),
     (Group(std=False), 2, 0.5, 1.0),
+    (Group(std=False), 3, 0.3333, 1.0),
     (Group(std=True), 2, 0.2929, 1.0),
     (Group(std=True), 3, 0.1547, 1.0),
     (WithCritic(lam=1.0), 1, 0.0, 1.0),
@@ -215,3 +242,11 @@ def test_what_credit_makes_of_rewards_is_as_far_off_as_stated(
     found = expectation(part, group_size, CRITIC).bias_and_cosine
     assert found == pytest.approx((bias, cosine), abs=5e-5)
     assert bias or found[0] < 1e-9
+
+
+@pytest.mark.parametrize("group_size", [2, 3])
+def test_a_group_centred_on_its_own_mean_takes_this_share_of_the_gradient(group_size: int) -> None:
+    share = (group_size - 1) / group_size
+    gradient = expectation(Group(std=False), group_size).gradient
+    exact = {key: share * slope for key, slope in mdp.exact_gradient().items()}
+    assert gradient == pytest.approx(exact, abs=1e-12) and max(map(abs, exact.values())) > 0.02

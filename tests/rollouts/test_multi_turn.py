@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -15,15 +15,13 @@ from tests.rollouts import turns
 from tests.rollouts.turns import (
     CODEC,
     Fleeting,
-    Ladder,
     LadderElsewhere,
     Letters,
     Obedient,
     Unsteady,
     UnsteadyHere,
     decode,
-    encode,
-    lent,
+    played,
     rollout,
 )
 from tests.support.unruly_environment import Unruly
@@ -39,6 +37,27 @@ from treetune.vocabulary import Grade, Problem, Trajectory, joined
 from treetune_domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune_domains.mixture import Domain, Mixture
 
+Sampled = Callable[..., list[Trajectory]]
+
+
+@pytest.fixture(scope="module")
+def sampled(environments: EnvironmentPool) -> Sampled:
+    """Answers to a task's problems, by the rollout with these settings."""
+
+    def sample(
+        task: Task, engine: Engine | None = None, said: TurnJournal | None = None, **given: object
+    ) -> list[Trajectory]:
+        asked = rollout(**given)
+        services = [] if said is None else [said]
+        context = turns.lent(task, engine or turns.engine(), environments, rollout=asked, services=services)
+        return answered(asked.run(context, task.problems("train")))[0]
+
+    return sample
+
+
+def earned(text: str) -> list[float]:
+    return [turn.reward for turn in played(text[::2])]
+
 
 class LastLetter(FinalAnswer):
     """The whole turn is the answer."""
@@ -47,25 +66,11 @@ class LastLetter(FinalAnswer):
         return response
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[EnvironmentPool]:
-    with EnvironmentPool(workers=2) as environments:
-        yield environments
-
-
-def sampled(
-    task: Task, pool: EnvironmentPool, engine: Engine | None = None, **given: object
-) -> list[Trajectory]:
-    asked = rollout(**given)
-    context = lent(task, engine or turns.engine(), pool, rollout=asked)
-    return answered(asked.run(context, task.problems("train")))[0]
-
-
 def test_each_sampled_token_is_trained_once_with_its_logprob_and_no_injected_one_is(
-    pool: EnvironmentPool,
+    sampled: Sampled, environments: EnvironmentPool
 ) -> None:
     engine = turns.engine()
-    answers = sampled(Letters(), pool, engine)
+    answers = sampled(Letters(), engine)
     asked = {(plain(one.prompt_ids), one.seed) for one in engine.asked}
     assert len(asked) == len(engine.asked), "no two turns share their draws"
     seen = []
@@ -77,36 +82,31 @@ def test_each_sampled_token_is_trained_once_with_its_logprob_and_no_injected_one
             else:
                 assert segment.logprobs is None and decode(segment.token_ids) in "+-"
             before.append(segment.token_ids)
-        row = episode_of(lent(Letters(), engine, pool), answer)
+        row = episode_of(turns.lent(Letters(), engine, environments), answer)
         of_engine = [segment.logprobs for segment in answer.segments if segment.origin == "sampled"]
         assert plain(row.behaviour_logprobs[row.trained]) == plain(joined(of_engine))
         assert decode(row.response_ids[row.trained]) == answer.text.replace("+", "").replace("-", "")
     assert sorted(seen) == sorted(plain(one.prompt_ids) for one in engine.asked)
 
 
-def test_an_answer_earns_what_its_turns_earn(pool: EnvironmentPool) -> None:
-    for answer in sampled(Letters(), pool):
-        letters = answer.text[::2]
-        state = Ladder().reset(answer.problem, 0)
-        rewards = [Ladder().step(state, letter).reward for letter in letters]
-        assert answer.reward == sum(rewards) and answer.finish_reason == "stop"
+def test_an_answer_earns_what_its_turns_earn(sampled: Sampled) -> None:
+    for answer in sampled(Letters()):
+        rewards = earned(answer.text)
+        assert (answer.reward, answer.finish_reason) == (sum(rewards), "stop")
         assert answer.step_ends == (*range(2, len(answer.text), 2), len(answer.text))
         assert answer.step_rewards == (tuple(rewards) if any(rewards[:-1]) else ())
 
 
 @pytest.mark.parametrize("order", range(4))
-def test_answers_depend_neither_on_the_order_nor_on_where_the_environment_runs(
-    order: int, pool: EnvironmentPool
+def test_answers_depend_neither_on_the_order_nor_on_where_the_environment_runs_nor_on_others(
+    order: int, sampled: Sampled
 ) -> None:
     shuffle = random.Random(order)
     engine = turns.engine(order=lambda count: shuffle.sample(range(count), count))
-    expected = sampled(Letters(), pool)
-    assert sampled(Letters(environment=LadderElsewhere()), pool, engine) == expected
-
-
-def test_answers_of_a_few_problems_are_those_among_many(pool: EnvironmentPool) -> None:
-    few = sampled(Letters(golds=("",) * 2), pool)
-    assert sampled(Letters(golds=("",) * 6), pool)[: len(few)] == few
+    expected = sampled(Letters())
+    assert sampled(Letters(environment=LadderElsewhere()), engine) == expected
+    few = sampled(Letters(golds=("",) * (order + 1)))
+    assert few == expected[: len(few)]
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,8 @@ class Closed(Grader):
         raise Unavailable("nobody judges here")
 
 
-def test_what_a_cut_answer_earns_is_known_also_where_nobody_is_there_to_grade_it(
-    pool: EnvironmentPool,
-) -> None:
-    task = Letters(grader=Closed())
-    answers = sampled(task, pool, reward="grader", max_turns=2, unfinished_reward=-1.0)
+def test_what_a_cut_answer_earns_is_known_also_where_nobody_is_there_to_grade_it(sampled: Sampled) -> None:
+    answers = sampled(Letters(grader=Closed()), reward="grader", max_turns=2, unfinished_reward=-1.0)
     assert {(one.finish_reason, one.grade.outcome, one.reward) for one in answers} == {
         ("length", "no_answer", -1.0),
         ("stop", "unavailable", 0.0),
@@ -131,32 +128,31 @@ def test_what_a_cut_answer_earns_is_known_also_where_nobody_is_there_to_grade_it
 
 
 def test_a_turn_that_comes_to_its_tokens_goes_on_and_an_answer_that_comes_to_its_ends(
-    pool: EnvironmentPool,
+    sampled: Sampled,
 ) -> None:
-    for answer in sampled(Letters(), pool, turn_tokens=2, max_turns=2, unfinished_reward=-1.0):
+    for answer in sampled(Letters(), turn_tokens=2, max_turns=2, unfinished_reward=-1.0):
         assert answer.numbers["turns/cut"] == answer.numbers["turns/count"]
         assert len(answer.segments[0].token_ids) == 2
-    for answer in sampled(Letters(), pool, max_turns=1, unfinished_reward=-1.0):
+    for answer in sampled(Letters(), max_turns=1, unfinished_reward=-1.0):
         assert (answer.finish_reason, answer.reward, answer.step_rewards) == ("length", -1.0, ())
         assert answer.numbers["turns/turns_spent"] == 1 and len(answer.text) == 1
-    for answer in sampled(Letters(), pool, max_tokens=3, unfinished_reward=None):
+    for answer in sampled(Letters(), max_tokens=3, unfinished_reward=None):
         if answer.unfinished:
             assert answer.reward == 0.25 * (answer.text[0] == "a"), "it keeps what it has earned"
             assert len(answer.response_ids) <= 3 and answer.numbers["turns/tokens_spent"] == 1
 
 
-def test_stop_strings_end_turns_and_are_not_for_the_environment(pool: EnvironmentPool) -> None:
+def test_stop_strings_end_turns_and_are_not_for_the_environment(sampled: Sampled) -> None:
     def letter_and_line(ids: tuple[int, ...], version: int) -> list[float]:
         wanted = {"\n": 1.0} if turns.ALPHABET[ids[-1]] in "ab" else turns.likes(ids)
         return [wanted.get(character, 0.0) for character in turns.ALPHABET] + [0.0]
 
     engine = turns.engine()
     engine._probabilities = letter_and_line
-    for answer in sampled(Letters(), pool, engine, turn_tokens=None, stop=("\n",)):
+    for answer in sampled(Letters(), engine, turn_tokens=None, stop=("\n",)):
         assert answer.text[1] == "\n" and not answer.numbers["turns/cut"]
-        letters = [letter for letter in answer.text if letter in "ab"]
-        state = Ladder().reset(answer.problem, 0)
-        assert answer.reward == sum(Ladder().step(state, letter).reward for letter in letters)
+        letters = "".join(letter for letter in answer.text if letter in "ab")
+        assert answer.reward == sum(turn.reward for turn in played(letters))
 
 
 ENDS = {
@@ -171,139 +167,119 @@ ENDS = {
 }
 
 
-def test_an_environment_that_fails_ends_its_answer_and_no_other(pool: EnvironmentPool) -> None:
+def test_an_environment_that_fails_ends_its_answer_and_no_other(sampled: Sampled) -> None:
     golds = (*ENDS, "fine", "fine", "fine", "fine")
-    answers = sampled(Letters(golds=golds, environment=Obedient()), pool, samples=1)
-    for answer in answers:
-        gold = answer.problem.gold
-        if gold == "fine":
-            assert (answer.grade.outcome, answer.reward, len(answer.step_ends)) == ("ok", 0.375, 3)
-            continue
-        assert (answer.grade.outcome, answer.grade.message) == ENDS[gold]
-        assert answer.reward == 0.0 and answer.step_rewards == ()
-        assert answer.grade.is_known == (ENDS[gold][0] != "unavailable")
+    for answer in sampled(Letters(golds=golds, environment=Obedient()), samples=1):
+        outcome, message = ENDS.get(answer.problem.gold, ("ok", None))
+        grade = answer.grade
+        assert (grade.outcome, grade.message, grade.is_known) == (outcome, message, outcome != "unavailable")
+        if outcome == "ok":
+            assert (answer.reward, len(answer.step_ends)) == (0.375, 3)
+        else:
+            assert (answer.reward, answer.step_rewards) == (0.0, ())
 
 
-def test_a_megabyte_is_cut_to_the_bound_and_counted(pool: EnvironmentPool) -> None:
-    (answer,) = sampled(
-        Letters(golds=("megabyte",), environment=Obedient()),
-        pool,
-        samples=1,
-        observation_characters=5,
-        turn_tokens=1,
-    )
+def test_a_megabyte_is_cut_to_the_bound_and_counted(sampled: Sampled) -> None:
+    task = Letters(golds=("megabyte",), environment=Obedient())
+    (answer,) = sampled(task, samples=1, observation_characters=5)
     assert answer.text[3:8] == "xxxxx" and answer.text[8] in "ab"
     assert answer.numbers["turns/observations_cut"] == 1, "nobody reads what is said to the last turn"
 
 
-def test_what_needs_copies_carries_them_and_what_can_have_none_does_not(pool: EnvironmentPool) -> None:
+def test_what_needs_copies_carries_them_and_what_can_have_none_does_not(
+    sampled: Sampled, tmp_path: Path
+) -> None:
     for environment, copied in ((Unsteady(), True), (Fleeting(), False)):
-        for answer in sampled(Letters(environment=environment), pool):
-            assert answer.reward == 0.75 and len(answer.step_ends) == 3
+        written = sampled(Letters(environment=environment))
+        for answer in written:
+            assert (answer.reward, len(answer.step_ends)) == (0.75, 3)
             injected = [one for one in answer.segments if one.origin == "injected"]
             assert [one.snapshot is not None for one in injected] == [copied] * 2
+        write_trajectories(tmp_path / "trajectories.arrow", written)
+        read = read_trajectories(tmp_path / "trajectories.arrow")
+        assert read == written and any(one.step_rewards for one in read)
+        snapshots = [[one.snapshot for one in answer.segments] for answer in written]
+        assert [[one.snapshot for one in answer.segments] for answer in read] == snapshots
 
 
-def test_copies_and_rewards_on_the_way_come_back_from_disk(tmp_path: Path, pool: EnvironmentPool) -> None:
-    written = sampled(Letters(environment=Unsteady()), pool)
-    path = tmp_path / "trajectories.arrow"
-    write_trajectories(path, written)
-    read = read_trajectories(path)
-    assert read == written and any(one.step_rewards for one in read)
-    snapshots = [[one.snapshot for one in answer.segments] for answer in written]
-    assert [[one.snapshot for one in answer.segments] for answer in read] == snapshots
-
-
-@pytest.mark.parametrize("environment", [Ladder(), LadderElsewhere()], ids=["inline", "process"])
+@pytest.mark.parametrize("killed_after", [1, 9, 17])
 def test_a_killed_rollout_goes_on_to_the_same_answers_and_asks_nothing_twice(
-    environment: Ladder, tmp_path: Path, pool: EnvironmentPool
+    killed_after: int, sampled: Sampled, tmp_path: Path
 ) -> None:
-    task = Letters(environment=environment)
-    whole = turns.engine()
-    expected = sampled(task, pool, whole)
-    for killed_after in (1, 9, 17):
-        journal = tmp_path / f"{killed_after}.jsonl"
-        first = turns.engine(fail_after=killed_after)
+    for task in (Letters(), Letters(environment=LadderElsewhere())):
+        whole, first, second = turns.engine(), turns.engine(fail_after=killed_after), turns.engine()
+        journal = tmp_path / f"{type(task.environment).__name__}.jsonl"
         with pytest.raises(EngineError):
-            sampled(task, pool, JournaledEngine(first, journal))
-        second = turns.engine()
-        assert sampled(task, pool, JournaledEngine(second, journal)) == expected
-        assert len(first.asked) == killed_after
-        assert len(second.asked) == len(whole.asked) - killed_after
+            sampled(task, JournaledEngine(first, journal))
+        assert sampled(task, JournaledEngine(second, journal)) == sampled(task, whole)
+        assert (len(first.asked), len(second.asked)) == (killed_after, len(whole.asked) - killed_after)
 
 
 def test_what_an_environment_said_before_a_run_was_killed_it_need_not_say_again(
-    tmp_path: Path, pool: EnvironmentPool
+    tmp_path: Path, sampled: Sampled
 ) -> None:
+    journal = tmp_path / "0.turns"
+
     def of_run(engine: Engine) -> list[Trajectory]:
-        task, asked = Letters(environment=UnsteadyHere()), rollout()
-        journaled, said = JournaledEngine(engine, tmp_path / "0.jsonl"), TurnJournal(tmp_path / "0.turns")
-        context = lent(task, journaled, pool, rollout=asked, services=[said])
-        return answered(asked.run(context, task.problems("train")))[0]
+        journaled = JournaledEngine(engine, tmp_path / "0.jsonl")
+        return sampled(Letters(environment=UnsteadyHere()), journaled, said=TurnJournal(journal))
 
     with pytest.raises(EngineError):
         of_run(turns.engine(fail_after=40))
-    said = (tmp_path / "0.turns").read_bytes()
-    (tmp_path / "0.turns").write_bytes(said[:-3])  # the end of a line is lost with the run
+    said = journal.read_bytes()
+    journal.write_bytes(said[:-3])  # the end of a line is lost with the run
     answers = of_run(turns.engine())
     kept = said[: said.rindex(b"\n", 0, -1) + 1]
-    assert (tmp_path / "0.turns").read_bytes().startswith(kept + b'{"crc32"')
+    assert journal.read_bytes().startswith(kept + b'{"crc32"')
     again = turns.engine()
     assert of_run(again) == answers and not again.asked, "though no seed decides what is said"
 
 
-def test_what_hung_is_not_tried_again_and_what_was_not_there_is(
-    tmp_path: Path, pool: EnvironmentPool
-) -> None:
-    def outcomes(golds: tuple[str, str]) -> list[tuple[str, str]]:
-        task, asked = Letters(golds=golds, environment=Obedient()), rollout(samples=1)
-        context = lent(task, turns.engine(), pool, services=[TurnJournal(tmp_path / "0.turns")])
-        return [
-            (answer.grade.outcome, str(answer.grade.message))
-            for answer in answered(asked.run(context, task.problems("train")))[0]
-        ]
+def test_what_hung_is_not_tried_again_and_what_was_not_there_is(tmp_path: Path, sampled: Sampled) -> None:
+    def outcomes(*golds: str) -> list[tuple[str, str]]:
+        task = Letters(golds=golds, environment=Obedient())
+        answers = sampled(task, said=TurnJournal(tmp_path / "0.turns"), samples=1)
+        return [(answer.grade.outcome, str(answer.grade.message)) for answer in answers]
 
-    first = outcomes(("raise", "gone"))
+    first = outcomes("raise", "gone")
     assert [outcome for outcome, _ in first] == ["error", "unavailable"]
     # The environment would do better now.
-    assert outcomes(("fine", "fine")) == [first[0], ("ok", "None")]
+    assert outcomes("fine", "fine") == [first[0], ("ok", "None")]
 
 
-def test_a_grader_may_judge_the_last_turn_beside_what_the_environment_gives(pool: EnvironmentPool) -> None:
+def test_a_grader_may_judge_the_last_turn_beside_what_the_environment_gives(sampled: Sampled) -> None:
     task = Letters(golds=("a",) * 4, grader=LastLetter(marker="#"))
-    alone = {answer.text: answer for answer in sampled(task, pool)}
-    for answer in sampled(task, pool, reward="grader"):
-        assert answer.reward == float(answer.text[-1] == "a") and answer.step_rewards == ()
-    for answer in sampled(task, pool, reward="sum"):
+    alone = {answer.text: answer for answer in sampled(task)}
+    for answer in sampled(task, reward="grader"):
+        assert (answer.reward, answer.step_rewards) == (float(answer.text[-1] == "a"), ())
+    for answer in sampled(task, reward="sum"):
         assert answer.reward == alone[answer.text].reward + float(answer.text[-1] == "a")
 
 
 def test_in_a_mixture_each_domain_has_its_own_environment_or_one_turn_and_its_grader(
-    pool: EnvironmentPool,
+    sampled: Sampled,
 ) -> None:
     games = Letters(golds=("",) * 2)
-    questions = Letters(golds=("a",) * 2, environment=None, grader=LastLetter(marker="#"))  # type: ignore[arg-type]
+    questions = Letters(golds=("a",) * 2, environment=None, grader=LastLetter(marker="#"))
     task = Mixture(domains={"games": Domain(task=games), "questions": Domain(task=questions)})
-    asked = rollout()
-    context = lent(task, turns.engine(), pool, rollout=asked)
-    for answer in answered(asked.run(context, list(task.problems("train"))))[0]:
+    for answer in sampled(task):
         if answer.problem.domain == "games":
             assert len(answer.step_ends) > 1 and answer.reward in {i / 4 for i in range(8)}
         else:
-            assert len(answer.text) == 1 and answer.reward == float(answer.text == "a")
+            assert (len(answer.text), answer.reward) == (1, float(answer.text == "a"))
 
 
-def test_the_way_a_model_is_told_of_observations_is_a_setting(pool: EnvironmentPool) -> None:
-    for answer in sampled(Letters(), pool, observation_format="x{observation}y", max_tokens=30):
-        parts = [decode(one.token_ids) for one in answer.segments if one.origin == "injected"]
-        assert parts and set(parts) <= {"x+y", "x-y"}
-    plain_format = replace(rollout(), observation_format=None).frame(CODEC)
-    assert plain_format is not None and plain_format("+") == "\n+\n"
-    assert encode("\n+\n")
+def test_the_way_a_model_is_told_of_observations_is_a_setting(sampled: Sampled) -> None:
+    for answer in sampled(Letters(), observation_format="x{observation}y", max_tokens=30):
+        parts = {decode(one.token_ids) for one in answer.segments if one.origin == "injected"}
+        assert parts and parts <= {"x+y", "x-y"}
+    assert replace(rollout(), observation_format=None).frame(CODEC)("+") == "\n+\n"
 
 
-def test_turns_that_are_played_again_together_are_late_by_the_seconds_of_one(pool: EnvironmentPool) -> None:
-    environment = Unruly(moods=("hangs",), deadline=0.2)
-    play = pool.begin(environment, environment.problem("p", 0), seed=0, actions=("1", "2"))
+def test_turns_that_are_played_again_together_are_late_by_the_seconds_of_one(
+    environments: EnvironmentPool,
+) -> None:
+    unruly = Unruly(moods=("hangs",), deadline=0.2)
+    play = environments.begin(unruly, unruly.problem("p", 0), seed=0, actions=("1", "2"))
     (last,) = play.begun.result(timeout=60).turns
     assert last.message == "no result within 0.2 s"

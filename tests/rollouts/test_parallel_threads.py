@@ -26,14 +26,8 @@ from treetune_threads.format import text_segments
 from treetune_threads.numbers import count
 from treetune_threads.parallel_threads import ParallelThreads
 
-
-def faults(text: str) -> list[str]:
-    return []
-
-
 PROBLEM = Problem(id="train/0", prompt="?", gold="")
 TWO = "<Parallel><Outlines><Outline>1:a</Outline><Outline>2:b</Outline></Outlines>"
-OUTLINE = "<Outline>{}:a</Outline>"
 
 
 def rollout(**given: Any) -> ParallelThreads:
@@ -65,10 +59,16 @@ def by_ending(**after: str) -> Script:
     return script
 
 
-USUAL = by_ending(
-    start=f"b{TWO}",
-    **{"1:": "aa\n</Thread>", "2:": "bbb;a\n</Thread>", "</Thread>\n": "</Parallel>a$"},
-)
+def forking(
+    *outlines: object, thread: str = "a\n</Thread>", end: str = "</Parallel>a$", **after: str
+) -> Script:
+    """Forks into threads with these outlines, each of which says the same, and ends behind the join."""
+    listed = "".join(f"<Outline>{outline}:a</Outline>" for outline in outlines)
+    block = f"<Parallel><Outlines>{listed}</Outlines>"
+    return by_ending(**{"start": block, ":": thread, "</Thread>\n": end, **after})
+
+
+USUAL = forking(start=f"b{TWO}", **{"1:": "aa\n</Thread>", "2:": "bbb;a\n</Thread>"})
 JOINED = f"b{TWO}\n<Thread>\n1:aa\n</Thread><Thread>\n2:bbb;a\n</Thread>\n</Parallel>a"
 
 
@@ -78,9 +78,7 @@ def test_a_thread_sees_everything_before_it_and_its_header_but_no_sibling() -> N
     fork = f"?b{TWO}\n<Thread>\n"
     assert seen == {"?", f"{fork}1:", f"{fork}2:", "?" + JOINED.removesuffix("</Parallel>a")}
     assert trajectory.text == JOINED
-    assert not faults(JOINED)
-    assert trajectory.finish_reason == "stop" and not events(trajectory)
-    assert trajectory.grade.reward == 1.0
+    assert (trajectory.finish_reason, events(trajectory), trajectory.grade.reward) == ("stop", {}, 1.0)
 
 
 def test_what_each_call_saw_follows_from_the_segments() -> None:
@@ -118,13 +116,9 @@ def test_an_answer_without_outlines_is_the_one_sample_that_it_is() -> None:
 
 
 def test_a_conclusion_is_opened_by_the_join_where_conclusions_are_on() -> None:
-    script = by_ending(
-        start=TWO,
-        **{"1:": "a\n</Thread>", "2:": "b\n</Thread>", "<Conclusion>\n": "a</Conclusion>\n</Parallel>a$"},
-    )
+    script = forking(start=TWO, **{"2:": "b\n</Thread>", "<Conclusion>\n": "a</Conclusion>\n</Parallel>a$"})
     trajectory, _ = grown(script, conclusion=True)
     assert trajectory.text.endswith("2:b\n</Thread>\n<Conclusion>\na</Conclusion>\n</Parallel>a")
-    assert not faults(trajectory.text)
 
 
 def test_two_blocks_follow_each_other_and_the_second_sees_the_first_joined() -> None:
@@ -134,7 +128,6 @@ def test_two_blocks_follow_each_other_and_the_second_sees_the_first_joined() -> 
         return TWO if before == "?" else f"{'b' * before.count('<Parallel>')}\n</Thread>"
 
     trajectory, engine = grown(script)
-    assert not faults(trajectory.text)
     assert count(trajectory.response_ids, TAG_IDS).parallel_count == 2
     second = [decode(r.prompt_ids) for r in engine.requests if decode(r.prompt_ids).count("<Parallel>") == 2]
     assert sum("1:b\n</Thread><Thread>\n2:b\n</Thread>\n</Parallel>" in text for text in second) == 3
@@ -162,10 +155,7 @@ def test_threads_may_open_threads_up_to_the_depth() -> None:
 
 
 def test_outlines_deeper_than_the_depth_are_plain_text() -> None:
-    script = by_ending(
-        start=TWO,
-        **{"1:": f"{TWO}a\n</Thread>", "2:": "b\n</Thread>", "</Thread>\n": "</Parallel>a$"},
-    )
+    script = forking(start=TWO, **{"1:": f"{TWO}a\n</Thread>"})
     trajectory, engine = grown(script)
     assert len(engine.requests) == 4
     assert f"1:{TWO}a\n</Thread>" in trajectory.text
@@ -184,34 +174,28 @@ def test_an_end_of_text_inside_a_thread_ends_the_answer_when_its_siblings_are_in
 
 
 @pytest.mark.parametrize(
-    ("stragglers", "joined", "counted", "reason"),
+    ("stragglers", "joined", "counted"),
     [
-        ("truncate", "1:bbbb\n</Thread><Thread>\n2:b\n</Thread>\n</Parallel>a", {"truncated": 1}, "stop"),
+        ("truncate", "1:bbbb\n</Thread><Thread>\n2:b\n</Thread>\n</Parallel>a", {"truncated": 1}),
         (
             "drop",
             "</Outlines>\n<Thread>\n2:b\n</Thread>\n</Parallel>a",
             {"dropped": 1, "dropped_tokens": 8},
-            "stop",
         ),
-        ("go_on", f"1:{'b' * 9}\n</Thread><Thread>\n2:b\n</Thread>\n</Parallel>a", {}, "stop"),
+        ("go_on", f"1:{'b' * 9}\n</Thread><Thread>\n2:b\n</Thread>\n</Parallel>a", {}),
     ],
 )
 def test_a_thread_at_its_limit_is_cut_or_left_out_or_goes_on(
-    stragglers: str, joined: str, counted: dict[str, int], reason: str
+    stragglers: str, joined: str, counted: dict[str, int]
 ) -> None:
-    script = by_ending(
-        start=TWO, **{"1:": "b" * 9 + "\n</Thread>", "2:": "b\n</Thread>", "</Thread>\n": "</Parallel>a$"}
-    )
+    script = forking(start=TWO, thread="b\n</Thread>", **{"1:": "b" * 9 + "\n</Thread>"})
     trajectory, _ = grown(script, stragglers=stragglers, thread_tokens=4)
     assert trajectory.text.endswith(joined)
-    assert events(trajectory) == counted
-    assert trajectory.finish_reason == reason
+    assert (events(trajectory), trajectory.finish_reason) == (counted, "stop")
 
 
 def test_what_is_left_of_the_answer_is_shared_by_the_threads_and_never_exceeded() -> None:
-    script = by_ending(
-        start=TWO, **{"1:": "b" * 300, "2:": "b" * 300, "</Thread>\n": "</Parallel>" + "a" * 300}
-    )
+    script = forking(start=TWO, thread="b" * 300, end="</Parallel>" + "a" * 300)
     for budget in range(20, 80):
         for stragglers in ("truncate", "go_on"):
             trajectory, engine = grown(script, max_tokens=budget, stragglers=stragglers)
@@ -239,23 +223,13 @@ def test_a_block_without_a_readable_outline_ends_the_answer_or_is_text_if_so_ask
 
 
 def test_a_number_that_is_there_twice_opens_one_thread() -> None:
-    outlines = "".join(map(OUTLINE.format, (2, 1, 2, "1.1", 1)))
-    script = by_ending(
-        start=f"<Parallel><Outlines>{outlines}</Outlines>",
-        **{":": "a\n</Thread>", "</Thread>\n": "</Parallel>a$"},
-    )
-    trajectory, _ = grown(script)
+    trajectory, _ = grown(forking(2, 1, 2, "1.1", 1))
     assert re.findall(r"<Thread>\n([0-9.]+):", trajectory.text) == ["2", "1", "1.1"]
     assert events(trajectory) == {"duplicate_outlines": 2}
 
 
 def test_outlines_beyond_the_cap_open_no_thread_and_are_counted() -> None:
-    outlines = "".join(map(OUTLINE.format, range(1, 8)))
-    script = by_ending(
-        start=f"<Parallel><Outlines>{outlines}</Outlines>",
-        **{":": "a\n</Thread>", "</Thread>\n": "</Parallel>a$"},
-    )
-    trajectory, engine = grown(script, max_threads=5)
+    trajectory, engine = grown(forking(*range(1, 8)), max_threads=5)
     assert len(engine.requests) == 7
     assert events(trajectory) == {"threads_over_cap": 2}
 
@@ -282,15 +256,9 @@ def test_without_the_switch_it_is_the_sequential_baseline() -> None:
 
 
 def test_fifty_threads_are_joined_in_the_order_of_their_outlines() -> None:
-    outlines = "".join(map(OUTLINE.format, range(1, 51)))
-    script = by_ending(
-        start=f"<Parallel><Outlines>{outlines}</Outlines>",
-        **{":": "aab\n</Thread>", "</Thread>\n": "</Parallel>a$"},
-    )
-    trajectory, engine = grown(script, order=3, max_tokens=2000)
+    trajectory, engine = grown(forking(*range(1, 51), thread="aab\n</Thread>"), order=3, max_tokens=2000)
     assert len(engine.requests) == 52
     assert re.findall(r"<Thread>\n(\d+):", trajectory.text) == [str(n) for n in range(1, 51)]
-    assert not faults(trajectory.text)
 
 
 def test_an_interrupted_rollout_goes_on_where_it_was_and_samples_no_call_twice(tmp_path: Path) -> None:
@@ -351,6 +319,5 @@ def test_threads_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     trajectory = replace(grown(USUAL)[0], numbers={"threads/truncated": 2.0})
     write_trajectories(tmp_path / "trajectories.arrow", [trajectory])
     (read,) = read_trajectories(tmp_path / "trajectories.arrow")
-    assert read == trajectory
-    assert read.numbers == trajectory.numbers
+    assert (read, read.numbers) == (trajectory, trajectory.numbers)
     assert [s.seconds for s in read.segments] == [s.seconds for s in trajectory.segments]

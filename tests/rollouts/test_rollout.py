@@ -1,4 +1,4 @@
-"""What the rollouts sample, in which order, how they grade it, and what they refuse."""
+"""What the rollouts sample, in which order, how they grade it, where answers end, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,31 +14,42 @@ from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts import threads
 from tests.trees import answered
 from treetune.inference.base import Completion, OnResult, Request, SamplingParams
+from treetune.rollouts.answers import before_stop
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.demonstrations import Demonstrations
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn, sample_answers
+from treetune.tree import trees_of
 from treetune.vocabulary import Metrics, Problem, Trajectory
 
 SINGLE_TURN = SingleTurn(samples=4, max_tokens=mdp.LONGEST)
+STOP = "b;"
+STOPPED = SingleTurn(samples=32, max_tokens=12, stop=(STOP,))
+LONG = Problem(id="train/long", prompt="1" * 59 + "?", gold="")
 
 
-def test_trajectories_come_in_the_order_of_problem_and_sample() -> None:
-    trajectories, _ = answered(SINGLE_TURN.run(mdp.context(), mdp.problems(5)))
+def test_a_trajectory_holds_what_the_engine_sampled_in_the_order_of_problem_and_sample() -> None:
+    trajectories, _ = mdp.rolled_out(SINGLE_TURN, 5)
     assert [t.id for t in trajectories] == [f"train/{p}#{s}" for p in range(5) for s in range(4)]
     assert len({plain(t.response_ids) for t in trajectories}) > 4
-
-
-def test_a_trajectory_holds_what_the_engine_sampled() -> None:
-    trajectories, _ = answered(SINGLE_TURN.run(mdp.context(), mdp.problems(3)))
     for t in trajectories:
         (segment,) = t.segments
-        assert plain(t.prompt_ids) == mdp.encode(t.problem.prompt)
-        assert t.text == mdp.decode(segment.token_ids)
-        assert segment.origin == "sampled"
-        assert segment.policy_version == 3
-        assert plain(segment.logprobs) == (-0.5,) * len(segment.token_ids)
-        assert t.step_ends == mdp.step_ends(plain(segment.token_ids))
-        assert t.reward == mdp.reward(plain(segment.token_ids))
+        ids = plain(segment.token_ids)
+        assert (segment.origin, segment.policy_version, plain(segment.logprobs)) == (
+            "sampled",
+            3,
+            (-0.5,) * len(ids),
+        )
+        assert (plain(t.prompt_ids), t.text) == (mdp.encode(t.problem.prompt), mdp.decode(ids))
+        assert (t.step_ends, t.reward) == (mdp.step_ends(ids), mdp.reward(ids))
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_answers_have_log_probs_where_the_context_says_that_somebody_reads_them(read: bool) -> None:
+    engine = mdp.TabularEngine()
+    trajectories, _ = mdp.rolled_out(SINGLE_TURN, 3, engine=engine, reads_logprobs=read)
+    assert {request.reads_logprobs for request in engine.requests} == {read}
+    assert {segment.logprobs is not None for one in trajectories for segment in one.segments} == {read}
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -46,18 +57,20 @@ def test_ranks_sample_contiguous_shares_that_together_are_what_one_rank_samples(
     def run(context: RolloutContext) -> tuple[list[Trajectory], Metrics]:
         return answered(SINGLE_TURN.run(context, mdp.problems(3)))
 
-    ((alone, metrics),) = mdp.on_ranks(1, run, engine=mdp.TabularEngine)
-    by_rank = mdp.on_ranks(world_size, run, engine=mdp.TabularEngine)
-    assert [trajectory for trajectories, _ in by_rank for trajectory in trajectories] == alone
-    assert all(metrics_of_rank == metrics for _, metrics_of_rank in by_rank)
+    mdp.assert_ranks_agree(world_size, run, engine=mdp.TabularEngine)
 
 
 def test_answers_change_with_run_iteration_and_purpose_and_with_nothing_else() -> None:
     def seeds(purpose: str = "rollout", **place: int) -> set[int]:
         engine = mdp.TabularEngine()
-        context = mdp.context(engine=engine, **place)
         sampling = SamplingParams(max_tokens=mdp.LONGEST)
-        sample_answers(context, mdp.problems(2), samples=2, sampling=sampling, purpose=purpose)
+        sample_answers(
+            mdp.context(engine=engine, **place),
+            mdp.problems(2),
+            samples=2,
+            sampling=sampling,
+            purpose=purpose,
+        )
         return {request.seed for request in engine.requests}
 
     assert seeds() == seeds()
@@ -65,12 +78,9 @@ def test_answers_change_with_run_iteration_and_purpose_and_with_nothing_else() -
 
 
 def test_a_cut_answer_earns_the_unfinished_reward_even_when_it_is_right() -> None:
-    rollout = SingleTurn(samples=40, max_tokens=3, unfinished_reward=-0.5)
-    trajectories, metrics = answered(rollout.run(mdp.context(), mdp.problems(1)))
+    trajectories, metrics = mdp.rolled_out(SingleTurn(samples=40, max_tokens=3, unfinished_reward=-0.5), 1)
     cut = [t for t in trajectories if t.text == "a;a"]
-    assert cut
-    assert all(t.unfinished and t.reward == -0.5 for t in cut)
-    assert {t.grade.extracted for t in cut} == {"a"}
+    assert {(t.unfinished, t.reward, t.grade.extracted) for t in cut} == {(True, -0.5, "a")}
     assert metrics["episodes/unfinished"] == sum(t.unfinished for t in trajectories) / 40
 
 
@@ -86,69 +96,60 @@ def test_a_grade_is_asked_for_before_the_last_request_is_sampled() -> None:
             for index, request in enumerate(requests):
                 graded_when_sampled.append(len(pool.submitted))
                 results.append(self._completions(request))
-                assert on_result is not None
                 on_result(index, results[-1])
             return results
 
-    answered(SINGLE_TURN.run(mdp.context(engine=OneByOne(), grader=pool), mdp.problems(3)))
+    mdp.rolled_out(SINGLE_TURN, 3, engine=OneByOne(), grader=pool)
     assert graded_when_sampled == sorted(set(graded_when_sampled))
 
 
-def test_metrics_say_what_the_answers_were_like() -> None:
-    trajectories, metrics = answered(SINGLE_TURN.run(mdp.context(), mdp.problems(8)))
-    groups = [trajectories[i : i + 4] for i in range(0, 32, 4)]
-    assert metrics["episodes/count"] == 32
-    assert metrics["episodes/problems"] == 8
-    assert metrics["episodes/reward"] == pytest.approx(sum(t.reward for t in trajectories) / 32)
-    assert metrics["episodes/score"] == metrics["episodes/reward"]
-    assert metrics["episodes/once_hit"] == sum(any(t.reward for t in g) for g in groups) / 8
-    assert metrics["episodes/unique"] == sum(len({t.text for t in g}) for g in groups) / 32
-    assert metrics["episodes/response_tokens"] == sum(len(t.response_ids) for t in trajectories) / 32
-    assert metrics["episodes/steps"] == sum(len(t.step_ends) for t in trajectories) / 32
-
-
-def test_progress_reaches_the_number_of_answers() -> None:
+def test_metrics_say_what_the_answers_were_like_and_progress_reaches_their_number() -> None:
     seen: list[tuple[int, int]] = []
-    answered(SINGLE_TURN.run(mdp.context(progress=lambda *done: seen.append(done)), mdp.problems(3)))
-    assert seen == [(4, 12), (8, 12), (12, 12)]
+    trajectories, metrics = mdp.rolled_out(SINGLE_TURN, 8, progress=lambda *done: seen.append(done))
+    groups = [trajectories[i : i + 4] for i in range(0, 32, 4)]
+    expected = {
+        "count": 32,
+        "problems": 8,
+        "reward": sum(t.reward for t in trajectories) / 32,
+        "score": sum(t.reward for t in trajectories) / 32,
+        "once_hit": sum(any(t.reward for t in g) for g in groups) / 8,
+        "unique": sum(len({t.text for t in g}) for g in groups) / 32,
+        "response_tokens": sum(len(t.response_ids) for t in trajectories) / 32,
+        "steps": sum(len(t.step_ends) for t in trajectories) / 32,
+    }
+    assert {name: metrics[f"episodes/{name}"] for name in expected} == pytest.approx(expected)
+    assert seen == [(done, 32) for done in range(4, 33, 4)]
 
 
-def test_a_prompt_that_leaves_no_room_is_named_before_anything_is_sampled() -> None:
-    engine = mdp.TabularEngine()
-    long = Problem(id="train/long", prompt="1" * 59 + "?", gold="")
-    with pytest.raises(ValueError, match="'train/long' has a prompt of 60 tokens, which leaves 4 of"):
-        answered(SINGLE_TURN.run(mdp.context(engine=engine), [*mdp.problems(2), long]))
-    assert engine.requests == []
-
-
-def test_a_prompt_that_leaves_no_room_is_an_error_on_every_rank() -> None:
-    long = Problem(id="train/long", prompt="1" * 59 + "?", gold="")
-
+def test_a_prompt_that_leaves_no_room_is_named_on_every_rank_before_anything_is_sampled() -> None:
     def run(context: RolloutContext) -> str:
-        with pytest.raises(ValueError, match="'train/long'") as error:
-            answered(SINGLE_TURN.run(context, [*mdp.problems(2), long]))
+        with pytest.raises(
+            ValueError, match="'train/long' has a prompt of 60 tokens, which leaves 4 of"
+        ) as error:
+            SINGLE_TURN.run(context, [*mdp.problems(2), LONG])
+        assert context.engine.requests == []
         return str(error.value)
 
-    assert len(set(mdp.on_ranks(3, run))) == 1
-
-
-def test_a_prompt_over_the_given_limit_is_named() -> None:
-    rollout = SingleTurn(samples=1, max_tokens=mdp.LONGEST, max_prompt_tokens=1)
-    with pytest.raises(ValueError, match="'train/0' has a prompt of 2 tokens; max_prompt_tokens allows 1"):
-        answered(rollout.run(mdp.context(), mdp.problems(1)))
+    assert len(set(mdp.on_ranks(3, run, engine=mdp.TabularEngine))) == 1
 
 
 @pytest.mark.parametrize(
-    ("problems", "message"),
+    ("problems", "given", "message"),
     [
-        ([], "no problems"),
-        (mdp.problems(2) + mdp.problems(1), "'train/0'.*take fewer problems"),
-        ([Problem(id="train/0", prompt="", gold="")], "'train/0' has an empty prompt"),
+        ([], {}, "no problems"),
+        (mdp.problems(2) + mdp.problems(1), {}, "'train/0'.*take fewer problems"),
+        ([Problem(id="train/0", prompt="", gold="")], {}, "'train/0' has an empty prompt"),
+        (
+            mdp.problems(1),
+            {"max_prompt_tokens": 1},
+            "'train/0' has a prompt of 2 tokens; max_prompt_tokens allows 1",
+        ),
+        (mdp.problems(8), {"max_tokens": 63}, "up to 63; make context_length longer, or say with"),
     ],
 )
-def test_wrong_problems_are_refused(problems: list[Problem], message: str) -> None:
+def test_wrong_problems_are_refused(problems: list[Problem], given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        answered(SINGLE_TURN.run(mdp.context(), problems))
+        replace(SINGLE_TURN, **given).run(mdp.context(), problems)
 
 
 @pytest.mark.parametrize(
@@ -160,40 +161,107 @@ def test_wrong_problems_are_refused(problems: list[Problem], message: str) -> No
     ],
 )
 def test_sampling_parameters_that_make_no_sense_together_are_refused(
-    given: dict[str, object], message: str
+    given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        SingleTurn(max_tokens=8, **given)  # type: ignore[arg-type]
+        SingleTurn(max_tokens=8, **given)
+
+
+def test_a_stop_string_ends_an_answer_is_not_shown_to_graders_and_begins_a_step_where_a_token_would() -> None:
+    pool = mdp.InlinePool()
+    trajectories, _ = mdp.rolled_out(STOPPED, 2, engine=mdp.even_letters(), grader=pool)
+    assert {text for _, text in pool.submitted} == {before_stop(t.text, (STOP,)) for t in trajectories}
+    stopped = [t for t in trajectories if STOP in t.text]
+    assert any(t.text == STOP for t in stopped), "an answer of nothing else"
+    assert any(t.response_ids[-1] == mdp.EOS for t in trajectories)
+    for t in stopped:
+        words = t.text.removesuffix(STOP)
+        assert t.finish_reason == "stop" and STOP not in words
+        assert mdp.decode(t.response_ids) == t.text
+        assert mdp.EOS not in t.response_ids, "the end token was not sampled"
+        ends = [place + 1 for place, character in enumerate(words) if character == ";"]
+        assert t.step_ends == (*ends, len(t.response_ids))
+
+
+def test_continuations_are_graded_without_the_stop_string_that_ended_them() -> None:
+    pool, sampler = mdp.InlinePool(), mdp.even_letters()
+    context = mdp.context(engine=sampler, grader=pool, sampling=STOPPED.sampling)
+    trees, _ = STOPPED.run(context, mdp.problems(2))
+    pool.submitted.clear()
+    sampler.asked.clear()
+    MonteCarlo(samples=8).assign(context, trees)
+    assert all(request.sampling.stop == (STOP,) for request in sampler.asked)
+    assert len(pool.submitted) > 50
+    assert not any(STOP in text for _, text in pool.submitted)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a\n\n\nP: b", "a"), ("a", "a"), ("", ""), ("\n\n\nP: b", ""), ("1;2\n\n\nP:", "1")],
+)
+def test_what_an_answer_says_ends_before_the_first_stop_string(text: str, words: str) -> None:
+    assert before_stop(text, ("\n\n\nP:", ";")) == words
+
+
+def test_prompt_and_answer_never_exceed_the_context_where_long_prompts_are_allowed() -> None:
+    rollout = SingleTurn(samples=16, max_tokens=12, max_prompt_tokens=8)
+    sampler = mdp.even_letters()
+    context = mdp.context(engine=sampler, context_length=10, sampling=rollout.sampling)
+    problems = [Problem(id=f"train/{n}", prompt="1" * n + "?", gold="") for n in (1, 4, 7)]
+    trajectories, _ = answered(rollout.run(context, problems))
+    assert {len(r.prompt_ids): r.sampling.max_tokens for r in sampler.asked} == {2: 8, 5: 5, 8: 2}
+    for t in trajectories:
+        assert len(t.prompt_ids) + len(t.response_ids) <= 10
+        assert t.unfinished == (t.response_ids[-1] != mdp.EOS)
+    sampler.asked.clear()
+    MonteCarlo(samples=2).assign(context, trees_of(trajectories))
+    assert {len(r.prompt_ids) + r.sampling.max_tokens for r in sampler.asked} == {10}
 
 
 def test_demonstrations_need_no_engine_and_end_with_the_end_token() -> None:
     rollout = Demonstrations(samples=2)
-    assert not rollout.needs_engine
-    assert rollout.sampling is None
-    trajectories, metrics = answered(rollout.run(mdp.context(engine=None), mdp.problems(20)))
-    assert len(trajectories) == 40
+    assert (rollout.needs_engine, rollout.sampling) == (False, None)
+    trajectories, metrics = mdp.rolled_out(rollout, 20, engine=None)
+    assert len(trajectories) == 40 and len({t.text for t in trajectories}) == 3
     for t in trajectories:
         (segment,) = t.segments
-        assert plain(t.response_ids) == (*mdp.encode(t.text), mdp.EOS)
-        assert t.finish_reason == "stop"
-        assert segment.origin == "sampled"
-        assert segment.logprobs is None
-        assert t.step_ends == mdp.step_ends(plain(t.response_ids))
+        ids = (*mdp.encode(t.text), mdp.EOS)
+        assert (plain(t.response_ids), t.finish_reason, t.step_ends) == (ids, "stop", mdp.step_ends(ids))
+        assert (segment.origin, segment.logprobs) == ("sampled", None)
     assert metrics["episodes/reward"] == sum(t.text.count("a") >= 2 for t in trajectories) / 40
-    assert len({t.text for t in trajectories}) == 3
+
+
+def test_demonstrations_that_are_not_graded_ask_no_grader_and_count_as_right() -> None:
+    trajectories, metrics = mdp.rolled_out(Demonstrations(graded=False), 5, engine=None, grader=None)
+    assert [t.grade.correct for t in trajectories] == [True] * 5
+    assert metrics["episodes/reward"] == 1.0
+
+
+def test_demonstrations_are_drawn_anew_in_each_iteration_and_alike_on_any_rank() -> None:
+    def texts(context: RolloutContext) -> tuple[list[str], None]:
+        return [t.text for t in answered(Demonstrations(samples=2).run(context, mdp.problems(9)))[0]], None
+
+    alone, _ = mdp.assert_ranks_agree(2, texts)
+    assert texts(mdp.context(iteration=4))[0] != alone
+
+
+def test_demonstrations_that_do_not_fit_are_named_or_left_out_and_counted() -> None:
+    with pytest.raises(ValueError, match="'train/0' has a prompt of 2 tokens, which leaves 1 of"):
+        mdp.rolled_out(Demonstrations(), 1, context_length=3)
+    # Two tokens of prompt, three or five of demonstration, and the end token: six or eight.
+    rollout = Demonstrations(samples=4, too_long="leave_out")
+    alone, metrics = mdp.assert_ranks_agree(
+        2, lambda context: answered(rollout.run(context, mdp.problems(9))), context_length=lambda: 7
+    )
+    assert {len(t.response_ids) for t in alone} == {4}
+    assert 0 < metrics["episodes/left_out"] == 36 - len(alone) < 36
+    assert mdp.rolled_out(rollout, 9, context_length=8)[1]["episodes/left_out"] == 0
 
 
 WRITTEN = (
     "a\n<Parallel><Outlines><Outline>1:a</Outline><Outline>2:b</Outline></Outlines>\n"
     "<Thread>\n1:aa\n</Thread><Thread>\n2:b\n</Thread>\n</Parallel>\nab"
 )
-
-
-def test_demonstrations_that_are_not_graded_ask_no_grader_and_count_as_right() -> None:
-    context = replace(mdp.context(engine=None), grader=None)  # type: ignore[arg-type]
-    trajectories, metrics = answered(Demonstrations(graded=False).run(context, mdp.problems(5)))
-    assert [t.grade.correct for t in trajectories] == [True] * 5
-    assert metrics["episodes/reward"] == 1.0
 
 
 @dataclass(frozen=True)
@@ -225,15 +293,13 @@ def test_a_demonstration_with_threads_becomes_what_a_rollout_would_have_made_of_
         ("</Parallel>\nab", "sampled", ()),
     ]
     assert plain(trajectory.response_ids) == (*threads.encode(WRITTEN), threads.CODEC.eos_id)
-    assert trajectory.step_ends[-1] == len(trajectory.response_ids)
     lengths = [b - a for a, b in itertools.pairwise((0, *trajectory.step_ends))]
     assert lengths == [len(segment.token_ids) for segment in trajectory.segments]
 
 
 def test_one_without_threads_stays_one_segment_with_the_tasks_steps() -> None:
     trajectory = demonstrated("a;ab")
-    assert len(trajectory.segments) == 1
-    assert trajectory.step_ends == (2, 5)
+    assert (len(trajectory.segments), trajectory.step_ends) == (1, (2, 5))
 
 
 def test_threads_that_no_rollout_writes_and_tags_that_are_no_tokens_are_refused() -> None:
@@ -242,34 +308,3 @@ def test_threads_that_no_rollout_writes_and_tags_that_are_no_tokens_are_refused(
     spelled = replace(threads.CODEC, encode=lambda text: tuple(map(ord, text)))
     with pytest.raises(ValueError, match=r"several tokens for their tags.* model.added_tokens \(<Think>"):
         demonstrated(codec=spelled)
-
-
-def test_demonstrations_are_drawn_anew_in_each_iteration_and_alike_on_any_rank() -> None:
-    def texts(context: RolloutContext) -> list[str]:
-        return [t.text for t in answered(Demonstrations(samples=2).run(context, mdp.problems(9)))[0]]
-
-    alone = texts(mdp.context())
-    assert [text for texts_of_rank in mdp.on_ranks(2, texts) for text in texts_of_rank] == alone
-    assert texts(mdp.context(iteration=4)) != alone
-
-
-def test_a_demonstration_that_does_not_fit_is_named() -> None:
-    with pytest.raises(ValueError, match="'train/0' has a prompt of 2 tokens, which leaves 1 of"):
-        answered(Demonstrations().run(mdp.context(context_length=3), mdp.problems(1)))
-
-
-def test_demonstrations_that_do_not_fit_can_be_left_out_and_are_counted() -> None:
-    # Two tokens of prompt, three or five of demonstration, and the end token: six or eight.
-    rollout = Demonstrations(samples=4, too_long="leave_out")
-
-    def run(context: RolloutContext) -> tuple[list[Trajectory], Metrics]:
-        return answered(rollout.run(context, mdp.problems(9)))
-
-    ((alone, metrics),) = mdp.on_ranks(1, run, context_length=lambda: 7)
-    assert 0 < len(alone) < 36
-    assert {len(t.response_ids) for t in alone} == {4}
-    assert metrics["episodes/left_out"] == 36 - len(alone)
-    by_rank = mdp.on_ranks(2, run, context_length=lambda: 7)
-    assert [t for trajectories, _ in by_rank for t in trajectories] == alone
-    assert all(metrics_of_rank == metrics for _, metrics_of_rank in by_rank)
-    assert run(mdp.context(context_length=8))[1]["episodes/left_out"] == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -112,21 +113,16 @@ trajectories = st.builds(
 
 
 @settings(max_examples=60)
-@given(st.lists(episodes, max_size=4))
-def test_episodes_are_read_back_exactly(written: list[Episode]) -> None:
+@given(st.lists(episodes, max_size=4), st.lists(trajectories, max_size=4))
+def test_episodes_and_trajectories_are_read_back_exactly(
+    rows: list[Episode], answers: list[Trajectory]
+) -> None:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "iterations" / "episodes.arrow"
-        write_episodes(path, written)
-        assert read_episodes(path) == written
-
-
-@settings(max_examples=60)
-@given(st.lists(trajectories, max_size=4))
-def test_trajectories_are_read_back_exactly(written: list[Trajectory]) -> None:
-    with TemporaryDirectory() as directory:
-        path = Path(directory) / "trajectories.arrow"
-        write_trajectories(path, written)
-        assert read_trajectories(path) == written
+        write_episodes(path, rows)
+        assert read_episodes(path) == rows
+        write_trajectories(path, answers)
+        assert read_trajectories(path) == answers
 
 
 def bits(columns: list[Any]) -> list[tuple[str, bytes] | None]:
@@ -141,11 +137,11 @@ single = st.lists(st.floats(width=32, allow_nan=False), max_size=5)
 def test_every_bit_of_a_column_comes_back_and_logprobs_in_the_width_that_they_had(
     rows: list[tuple[tuple[float, ...], list[float]]],
 ) -> None:
-    written = [replace(episode(), advantages=wide, behaviour_logprobs=narrow) for wide, narrow in rows]  # type: ignore[arg-type]
+    written = [replace(episode(), advantages=wide, behaviour_logprobs=narrow) for wide, narrow in rows]
     read = episodes_from_bytes(episodes_to_bytes(written))
     assert bits([e.advantages for e in read]) == bits([e.advantages for e in written])
     assert bits([e.behaviour_logprobs for e in read]) == bits([e.behaviour_logprobs for e in written])
-    segments = [Segment((1,) * len(narrow), logprobs=narrow) for _, narrow in rows]  # type: ignore[arg-type]
+    segments = [Segment((1,) * len(narrow), logprobs=narrow) for _, narrow in rows]
     (answer, *_) = mdp.all_trajectories()
     (back,) = trajectories_from_bytes(trajectories_to_bytes([replace(answer, segments=tuple(segments))]))
     assert bits([s.logprobs for s in back.segments]) == bits([s.logprobs for s in segments])
@@ -166,14 +162,13 @@ class Others:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_what_ranks_hand_each_other_is_what_one_rank_would_have(ranks: int) -> None:
-    answers = mdp.all_trajectories()
-    rows = [episode(number) for number in range(7)]
-    shares = [contiguous_share(answers, rank, ranks) for rank in range(ranks)]
-    others: Any = Others([trajectories_to_bytes(share) for share in shares])
-    assert all(trajectories_on_first(others, "answers", share) == answers for share in shares)
-    row_shares = [contiguous_share(rows, rank, ranks) for rank in range(ranks)]
-    others = Others([episodes_to_bytes(share) for share in row_shares])
-    assert all(episodes_everywhere(others, "rows", share) == rows for share in row_shares)
+    for exchanged, to_bytes, rows in (
+        (trajectories_on_first, trajectories_to_bytes, mdp.all_trajectories()),
+        (episodes_everywhere, episodes_to_bytes, [episode(number) for number in range(7)]),
+    ):
+        shares = [contiguous_share(rows, rank, ranks) for rank in range(ranks)]
+        others: Any = Others([to_bytes(share) for share in shares])
+        assert all(exchanged(others, "rows", share) == rows for share in shares)
 
 
 def test_the_text_of_tokens_is_looked_up_where_there_is_no_tokenizer(tmp_path: Path) -> None:
@@ -196,34 +191,22 @@ def episode(number: int = 0) -> Episode:
     )
 
 
-def test_an_episodes_file_has_a_column_per_field_and_the_prompts_text(tmp_path: Path) -> None:
-    import pyarrow as pa
+def test_an_episodes_file_has_a_column_per_field_that_is_there_and_the_prompts_text(tmp_path: Path) -> None:
+    def columns() -> Any:
+        with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
+            return reader.read_all()
 
-    rows = [
-        episode(),
-        replace(episode(1), domain="sums", step_rewards=(0.5, 0.5), step_errors=(0.1, math.inf)),
-    ]
-    write_episodes(tmp_path / "episodes.arrow", rows, mdp.CODEC)
-    with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
-        table = reader.read_all()
-    always = [field.name for field in fields(Episode)]
-    assert sorted(table.column_names) == sorted([*always, "prompt"])
-    assert table.column("prompt").to_pylist() == ["7?", "7?"]
-    assert read_episodes(tmp_path / "episodes.arrow") == rows
-
-
-def test_what_has_no_domain_rewards_on_the_way_or_errors_has_no_columns_for_them(tmp_path: Path) -> None:
-    import pyarrow as pa
-
+    row = replace(episode(1), domain="sums", step_rewards=(0.5, 0.5), step_errors=(0.1, math.inf))
+    write_episodes(tmp_path / "episodes.arrow", [episode(), row], mdp.CODEC)
+    assert sorted(columns().column_names) == sorted([*(field.name for field in fields(Episode)), "prompt"])
+    assert columns().column("prompt").to_pylist() == ["7?", "7?"]
+    assert read_episodes(tmp_path / "episodes.arrow") == [episode(), row]
     write_episodes(tmp_path / "episodes.arrow", [episode()])
-    with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
-        assert not {"domain", "step_rewards", "step_errors"} & set(reader.schema.names)
+    assert not {"domain", "step_rewards", "step_errors"} & set(columns().column_names)
 
 
 def without_column(path: Path, name: str) -> None:
     """The file as it was before there was that column."""
-    import pyarrow as pa
-
     with pa.ipc.open_stream(path.read_bytes()) as reader:
         table = reader.read_all().drop_columns(name)
     metadata = {key: value for key, value in table.schema.metadata.items() if key != SEALED}
@@ -242,15 +225,13 @@ def test_files_from_before_score_and_reward_were_told_apart_are_read(tmp_path: P
     assert read_trajectories(tmp_path / "trajectories.arrow") == [answer]
 
 
-def test_more_rows_than_a_batch_holds_come_back_in_order(tmp_path: Path) -> None:
-    written = [episode(number) for number in range(2100)]
-    write_episodes(tmp_path / "episodes.arrow", written)
-    assert read_episodes(tmp_path / "episodes.arrow") == written
-
-
-def test_a_file_cut_anywhere_is_refused_by_name(tmp_path: Path) -> None:
+def test_more_rows_than_a_batch_holds_come_back_in_order_and_a_file_cut_anywhere_is_refused(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "episodes.arrow"
-    write_episodes(path, [episode(number) for number in range(2100)])
+    written = [episode(number) for number in range(2100)]
+    write_episodes(path, written)
+    assert read_episodes(path) == written
     whole = path.read_bytes()
     # The last 8 bytes only mark the end of the stream: no row is missing without them.
     for length in (0, 10, 1000, len(whole) // 3, len(whole) // 2, len(whole) - 200, len(whole) - 9):

@@ -1,4 +1,5 @@
-"""Answers that grow out of each other: each sampled token is in the tree once, and trained once."""
+"""Answers that grow out of each other: a tree says what they went through and saw, and each sampled token is
+in it once and trained once."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,33 +21,25 @@ from tests.fake_engine import FakeEngine
 from tests.rollouts import tabular_mdp as mdp
 from treetune.inference.base import EngineError
 from treetune.inference.journal import JournaledEngine
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.states import StepBoundaries
 from treetune.rollouts.storage import trajectories_from_bytes, trajectories_to_bytes
-from treetune.tree import ROOT, Tree, answers_of, trees_of
-from treetune.vocabulary import Episode
+from treetune.tree import ROOT, State, Tree, answers_of, training_rows, trees_of, with_answers
+from treetune.vocabulary import Episode, Fork, Grade, Metrics, Problem, Segment, Trajectory, joined, sees
 from treetune_lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
 from treetune_lab.trees.credit import TreeCredit
 from treetune_lab.trees.rollout import TreeRollout
 from treetune_lab.values.states import EveryNTokens, LowProbability
 
 
-def probabilities(token_ids: Sequence[int], version: int) -> Sequence[float]:
-    """Of the enumerable language, which has few beginnings: answers meet by chance."""
-    chances = [0.0] * (mdp.EOS + 1)
-    for token, chance in mdp.policy(mdp.response_part(token_ids)).items():
-        chances[token] = chance
-    return chances
-
-
 def engine(order_seed: int | None = None, fail_after: int | None = None) -> FakeEngine:
-    def order(count: int) -> list[int]:
-        places = list(range(count))
-        if order_seed is not None:
-            random.Random(order_seed).shuffle(places)
-        return places
+    """Of the enumerable language, which has few beginnings: answers meet by chance."""
 
-    return FakeEngine(probabilities, mdp.EOS, fail_after=fail_after, order=order)
+    def order(count: int) -> Sequence[int]:
+        return range(count) if order_seed is None else random.Random(order_seed).sample(range(count), count)
+
+    return FakeEngine(mdp.chances, mdp.EOS, fail_after=fail_after, order=order)
 
 
 RULES = [StepBoundaries(), EveryNTokens(tokens=1), EveryNTokens(tokens=3), LowProbability(below=0.6, every=2)]
@@ -75,7 +70,7 @@ def grown(rollout: TreeRollout, seed: int = 1, count: int = 3, **given: object) 
 
 
 def rows(tree: Tree, **settings: str) -> list[Episode]:
-    return TreeCredit(**settings).assign(mdp.context(), [tree])[0]  # type: ignore[arg-type]
+    return TreeCredit(**settings).assign(mdp.context(), [tree])[0]
 
 
 @settings(max_examples=40, deadline=None)
@@ -92,9 +87,8 @@ def test_every_sampled_token_is_trained_once_with_the_log_prob_it_was_sampled_wi
         prompt = plain(tree.prompt_ids)
         for episode in rows(tree):
             ids = plain(episode.response_ids)
-            assert episode.behaviour_logprobs is not None
             for at, logprob in enumerate(episode.behaviour_logprobs.tolist()):
-                chance = probabilities((*prompt, *ids[:at]), 0)[ids[at]]
+                chance = mdp.chances((*prompt, *ids[:at]), 0)[ids[at]]
                 assert logprob == pytest.approx(math.log(chance), abs=1e-6)
 
 
@@ -134,11 +128,14 @@ def test_trees_come_back_from_disk_with_their_nodes(rollout: TreeRollout, seed: 
 
 def test_without_branches_the_answers_are_those_of_single_turn() -> None:
     branching = UpToWidth(states=StepBoundaries(), width=2)
-    alone = TreeRollout(samples=2, branching=branching, max_tokens=mdp.LONGEST)
-    plainly = SingleTurn(samples=2, max_tokens=mdp.LONGEST)
-    assert answers_of(grown(alone)) == answers_of(
-        plainly.run(mdp.context(engine=engine()), mdp.problems(3))[0]
+    alone, plainly = (
+        mdp.rolled_out(rollout, 3, engine=engine())[0]
+        for rollout in (
+            TreeRollout(samples=2, branching=branching, max_tokens=mdp.LONGEST),
+            SingleTurn(samples=2, max_tokens=mdp.LONGEST),
+        )
     )
+    assert alone == plainly
 
 
 def test_a_killed_rollout_goes_on_to_the_same_tree_and_samples_nothing_twice(tmp_path: Path) -> None:
@@ -156,17 +153,16 @@ def test_a_killed_rollout_goes_on_to_the_same_tree_and_samples_nothing_twice(tmp
 
 
 def test_ranks_grow_the_trees_that_one_alone_would_and_tell_the_same_metrics() -> None:
-    problems = mdp.problems(5)
-    (alone, metrics) = AT_STATES.run(mdp.context(engine=engine()), problems)
-    parts = mdp.on_ranks(2, lambda context: AT_STATES.run(context, problems), engine=engine)
-    assert [tree.leaves for trees, _ in parts for tree in trees] == [tree.leaves for tree in alone]
-    assert all(theirs == metrics for _, theirs in parts)
+    def run(context: RolloutContext) -> tuple[list[list[Trajectory]], Metrics]:
+        trees, metrics = AT_STATES.run(context, mdp.problems(5))
+        return [tree.leaves for tree in trees], metrics
+
+    mdp.assert_ranks_agree(2, run, engine=engine)
 
 
 def test_metrics_say_what_was_shared() -> None:
     sampling = engine()
-    trees, metrics = AT_STATES.run(mdp.context(engine=sampling), mdp.problems(4))
-    answers = answers_of(trees)
+    answers, metrics = mdp.rolled_out(AT_STATES, 4, engine=sampling)
     assert metrics["tree/answers"] == len(answers) / 4
     assert metrics["tree/tokens"] == sampling.tokens / 4
     assert metrics["tree/tokens_of_chains"] == sum(len(one.response_ids) for one in answers) / 4
@@ -191,7 +187,6 @@ def test_weights_say_how_often_a_token_counts() -> None:
     tree = replace(tree, leaves=[replace(one, bonus=float(one.sample**2)) for one in tree.leaves])
     below = Counter(number for path in tree.paths for number in path)
     for row, each in zip(rows(tree, weight="once"), rows(tree, weight="each"), strict=True):
-        assert row.advantages is not None and each.advantages is not None
         assert row.advantages.tolist() == each.advantages.tolist()
         assert each.trained.all()
     times = sum(int(row.trained.sum()) for row in rows(tree, weight="each"))
@@ -214,7 +209,7 @@ def test_where_the_policy_was_least_sure_is_where_its_tokens_were_least_likely()
     for tree in grown(TreeRollout(samples=3, branching=branching, max_tokens=mdp.LONGEST), count=4):
         for answer in tree.leaves[:3]:
             forks = [one.fork.tokens for one in tree.leaves if one.fork and one.fork.sample == answer.sample]
-            logprobs = [value for one in answer.segments for value in one.logprobs.tolist()]  # type: ignore[union-attr]
+            logprobs = [value for one in answer.segments for value in one.logprobs.tolist()]
             likely = sorted(range(1, len(logprobs)), key=lambda at: (logprobs[at], at))
             assert sorted(forks) == sorted(at for at in likely[:2] for _ in range(3))
 
@@ -225,3 +220,120 @@ def test_a_tree_widens_until_it_has_so_many_answers() -> None:
     for tree in grown(rollout, count=8):
         longest = max(len(leaf.response_ids) for leaf in tree.leaves)
         assert len(tree.leaves) == 7 or longest == 2, "all answers ended at their first state"
+
+
+PROBLEM = Problem("train/0", "?", "")
+
+# Few tokens and branches, so that answers have much in common.
+segments = st.builds(
+    Segment,
+    token_ids=st.lists(st.integers(0, 1), max_size=3),
+    origin=st.sampled_from(["sampled", "injected"]),
+    branch=st.sampled_from([(), ((0, 0),), ((0, 1),)]),
+)
+answers = st.lists(st.lists(segments, max_size=4).map(tuple), min_size=1, max_size=6)
+
+
+def answer(sample: int, path: tuple[Segment, ...], fork: Fork | None = None) -> Trajectory:
+    return Trajectory(PROBLEM, sample, (9,), path, "stop", "", Grade(0.0, "ok"), (), fork=fork)  # type: ignore[arg-type]
+
+
+def prefix(tree: Tree, state: State) -> tuple[Segment, ...]:
+    """The segments up to a state."""
+    if state.node == ROOT:
+        return ()
+    *before, last = (tree.nodes[number].segment for number in tree.path(state.node))
+    return (*before, replace(last, token_ids=last.token_ids[: state.offset]))
+
+
+def tree_of(paths: list[tuple[Segment, ...]]) -> Tree:
+    (tree,) = trees_of(answer(sample, path) for sample, path in enumerate(paths))
+    return tree
+
+
+def marked(path: tuple[Segment, ...]) -> list[tuple[object, ...]]:
+    """Each token with all by which it differs from others."""
+    return [(token, one.origin, one.branch) for one in path for token in plain(one.token_ids)]
+
+
+@given(answers)
+def test_equal_prefixes_are_one_state_and_others_are_not(paths: list[tuple[Segment, ...]]) -> None:
+    tree = tree_of(paths)
+    prefixes = [
+        (tree.state(leaf, length), marked(path)[:length])
+        for leaf, path in enumerate(paths)
+        for length in range(len(marked(path)) + 1)
+    ]
+    for state, prefix in prefixes:
+        for other_state, other_prefix in prefixes:
+            assert (state == other_state) == (prefix == other_prefix)
+
+
+@given(answers)
+def test_a_state_is_the_way_to_it_and_is_called_after_whoever_came_first(
+    paths: list[tuple[Segment, ...]],
+) -> None:
+    tree = tree_of(paths)
+    for leaf, path in enumerate(paths):
+        assert tree.state(leaf, 0) == (PROBLEM.id, ROOT, 0)
+        for length in range(len(marked(path)) + 1):
+            state = tree.state(leaf, length)
+            assert marked(prefix(tree, state)) == marked(path)[:length]
+            first = next(
+                i for i, other in enumerate(paths) if marked(other)[:length] == marked(path)[:length]
+            )
+            assert state == tree.state(first, length)
+
+
+@given(answers)
+def test_rows_train_what_was_sampled_once_behind_what_it_saw(paths: list[tuple[Segment, ...]]) -> None:
+    tree = tree_of(paths)
+    for path in paths:
+        expected = []
+        for place, own in enumerate(path):
+            if own.origin == "sampled" and len(own.token_ids):
+                seen = [one.token_ids for one in path[:place] if sees(own.branch, one.branch)]
+                context = joined([tree.prompt_ids, *seen])
+                expected.append((plain(joined([context, own.token_ids])), plain(own.token_ids)))
+        parts = [(s.branch, s.token_ids, np.full(len(s.token_ids), s.origin == "sampled")) for s in path]
+        rows = list(training_rows(tree.prompt_ids, parts))
+        assert [plain(ids) for ids, _ in rows] == [ids for ids, _ in expected]
+        assert [plain(ids[predicting + 1]) for ids, predicting in rows] == [own for _, own in expected]
+
+
+def test_answers_may_share_their_beginning_and_grow_one_by_one() -> None:
+    tree = Tree(PROBLEM, joined([]))
+    trunk = Segment([1, 2])  # type: ignore[arg-type]
+    for sample, last in enumerate(([3], [4, 5], [3, 6])):
+        end = Segment(last)  # type: ignore[arg-type]
+        tree.take(answer(sample, (trunk, end), Fork(0, 2) if sample else None))
+    assert len(tree.nodes) == 4
+    assert [plain(one.response_ids) for one in tree.leaves] == [(1, 2, 3), (1, 2, 4, 5), (1, 2, 3, 6)]
+    assert tree.state(0, 2) == tree.state(1, 2) == tree.state(2, 2) == (PROBLEM.id, 0, 2)
+    assert tree.state(0, 3) == tree.state(2, 3) != tree.state(1, 3)
+    tree.take(answer(3, (trunk, Segment([7])), Fork(0, 2)))  # type: ignore[arg-type]
+    assert tree.state(3, 2) == (PROBLEM.id, 0, 2)
+    assert len(tree.nodes) == 5
+
+
+@given(answers)
+def test_other_answers_in_a_trees_place_leave_its_states_as_they_are(
+    paths: list[tuple[Segment, ...]],
+) -> None:
+    tree = tree_of(paths)
+    (other,) = with_answers([tree], answers_of([tree])[::-1])
+    assert [one.sample for one in other.leaves] == list(range(len(paths)))[::-1]
+    lengths = [sum(lengths) for lengths in ([len(s.token_ids) for s in path] for path in paths)]
+    assert [other.state(i, n) for i, n in enumerate(lengths)] == [
+        tree.state(i, n) for i, n in enumerate(lengths)
+    ]
+
+
+@given(answers)
+def test_a_path_has_each_segment_behind_the_one_before(paths: list[tuple[Segment, ...]]) -> None:
+    tree = tree_of(paths)
+    ends = [0, *accumulate(len(path) for path in paths)]
+    for begin, end in pairwise(ends):
+        for number in range(begin, end):
+            assert tree.nodes[number].parent == (number - 1 if number > begin else ROOT)
+            assert tree.path(number) == list(range(begin, number + 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
+from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.base import Critic
 from treetune.rollouts.credit import Rloo
 from treetune.rollouts.monte_carlo import MonteCarlo
@@ -28,105 +29,80 @@ from treetune.rollouts.valuation import (
     shared_tokens,
 )
 from treetune.tree import trees_of
-from treetune.vocabulary import Segment, Trajectory
+from treetune.vocabulary import Episode, Trajectory
 from treetune_lab.values.critic import ControlVariate, CriticValues, critic_values
 from treetune_lab.values.over_another import Filtered, Smoothed, filtered, smoothed
 from treetune_lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
 from treetune_lab.values.states import EveryNTokens, LowProbability
 
-A, B, NEXT, EOS = mdp.A, mdp.B, mdp.END_OF_STEP, mdp.EOS
+
+def answers(*texts: str) -> list[Trajectory]:
+    """To one problem, each with the end token."""
+    return [mdp.trajectory((*mdp.encode(text), mdp.EOS), sample=i) for i, text in enumerate(texts)]
 
 
-def answers(*written: mdp.Ids) -> list[Trajectory]:
-    return [mdp.trajectory(answer, sample=i) for i, answer in enumerate(written)]
+def advantages(episodes: Sequence[Episode]) -> list[list[float]]:
+    return [one.advantages.tolist() for one in episodes]
 
 
 def test_siblings_are_worth_what_the_others_earned_from_there_and_cost_nothing() -> None:
-    group = answers(
-        (A, NEXT, A, EOS),  # 1
-        (A, NEXT, B, EOS),  # 0
-        (A, NEXT, B, NEXT, A, EOS),  # 1
-        (B, EOS),  # 0
-    )
-    engine = mdp.TabularEngine()
-    credit = MonteCarlo(values=Siblings())
-    episodes, metrics = credit.assign(mdp.context(engine=engine), trees_of(group))
-    assert not engine.requests
-    assert not credit.needs_engine
-    assert "credit/value_tokens" not in metrics
-    values = [episode.step_values for episode in episodes]
-    assert values[0] == pytest.approx((1 / 3, 1 / 2))
+    credit, engine = MonteCarlo(values=Siblings()), mdp.TabularEngine()
+    group = answers("a;a", "a;b", "a;b;a", "b")  # they earn 1, 0, 1, 0
+    episodes, metrics = mdp.credited(credit, group, engine=engine)
+    assert not (engine.requests or credit.needs_engine or "credit/value_tokens" in metrics)
+    assert episodes[0].step_values == pytest.approx((1 / 3, 1 / 2))
     # Behind "a;b" nobody went on with ";" but the third: its last steps are one.
-    assert values[2] == pytest.approx((1 / 3, 1 / 2, 1 / 2))
-    assert episodes[2].advantages is not None
-    assert episodes[2].advantages.tolist() == pytest.approx([1 / 6] * 2 + [1 / 2] * 4)
-    assert episodes[3].advantages is not None
-    assert episodes[3].advantages.tolist() == pytest.approx([-2 / 3] * 2)
+    assert episodes[2].step_values == pytest.approx((1 / 3, 1 / 2, 1 / 2))
+    assert episodes[2].advantages == pytest.approx([1 / 6] * 2 + [1 / 2] * 4)
+    assert episodes[3].advantages == pytest.approx([-2 / 3] * 2)
 
 
 def test_siblings_that_share_nothing_but_the_prompt_are_rloo() -> None:
-    group = answers((A, EOS), (B, EOS), (A, NEXT, A, EOS))
+    group = answers("a", "b", "a;a")
     only_prompt = MonteCarlo(values=Siblings(), max_states=None, states=EveryNTokens(tokens=100))
-    found, _ = only_prompt.assign(mdp.context(), trees_of(group))
-    expected, _ = Rloo().assign(mdp.context(), trees_of(group))
-    for one, other in zip(found, expected, strict=True):
-        assert one.advantages is not None
-        assert other.advantages is not None
-        assert one.advantages == pytest.approx(other.advantages)
+    found, expected = (advantages(mdp.credited(one, group)[0]) for one in (only_prompt, Rloo()))
+    assert list(map(pytest.approx, found)) == expected
 
 
 def test_shared_tokens_are_counted_for_each_pair() -> None:
-    (tree,) = trees_of(answers((A, NEXT, A, EOS), (A, NEXT, B, EOS), (A, EOS)))
+    (tree,) = trees_of(answers("a;a", "a;b", "a"))
     assert shared_tokens(tree) == [[0, 2, 1], [2, 0, 1], [1, 1, 0]]
 
 
 def test_siblings_count_among_continuations_without_the_answers_own_reward() -> None:
-    group = answers((A, NEXT, A, EOS), (A, NEXT, B, EOS))
-    alone, _ = MonteCarlo(samples=3).assign(mdp.context(), trees_of(group))
-    counted, _ = MonteCarlo(samples=3, values=FreshContinuations(count_siblings=True)).assign(
-        mdp.context(), trees_of(group)
+    group = answers("a;a", "a;b")
+    alone, counted = (
+        mdp.credited(MonteCarlo(samples=3, values=FreshContinuations(count_siblings=count)), group)[0]
+        for count in (False, True)
     )
     for of_alone, of_counted, other in zip(alone, counted, (0.0, 1.0), strict=True):
-        assert of_alone.step_values is not None
         assert of_counted.step_values == pytest.approx([(3 * v + other) / 4 for v in of_alone.step_values])
 
 
 def test_continuations_make_up_for_the_siblings_that_a_state_lacks() -> None:
     """The prompt has as many as were asked for, the first step's end one, and the others none."""
-    group = answers((A, NEXT, A, EOS), (A, NEXT, B, EOS), (B, NEXT, A, EOS))
-    _, metrics = MonteCarlo(samples=2, values=ToppedUp()).assign(mdp.context(), trees_of(group))
-    _, plain = MonteCarlo(samples=2).assign(mdp.context(), trees_of(group))
-    assert plain["credit/value_samples"] == 2 * 3
-    assert metrics["credit/value_samples"] == 1 + 2
+    group = answers("a;a", "a;b", "b;a")
+    _, metrics = mdp.credited(MonteCarlo(samples=2, values=ToppedUp()), group)
+    _, plainly = mdp.credited(MonteCarlo(samples=2), group)
+    assert (metrics["credit/value_samples"], plainly["credit/value_samples"]) == (1 + 2, 2 * 3)
 
 
 def test_values_have_the_standard_errors_of_their_means_and_steps_without_a_value_none() -> None:
-    group = answers((A, NEXT, A, EOS), (B, EOS))
-    (first, second), _ = MonteCarlo(values=Siblings()).assign(mdp.context(), trees_of(group))
+    group = answers("a;a", "b")
+    (first, second), _ = mdp.credited(MonteCarlo(values=Siblings()), group)
     # One other answer, which was wrong or right: the share is shrunk to 1 of 3 or 2 of 3.
     assert first.step_errors == (pytest.approx(math.sqrt(2 / 9)), math.inf)
     assert second.step_errors == (pytest.approx(math.sqrt(2 / 9)),)
-    (of_three, _), _ = MonteCarlo(samples=3).assign(mdp.context(), trees_of(group))
-    assert of_three.step_values is not None
+    (of_three, _), _ = mdp.credited(MonteCarlo(samples=3), group)
     shares = [(3 * value + 1) / 5 for value in of_three.step_values]
     assert of_three.step_errors == pytest.approx([math.sqrt(p * (1 - p) / 3) for p in shares])
-    (bounded, _), _ = MonteCarlo(samples=3, max_states=1).assign(mdp.context(), trees_of(group))
+    (bounded, _), _ = mdp.credited(MonteCarlo(samples=3, max_states=1), group)
     assert bounded.step_errors == (of_three.step_errors[0], 0.0)
 
 
 def long_answer(steps: int) -> Trajectory:
     """Longer than the language has any; what it is worth is scripted by `Jump`."""
-    ids = (A, NEXT) * (steps - 1) + (A, EOS)
-    return Trajectory(
-        problem=mdp.problems(1)[0],
-        sample=0,
-        prompt_ids=mdp.encode("0?"),
-        segments=(Segment(ids, logprobs=(-0.5,) * len(ids), policy_version=3),),
-        finish_reason="stop",
-        text=mdp.decode(ids),
-        grade=mdp.Grade(1.0, "ok"),
-        step_ends=mdp.step_ends(ids),
-    )
+    return replace(answers("a;" * (steps - 1) + "a")[0], grade=mdp.Grade(1.0, "ok"))
 
 
 class Jump(mdp.TabularEngine):
@@ -137,8 +113,8 @@ class Jump(mdp.TabularEngine):
         self.at = at
 
     def _completion(self, request: mdp.Request, rng: random.Random, sample: int) -> mdp.Completion:
-        begun = mdp.response_part(request.prompt_ids).count(NEXT)
-        return mdp.completion((A, NEXT, A, EOS) if begun >= self.at else (B, EOS))
+        begun = mdp.response_part(request.prompt_ids).count(mdp.END_OF_STEP)
+        return mdp.completion((*mdp.encode("a;a" if begun >= self.at else "b"), mdp.EOS))
 
 
 @pytest.mark.parametrize("at", [1, 5, 15])
@@ -151,25 +127,19 @@ def test_bisecting_finds_the_step_that_decides_in_a_logarithm_of_waves(at: int) 
 
     engine = Jump(at)
     credit = MonteCarlo(samples=2, values=Bisect())
-    context = mdp.context(
-        engine=engine, grader=OnlyNew(), context_length=256, sampling=mdp.SamplingParams(128)
-    )
-    (episode,), _ = credit.assign(context, trees_of([long_answer(16)]))
+    room = {"context_length": 256, "sampling": mdp.SamplingParams(128)}
+    (episode,), _ = mdp.credited(credit, [long_answer(16)], engine=engine, grader=OnlyNew(), **room)
     assert len(engine.requests) <= 1 + 4
-    assert episode.advantages is not None
     gained = [episode.advantages[end - 1] > 0.5 for end in episode.step_ends]
     assert gained == [step == at - 1 for step in range(16)]
 
 
 def test_bisecting_stops_at_its_bound_of_tokens() -> None:
-    def asked(values: ValueEstimator) -> int:
-        engine = mdp.TabularEngine()
-        MonteCarlo(samples=1, values=values).assign(
-            mdp.context(engine=engine), trees_of(mdp.all_trajectories())
-        )
-        return len(engine.requests)
-
-    assert asked(Bisect(threshold=0.1, most_tokens=1)) == 1 < asked(Bisect(threshold=0.1))
+    bounded, unbounded = (
+        len(mdp.asked_for(MonteCarlo(samples=1, values=Bisect(threshold=0.1, most_tokens=most))))
+        for most in (1, None)
+    )
+    assert bounded == 1 < unbounded
 
 
 @pytest.mark.parametrize(
@@ -187,46 +157,31 @@ def test_bisecting_stops_at_its_bound_of_tokens() -> None:
     ids=repr,
 )
 def test_values_are_the_same_however_many_ranks_find_them(values: ValueEstimator) -> None:
-    def run(context: mdp.RolloutContext) -> dict[str, tuple[float, ...]]:
-        problems = mdp.problems(4)[context.ranks.rank :: context.ranks.world_size]
-        trees = trees_of(
-            mdp.trajectory(answer, problem, i)
-            for problem in problems
-            for i, answer in enumerate(mdp.answers())
-        )
-        episodes, _ = MonteCarlo(samples=2, values=values).assign(context, trees)
-        return {
-            one.trajectory: tuple(one.advantages.tolist()) for one in episodes if one.advantages is not None
-        }
+    def run(context: mdp.RolloutContext) -> tuple[list[Episode], None]:
+        problems = contiguous_share(mdp.problems(4), context.ranks.rank, context.ranks.world_size)
+        trees = trees_of(mdp.trajectory(a, p, i) for p in problems for i, a in enumerate(mdp.answers()))
+        return MonteCarlo(samples=2, values=values).assign(context, trees)[0], None
 
-    lent = {"engine": mdp.TabularEngine, "services": lambda: [critic_of(knows_length_alone)]}
-    (alone,) = mdp.on_ranks(1, run, **lent)
-    together: dict[str, tuple[float, ...]] = {}
-    for of_rank in mdp.on_ranks(3, run, **lent):
-        together |= of_rank
-    assert together == alone
+    critic = critic_of(knows_length_alone)
+    mdp.assert_ranks_agree(3, run, engine=mdp.TabularEngine, services=lambda: [critic])
 
 
 def test_the_critic_is_asked_for_the_state_before_the_next_sampled_token() -> None:
     critic = Critic(lambda given: [np.array([0.9, math.nan, 0.4, 0.3, 0.2, math.nan]) for _ in given])
-
-    (answer,) = answers((A, NEXT, A, NEXT, B, EOS))
-    rule = EveryNTokens(tokens=1)
-    valuation = Valuation(mdp.context(services=[critic]), trees_of([answer]), rule, mdp.SamplingParams(6), 1)
+    group = answers("a;a;b")
+    context = mdp.context(services=[critic])
+    valuation = Valuation(context, trees_of(group), EveryNTokens(tokens=1), mdp.SamplingParams(6), 1)
     assert critic_values(valuation) == [[[0.9, 0.4, 0.4, 0.3, 0.2, None]]]
     engine = mdp.TabularEngine()
-    (episode,), metrics = MonteCarlo(values=CriticValues()).assign(
-        mdp.context(services=[critic], engine=engine), trees_of([answer])
-    )
-    assert not engine.requests
-    assert "credit/value_tokens" not in metrics
+    credit = MonteCarlo(values=CriticValues())
+    (episode,), metrics = mdp.credited(credit, group, services=[critic], engine=engine)
+    assert not engine.requests and "credit/value_tokens" not in metrics
     assert episode.step_values == (0.9, 0.4, 0.2)
-    assert episode.advantages is not None
-    assert episode.advantages.tolist() == pytest.approx([-0.5] * 2 + [-0.2] * 2 + [0.8] * 2)
+    assert episode.advantages == pytest.approx([-0.5] * 2 + [-0.2] * 2 + [0.8] * 2)
 
 
 def test_a_perfect_critic_takes_the_noise_of_all_baselines_away() -> None:
-    other = [mdp.trajectory((A, NEXT, B, EOS), mdp.problems(2)[1])]
+    other = [mdp.trajectory((*mdp.encode("a;b"), mdp.EOS), mdp.problems(2)[1])]
     plain_one = expectation(MonteCarlo(samples=1), 1)
     beside = expectation(MonteCarlo(samples=1, values=ControlVariate()), 1, critic_of(mdp.value), other)
     assert beside.variance < 0.5 * plain_one.variance
@@ -234,19 +189,19 @@ def test_a_perfect_critic_takes_the_noise_of_all_baselines_away() -> None:
 
 
 def test_a_control_variate_learns_nothing_from_the_problem_that_it_is_for() -> None:
-    group = answers((A, NEXT, A, EOS), (A, NEXT, B, EOS))
-    context = mdp.context(services=[critic_of(lambda prefix: -3.0)])
-    found, _ = MonteCarlo(samples=2, values=ControlVariate()).assign(context, trees_of(group))
-    alone, _ = MonteCarlo(samples=2).assign(context, trees_of(group))
-    assert [one.advantages.tolist() for one in found] == [one.advantages.tolist() for one in alone]
+    critic = critic_of(lambda prefix: -3.0)
+    found, alone = (
+        mdp.credited(MonteCarlo(samples=2, values=values), answers("a;a", "a;b"), services=[critic])[0]
+        for values in (ControlVariate(), FreshContinuations())
+    )
+    assert advantages(found) == advantages(alone)
 
 
 def test_a_control_variate_leans_on_a_critic_as_far_as_that_is_right() -> None:
     def weight_and_error(value: Callable[[mdp.Ids], float]) -> tuple[float, float]:
-        problems = mdp.problems(60)
-        trees = trees_of(mdp.trajectory(a, p, i) for p in problems for i, a in enumerate(mdp.answers()))
-        context = mdp.context(services=[critic_of(value)])
-        _, metrics = MonteCarlo(samples=3, values=ControlVariate()).assign(context, trees)
+        group = [mdp.trajectory(a, p, i) for p in mdp.problems(60) for i, a in enumerate(mdp.answers())]
+        credit = MonteCarlo(samples=3, values=ControlVariate())
+        _, metrics = mdp.credited(credit, group, services=[critic_of(value)])
         return metrics["credit/critic_weight"], metrics["credit/critic_error"]
 
     right, wrong = weight_and_error(mdp.value), weight_and_error(lambda prefix: mdp.value(prefix) + 2.0)
@@ -270,16 +225,12 @@ def test_a_pilot_decides_and_does_not_count() -> None:
     assert 0 < budget.ask(1, lambda: [1.0, 1.0]) < undecided <= 20
     assert budget.ask(2, lambda: [1.0, 0.0, 1.0]) == 0
     assert budget.counted([1.0, 0.0, 1.0]) == [1.0]
-    _, metrics = MonteCarlo(samples=2, values=Sequential(pilot=True)).assign(
-        mdp.context(), trees_of(mdp.all_trajectories())
-    )
+    _, metrics = mdp.credited(MonteCarlo(samples=2, values=Sequential(pilot=True)))
     assert metrics["credit/value_samples"] > 2 * metrics["credit/value_states"]
 
 
 def solved(path: list[Value | None], step_variance: float) -> list[float]:
     """The smoother's answer as the solution of the normal equations of all looks and steps together."""
-    import numpy as np
-
     known = [(place, one) for place, one in enumerate(path) if one is not None]
     matrix, right = np.zeros((len(known), len(known))), np.zeros(len(known))
     for number, (_, one) in enumerate(known):
@@ -311,8 +262,6 @@ def test_filtering_sees_values_from_behind_and_baselines_from_before() -> None:
     along: list[Value | None] = [Value(0.4, 0.1), None, Value(0.8, 0.1)]
     first, between, last = filtered(along, 1.0, behind=0.5, before=0.25)
     assert between is None
-    assert first is not None
-    assert last is not None
     assert (last.value, first.value) == pytest.approx((0.9, (0.4 + 0.9) / 2))
     assert (first.baseline_or_value, last.baseline_or_value) == pytest.approx((0.4, 0.75 * 0.8 + 0.25 * 0.4))
 
@@ -344,16 +293,14 @@ def test_smoothing_lowers_the_error_of_few_continuations_where_values_walk() -> 
 def test_steps_can_be_so_many_tokens_or_end_with_an_unsure_one() -> None:
     one = long_answer(4)
     assert list(EveryNTokens(tokens=3).step_starts(one)) == [0, 3, 6]
-    logprobs = [math.log(p) for p in (0.95, 0.5, 0.99, 0.8, 0.3, 0.99, 0.97, 0.2)]
-    unsure = replace(one, segments=(Segment(one.response_ids, logprobs=logprobs, policy_version=3),))
+    chances = (0.95, 0.5, 0.99, 0.8, 0.3, 0.99, 0.97, 0.2)
+    unsure = mdp.trajectory(plain(one.response_ids), logprobs=[math.log(p) for p in chances])
     # Behind every second token below 0.9; behind the last of all there is no state.
     assert list(LowProbability(below=0.9, every=2).step_starts(unsure)) == [0, 4]
     assert list(LowProbability(below=0.9, every=1).step_starts(unsure)) == [0, 2, 4, 5]
-    episodes, _ = MonteCarlo(samples=1, states=EveryNTokens(tokens=3)).assign(
-        mdp.context(), trees_of([mdp.trajectory((A, NEXT, A, NEXT, B, EOS))])
-    )
-    assert episodes[0].step_ends == (3, 6)
-    assert plain(episodes[0].response_ids) == (A, NEXT, A, NEXT, B, EOS)
+    credit = MonteCarlo(samples=1, states=EveryNTokens(tokens=3))
+    (episode,), _ = mdp.credited(credit, answers("a;a;b"))
+    assert (episode.step_ends, mdp.decode(episode.response_ids)) == ((3, 6), "a;a;b")
 
 
 def test_an_estimator_says_whether_it_is_unbiased_or_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from tests.rollouts import tabular_mdp as mdp
@@ -79,7 +78,3 @@ EXAMPLE = "a" * 5 + "<Parallel>" + "b" * 4 + thread(20) + thread(30) + "b" + "</
 """The reference's: 72 tokens, 52 on the critical path."""
 USELESS_THREAD = EXAMPLE.replace("b</Parallel>", f"{thread(30)}b</Parallel>")
 """The same with a third thread of 30 tokens."""
-
-
-def graded(trajectory: Trajectory, reward: float) -> Trajectory:
-    return replace(trajectory, grade=Grade(reward, "ok"))

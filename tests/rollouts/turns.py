@@ -61,12 +61,14 @@ class Ladder(Environment):
     def step(self, state: list[str], action: str) -> Turn:
         state.append(action)
         place = len(state)
-        reward = {
-            1: 0.25 * (action == "a"),
-            2: 0.5 * (action == "b"),
-            3: 1.0 * (action == state[0]),
-        }[place]
+        reward = [0.25 * (action == "a"), 0.5 * (action == "b"), 1.0 * (action == state[0])][place - 1]
         return Turn("+" if action == "a" else "-", done=place == 3 or state == ["b", "b"], reward=reward)
+
+
+def played(letters: str) -> list[Turn]:
+    """What the ladder says to them."""
+    state = Ladder().reset(Problem("", "", ""), 0)
+    return [Ladder().step(state, letter) for letter in letters]
 
 
 @dataclass(frozen=True, kw_only=True)

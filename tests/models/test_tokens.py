@@ -1,6 +1,9 @@
+"""Tokenizers of characters, tokens that are added, and the tokens at which steps end."""
+
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -8,18 +11,71 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from tests.models.chat_models import END, bpe_tokenizer, random_model, save_as_on_the_hub
 from treetune.config.jsonnet import load
 from treetune.models.policy_files import read_policy, write_for_engine, write_policy
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.sources import TinyModel
-from treetune.models.tokenizer import add_tokens, codec_of, embed_tokens, token_offsets
+from treetune.models.tokenizer import (
+    add_tokens,
+    character_tokenizer,
+    codec_of,
+    embed_tokens,
+    step_ends,
+    token_offsets,
+)
 from treetune.vocabulary import TextCodec
 from treetune_threads.format import TAGS, TagIds
+
+ALPHABET = "0123456789+*=#\n é∑🙂<>"
+CODEC = codec_of(character_tokenizer(ALPHABET, 64))
+
+
+@given(st.text(alphabet=ALPHABET))
+def test_text_over_the_alphabet_is_one_token_a_character_and_back(text: str) -> None:
+    ids = CODEC.encode(text)
+    assert len(ids) == len(text)
+    assert CODEC.decode(ids) == text
+    assert CODEC.decode((*ids, CODEC.eos_id)) == text
+
+
+def test_ids_are_pad_end_and_the_alphabet_in_its_order_and_no_other_character_has_one() -> None:
+    tokenizer = character_tokenizer("ab", 64)
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, len(tokenizer)) == (0, 1, 4)
+    assert codec_of(tokenizer).encode("ba") == (3, 2)
+    with pytest.raises(ValueError, match="cannot encode 'abx'"):
+        codec_of(tokenizer).encode("abx")
+
+
+def test_a_saved_tokenizer_is_the_same_when_it_is_loaded_without_our_code(tmp_path: Path) -> None:
+    character_tokenizer(ALPHABET, 64).save_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer.json").is_file()
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    codec = codec_of(loaded)
+    assert codec.encode(ALPHABET) == CODEC.encode(ALPHABET)
+    assert codec.decode(codec.encode(ALPHABET)) == ALPHABET
+    assert (codec.eos_id, loaded.pad_token_id, loaded.model_max_length) == (1, 0, 64)
+
+
+def test_an_alphabet_with_the_signs_of_a_special_token_spells_none(tmp_path: Path) -> None:
+    character_tokenizer("<pade>", 64).save_pretrained(tmp_path)
+    codec = codec_of(AutoTokenizer.from_pretrained(tmp_path))
+    assert codec.encode("<pad>") == (2, 3, 4, 5, 7)
+    assert codec.decode(codec.encode("<pad>")) == "<pad>"
+
+
+@pytest.mark.parametrize(
+    ("alphabet", "told"), [("", "empty"), ("abca", "'a' more than once"), ("<pad>⟨⟩", "can spell '<pad>'")]
+)
+def test_an_alphabet_that_cannot_be_told_apart_is_refused(alphabet: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        character_tokenizer(alphabet, 64)
+
 
 TINY = TinyModel(layers=1, hidden_size=64, heads=2, intermediate_size=64, added_tokens=TAGS)
 
@@ -220,3 +276,127 @@ def test_a_model_with_too_few_rows_for_its_own_tokens_is_not_grown(tmp_path: Pat
     _, source = hub_model(tmp_path, rows=290)
     with pytest.raises(ValueError, match="embeds 290 tokens, and its tokenizer has 300"):
         source.load_model(0, str)
+
+
+def wrapped(backend: Tokenizer) -> TextCodec:
+    backend.add_special_tokens(["<eos>"])
+    return codec_of(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>"))
+
+
+def byte_level() -> TextCodec:
+    """Like GPT-2's and Qwen's: every byte is a token, and some strings are; Ġ is a space, Ċ a newline."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("a", "b"), ("Ċ", "#"), ("Ġ", "a"), ("Ð", "¶"), ("ab", "Ċ"), ("ð", "Ł")]
+    vocabulary = {token: i for i, token in enumerate([*letters, *(a + b for a, b in merges)])}
+    backend = Tokenizer(models.BPE(vocabulary, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return wrapped(backend)
+
+
+def sentence_pieces() -> TextCodec:
+    """Like Llama 2's: words begin with a mark for the space, which the first word of a text loses;
+    characters that are no tokens are spelt in bytes."""
+    pieces = ["▁", "▁a", "a", "b", "ab", "▁ab", "\n", "#", *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return wrapped(backend)
+
+
+CODECS = {
+    "characters": codec_of(character_tokenizer("ab#é\n", 64)),
+    "byte level": byte_level(),
+    "sentence pieces": sentence_pieces(),
+}
+SIZES = {"characters": 7, "byte level": 263, "sentence pieces": 265}
+
+
+def ends_of(ids: Sequence[int], boundaries: Sequence[int], codec: TextCodec) -> tuple[int, ...]:
+    return step_ends(ids, boundaries, codec, codec.decode(ids))
+
+
+def offsets_by_definition(ids: Sequence[int], codec: TextCodec) -> list[int]:
+    """How much of the text all tokens before this one show already."""
+    text = codec.decode(ids)
+    offsets = [0]
+    for end in range(1, len(ids)):
+        both = zip(codec.decode(ids[:end]), text)
+        common = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], both)))
+        offsets.append(max(offsets[-1], common))
+    return offsets[: len(ids)]
+
+
+def test_broken_bytes_show_what_they_show_with_those_before_them() -> None:
+    codec, ids = CODECS["sentence pieces"], [202, 136, 136]
+    assert "".join(codec.decode([token]) for token in ids) == codec.decode(ids) != codec.decode(ids[:2])
+    assert token_offsets(ids, codec, codec.decode(ids)) == [0, 1, 1]
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(data=st.data())
+def test_offsets_are_what_earlier_tokens_show_for_any_ids(name: str, data: st.DataObject) -> None:
+    codec = CODECS[name]
+    ids = data.draw(st.lists(st.integers(0, SIZES[name] - 1), max_size=12))
+    assert token_offsets(ids, codec, codec.decode(ids)) == offsets_by_definition(ids, codec)
+
+
+@pytest.mark.parametrize("name", ["byte level", "sentence pieces"])
+@given(text=st.text(alphabet="ab\n#éж🙂", max_size=20))
+@example(text="a🙂\n🙂b")
+def test_every_byte_of_a_character_has_the_characters_offset(name: str, text: str) -> None:
+    codec = CODECS[name]
+    ids = codec.encode(text)
+    text = codec.decode(ids)
+    offsets = token_offsets(ids, codec, codec.decode(ids))
+    tokens = {"🙂": (3, 4), "ж": (1, 2), "é": (1, 2)}
+    for index, character in enumerate(text):
+        fewest, most = tokens.get(character, (0, 1))
+        assert fewest <= offsets.count(index) <= most
+
+
+def test_a_token_over_a_boundary_belongs_to_the_step_that_it_begins_in_and_others_are_dropped() -> None:
+    codec = CODECS["byte level"]
+    ids = codec.encode("ab\nb\n#a")
+    assert [codec.decode([i]) for i in ids] == ["ab\n", "b", "\n#", "a"]
+    assert ends_of((*ids, codec.eos_id), [0, 3, 5, 7], codec) == (1, 3, 5)
+    assert ends_of(codec.encode("ab\nb"), [0, 1, 2, 3, 4], codec) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "ended", "boundaries", "ends"),
+    [
+        ("a\nb", True, [0, 2, 3], (2, 4)),
+        ("", True, [0], (1,)),
+        ("", False, [0], ()),
+        # The end of the text is told twice: the end token is a step of its own.
+        ("a\nb", True, [0, 2, 3, 3], (2, 3, 4)),
+        ("a\nb", False, [0, 2, 3, 3], (2, 3)),
+        ("", True, [0, 0], (1,)),
+    ],
+)
+def test_the_end_token_belongs_to_the_last_step_or_is_one_of_its_own(
+    text: str, ended: bool, boundaries: list[int], ends: tuple[int, ...]
+) -> None:
+    codec = CODECS["characters"]
+    assert ends_of((*codec.encode(text), *([codec.eos_id] if ended else [])), boundaries, codec) == ends
+
+
+def test_boundaries_of_another_text_are_refused() -> None:
+    codec = CODECS["characters"]
+    for boundaries in ([0, 2], [1, 3], []):
+        with pytest.raises(ValueError, match="3 characters"):
+            ends_of(codec.encode("a\nb"), boundaries, codec)
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(data=st.data())
+def test_step_ends_rise_to_the_number_of_tokens_for_any_ids(name: str, data: st.DataObject) -> None:
+    codec = CODECS[name]
+    ids = data.draw(st.lists(st.integers(0, SIZES[name] - 1), min_size=1, max_size=12))
+    text = codec.decode(ids)
+    inner = data.draw(st.sets(st.integers(1, max(1, len(text) - 1)), max_size=4)) if len(text) > 1 else set()
+    ends = ends_of(ids, sorted({0, len(text), *inner}), codec)
+    assert ends[-1] == len(ids)
+    assert all(a < b for a, b in itertools.pairwise((0, *ends)))

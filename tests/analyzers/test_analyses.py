@@ -1,19 +1,25 @@
-"""The commands `run_analyzers` and `compare_analyses` on experiments that a small run left."""
+"""The commands `run_analyzers` and `compare_analyses` on experiments that a small run left, and what the
+credit microscope shows of one."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import treetune.parts  # noqa: F401  (registers the analyzers)
+from tests.rollouts import tabular_mdp as mdp
 from tests.runtime.in_process import FakeSettings, sampled_requests, small, train
 from treetune.config.build import build, checked
-from treetune.rollouts.credit import Gae
+from treetune.rollouts.credit import Gae, Group
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
@@ -21,7 +27,10 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.session import Session
 from treetune.trainers.ranks import Ranks
 from treetune_lab.analyzers.command import compare_analyses, run_analyzers
+from treetune_lab.analyzers.credit_microscope import OWN, TRUTH, CreditMicroscope, choose
 from treetune_lab.analyzers.gradients import gradient_sums
+from treetune_lab.analyzers.step_credit import Shown, StepCredit
+from treetune_lab.values.sampled import Bisect
 
 ROLLOUTS = {"rollouts": 8, "states": 6, "problems": 4, "samples": [1, 3]}
 VALUES = {"type": "value_accuracy", "prompts": 2, **ROLLOUTS}
@@ -76,12 +85,20 @@ def result(base: Path, name: str, label: str) -> dict[str, Any]:
     return json.loads((base / name / "analyses" / label / "result.json").read_text())
 
 
+@pytest.fixture(scope="module")
+def analysed(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the analyses of every analyzer: not to be changed."""
+    base = tmp_path_factory.mktemp("analysed") / "runs"
+    shutil.copytree(runs, base)
+    assert [analyse(base, name, *EVERY_ANALYZER)[0] for name in ("group", "gae")] == [0, 0]
+    return base
+
+
 @pytest.mark.parametrize("name", ["group", "gae"])
 def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
-    base: Path, name: str, capsys: pytest.CaptureFixture[str]
+    analysed: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, config = analyse(base, name, *EVERY_ANALYZER)
-    assert code == 0, capsys.readouterr()
+    base = analysed
     labels = [one.get("name", one["type"]) for one in EVERY_ANALYZER]
     assert sorted(path.name for path in (base / name / "analyses").iterdir()) == sorted(labels)
     for label in labels:
@@ -107,9 +124,8 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
     assert advantages["episodes_without_advantages"] == 0
     assert advantages["episodes_without_values"] == (0 if name == "gae" else advantages["episodes"])
 
-    asked = sampled_requests(config)
-    assert run_analyzers(config, {**PLAIN, "analyzers": list(EVERY_ANALYZER)}) == 0
-    assert sampled_requests(config) == asked
+    code, config = analyse(base, name, *EVERY_ANALYZER)
+    assert (code, sampled_requests(config)) == (0, 0)
     assert capsys.readouterr().out.count("is done") == len(EVERY_ANALYZER)
 
 
@@ -158,20 +174,19 @@ def test_what_one_analyzer_lacks_is_said_and_the_others_go_on(
     assert config.engines.policy.engines == [], "nothing that could still be done needs an engine"
 
 
-def test_an_experiment_without_checkpoints_says_so(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_experiment_without_checkpoints_or_of_another_configuration_says_so(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.rmtree(base / "group" / "checkpoints")
     assert analyse(base, "group", VALUES)[0] == 1
     assert "has no checkpoint: run_iteration_loop makes them" in capsys.readouterr().out
     with pytest.raises(ValueError, match="holds no experiment"):
         analyse(base, "another", VALUES)
-    with pytest.raises(ValueError, match="has no analyzers"):
-        analyse(base, "group")
-
-
-def test_another_configuration_than_the_runs_is_refused(base: Path) -> None:
     config = experiment(base, "group", VALUES)
     with pytest.raises(ValueError, match="another configuration"):
         run_analyzers(config, {**PLAIN, "trainer": {"seed": 2}, "analyzers": [VALUES]})
+    with pytest.raises(ValueError, match="has no analyzers"):
+        analyse(base, "group")
 
 
 def test_an_interrupted_analysis_goes_on_where_it_was_and_comes_out_the_same(
@@ -194,39 +209,34 @@ def test_an_interrupted_analysis_goes_on_where_it_was_and_comes_out_the_same(
     assert states[0] == states[1]
 
 
-def test_other_settings_are_another_analysis(base: Path) -> None:
-    assert analyse(base, "group", {"type": "diversity"})[0] == 0
-    assert analyse(base, "group", {"type": "diversity", "order": 2})[0] == 0
-    assert result(base, "group", "diversity")["settings"] == {"type": "diversity", "order": 2}
-
-
-def test_an_analyzer_that_two_fragments_want_runs_once(
+def test_other_settings_are_another_analysis_and_one_that_two_fragments_want_runs_once(
     base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert analyse(base, "group", {"type": "diversity"}, {"type": "diversity"})[0] == 0
-    assert analyse(base, "group", {"type": "diversity"}, {"type": "diversity"})[0] == 0
+    assert analyse(base, "group", {"type": "diversity"})[0] == 0
+    for _ in range(2):
+        assert (
+            analyse(base, "group", {"type": "diversity", "order": 2}, {"type": "diversity", "order": 2})[0]
+            == 0
+        )
+    assert result(base, "group", "diversity")["settings"] == {"type": "diversity", "order": 2}
     assert capsys.readouterr().out.count("is done") == 1
     with pytest.raises(ValueError, match="two different ones are called diversity"):
         checked(experiment(base, "group", {"type": "diversity"}, {"type": "diversity", "order": 2}))
 
 
-def test_analyses_of_several_experiments_go_into_one_figure(base: Path, tmp_path: Path) -> None:
-    for name in ("group", "gae"):
-        assert analyse(base, name, VALUES)[0] == 0
+def test_analyses_of_several_experiments_go_into_one_figure_and_those_of_one_name_are_taken_together(
+    analysed: Path, tmp_path: Path
+) -> None:
+    base = analysed
     experiments = [f"VinePPO={base / 'group'}", str(base / "gae")]
     drawn = compare_analyses("value_accuracy", experiments, tmp_path / "out" / "values")
     assert sorted(path.name for path in drawn.parent.iterdir()) == ["values.json", "values.png", "values.svg"]
     assert set(json.loads(drawn.with_name("values.json").read_text())) == {"VinePPO", "gae"}
     svg = drawn.with_name("values.svg").read_text()
     assert "VinePPO: MC, K = 3" in svg and "gae: critic" in svg
-    with pytest.raises(ValueError, match=r"has no analysis 'diversity' .*there: value_accuracy"):
-        compare_analyses("diversity", experiments, tmp_path / "out" / "diversity")
+    with pytest.raises(ValueError, match=r"has no analysis 'none' .*there: .*value_accuracy"):
+        compare_analyses("none", experiments, tmp_path / "out" / "diversity")
 
-
-def test_experiments_of_one_name_are_taken_together(base: Path, tmp_path: Path) -> None:
-    for name in ("group", "gae"):
-        settings = (VALUES, {"type": "weight_distance"}) if name == "gae" else (VALUES,)
-        assert analyse(base, name, *settings)[0] == 0
     both = [f"both={base / name}" for name in ("group", "gae")]
     drawn = compare_analyses("value_accuracy", both, tmp_path / "both")
     (pooled,) = json.loads(drawn.with_name("both.json").read_text()).values()
@@ -249,3 +259,116 @@ def test_a_run_is_finished_whatever_analyzers_stand_on_its_right(
     run_iteration_loop(config, {**PLAIN, "analyzers": [VALUES]})
     assert "is finished" in capsys.readouterr().out
     assert ExperimentDirectory(base / "group").checkpoints() == [1, 2]
+
+
+@pytest.fixture(scope="module")
+def run(one_process: None, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two iterations; what is cut off earns a half."""
+    config = small(
+        tmp_path_factory.mktemp("looked_at"),
+        rollout=SingleTurn(samples=3, max_tokens=12, unfinished_reward=0.5),
+        credit=MonteCarlo(samples=2),
+    )
+    return config, train(config)
+
+
+Run = tuple[PolicyIteration, ExperimentDirectory]
+
+
+def looked_at(run: Run, **settings: Any) -> dict[str, Any]:
+    """By iteration."""
+    config, directory = run
+    analyzer = CreditMicroscope(problems=3, answers=2, **settings)
+    label = "-".join([*analyzer.methods, str(analyzer.truth), str(analyzer.iterations)])
+    plain = {**PLAIN, "analyzers": [{"type": "credit_microscope", "name": label}]}
+    assert run_analyzers(replace(config, analyzers=(replace(analyzer, name=label),)), plain) == 0
+    assert (directory.analysis(label) / "figure.png").is_file()
+    return json.loads((directory.analysis(label) / "result.json").read_text())["numbers"]["by_iteration"]
+
+
+def test_the_runs_own_credit_is_shown_without_sampling(
+    run: Run,
+) -> None:
+    before = sampled_requests(run[0])
+    (found,) = looked_at(run).values()
+    assert sampled_requests(run[0]) == before
+    folder = run[1].iteration(1)
+    episodes = {one.trajectory: one for one in read_episodes(folder / "episodes.arrow")}
+    trajectories = {one.id: one for one in read_trajectories(folder / "trajectories.arrow")}
+    assert len(found["answers"]) == 2
+    for one in found["answers"]:
+        episode, (credit,) = episodes[one["answer"]], one["credit"].values()
+        assert "".join(one["steps"]) == trajectories[one["answer"]].text
+        assert [shown["value"] for shown in credit["values"]] == list(episode.step_values or ())
+        assert [shown["value"] for shown in credit["advantages"]] == pytest.approx(
+            [episode.advantages[end - 1] for end in episode.step_ends]  # type: ignore[index]
+        )
+        assert all(shown["low"] <= shown["value"] <= shown["high"] for shown in credit["values"])
+
+
+def test_methods_stand_beside_it_and_what_the_run_stored_is_not_sampled_again(
+    run: Run,
+) -> None:
+    before = sampled_requests(run[0])
+    (found,) = looked_at(run, methods={"the same": MonteCarlo(samples=2), "GRPO": Group()}).values()
+    assert sampled_requests(run[0]) == before
+    for one in found["answers"]:
+        assert one["credit"]["the same"] == one["credit"][OWN]
+        group = one["credit"]["GRPO"]
+        assert group["values"] == [None] * len(one["steps"])
+        assert len({shown["value"] for shown in group["advantages"]}) == 1
+        assert all(shown["low"] is None for shown in group["advantages"])
+    assert found["costs"]["the same"]["sampled_tokens"] == 0
+
+
+def test_other_methods_and_the_truth_are_sampled_from_the_weights_of_then(
+    run: Run,
+) -> None:
+    methods = {"K=5": MonteCarlo(samples=5), "bisect": MonteCarlo(samples=5, values=Bisect(threshold=2.0))}
+    by_iteration = looked_at(run, methods=methods, truth=16, iterations="all")
+    assert list(by_iteration) == ["0", "1"]
+    for found in by_iteration.values():
+        for one in found["answers"]:
+            assert list(one["credit"]) == [OWN, "K=5", "bisect", TRUTH]
+            five, halved = one["credit"]["K=5"], one["credit"]["bisect"]
+            # Nothing is halved: the prompt alone is valued, by the same continuations, and all is one step.
+            assert halved["values"] == [five["values"][0]] + [None] * (len(one["steps"]) - 1)
+            assert len({shown["value"] for shown in halved["advantages"]}) == 1
+            width = {
+                name: of["values"][0]["high"] - of["values"][0]["low"] for name, of in one["credit"].items()
+            }
+            assert width[TRUTH] < width["K=5"] < width[OWN]
+        assert found["costs"]["K=5"]["sampled_tokens"] > found["costs"]["bisect"]["sampled_tokens"] == 0
+
+
+def shown(*values: float) -> StepCredit:
+    return StepCredit((None,) * len(values), tuple(map(Shown, values)))
+
+
+def test_answers_are_chosen_on_which_methods_differ_right_and_wrong_ones_of_different_problems() -> None:
+    begun, right_end, wrong_end = (mdp.A, mdp.END_OF_STEP), (mdp.A, mdp.EOS), (mdp.B, mdp.EOS)
+    answers = [
+        replace(mdp.trajectory((*begun, *end), sample=place), problem=problem)
+        for problem in mdp.problems(3)
+        for place, end in enumerate([right_end, right_end, wrong_end, wrong_end])
+    ]
+    right = [one for one in answers if one.grade.correct]
+    wrong = [one for one in answers if not one.grade.correct]
+    assert len(right) == len(wrong) == 6
+    one = {answer.id: shown(1.0, 1.0) for answer in answers}
+    other = {answer.id: shown(100.0, 100.0) for answer in answers}
+    assert choose(answers, {"a": one, "b": other}, 2) == [right[0], wrong[0]], "a factor is no difference"
+    for place, answer in ((3, right[2]), (4, right[3]), (5, wrong[1])):
+        other[answer.id] = shown(100.0, -100.0 * place)
+    chosen = choose(answers, {"a": one, "b": other}, 3)
+    assert chosen == [right[3], wrong[1], next(w for w in wrong if w.problem != wrong[1].problem)]
+    both_of_one_problem = choose(answers, {"a": one, "b": other}, 12)
+    assert len(both_of_one_problem) == 12
+    assert right[2] in both_of_one_problem
+
+
+def test_a_run_whose_critic_gives_advantages_in_training_needs_methods(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert analyse(base, "gae", {"type": "credit_microscope"})[0] == 1
+    assert "credit_microscope.jsonnet" in capsys.readouterr().out

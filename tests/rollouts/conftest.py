@@ -1,0 +1,15 @@
+"""What tests of rollouts share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from treetune_domains.environments.pool import EnvironmentPool
+
+
+@pytest.fixture(scope="module")
+def environments() -> Iterator[EnvironmentPool]:
+    with EnvironmentPool(workers=2) as pool:
+        yield pool
