@@ -1,12 +1,11 @@
 """How much wrong code the tests catch: mutations of src, each tried by the tests that reach its module.
 
-    python benchmarks/mutations.py --number 300 --seed 1 --out now.json
-    python benchmarks/mutations.py --number 300 --seed 1 --out then.json --tests COMMIT
+    python benchmarks/mutations.py --number 300 --seed 1 --out outcomes.json [--tests COMMIT]
 
 A mutation changes one place in a function: an operator, a bound, a constant, a condition, a statement that
-goes, what is returned. The draw orders them by a hash of their names, without line numbers: it stays the same
-where other code changes. Code and tests are those of commits, in a copy of the tree. Tests that fail without
-a mutation are left out. What stands in the file of --out isn't tried again.
+goes, what is returned. Their order is by a hash of their names, without line numbers: nearly the same where
+other code changes. Code and tests are those of commits, in a copy of the tree. Tests that fail without a
+mutation are left out. A command that was stopped goes on from its file of outcomes.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def parts(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """Yields the nodes to change: no texts, types, logs, nor checks of what only a bug could break."""
     for node in nodes:
         is_log = isinstance(node, ast.Expr) and LOG.match(ast.unparse(node))
-        if not isinstance(node, NOT_CODE) and not is_log:
+        if not isinstance(node, NOT_CODE) and not is_log and getattr(node, "arg", "") != "strict":
             yield node
             without = [node.exc] if isinstance(node, ast.Raise) else [getattr(node, "annotation", None)]
             yield from parts(child for child in ast.iter_child_nodes(node) if child not in without)
@@ -78,8 +77,7 @@ def changes(node: Any) -> Iterator[tuple[Any, str]]:
 
     match node:
         case ast.BinOp() | ast.BoolOp() if type(node.op) in SWAPS:
-            sides = [getattr(side, "value", side) for side in ast.iter_child_nodes(node)]
-            if not any(isinstance(side, TEXTS) for side in sides):
+            if not any(isinstance(getattr(one, "value", one), TEXTS) for one in ast.iter_child_nodes(node)):
                 yield other(op=SWAPS[type(node.op)]())
         case ast.Compare(ops=[*ops, last]):
             yield other(ops=[*ops, SWAPS[type(last)]()])
@@ -145,8 +143,7 @@ def choice(root: Path) -> dict[str, list[str]]:
 
 
 def pytest(root: Path, seconds: int, *options: str) -> tuple[int, str]:
-    """Returns the exit code, -9 where the time is over, and what was printed."""
-    # no bytecode: that of a mutation must not be taken for its file's
+    """Returns the exit code, -9 where the time is over, and what was printed. Writes no stale bytecode."""
     environment = os.environ | {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = ["timeout", "--signal=KILL", str(seconds), *PYTEST, f"--basetemp={root.parent}/temp", *options]
     with tempfile.TemporaryFile("w+") as output:
@@ -157,8 +154,7 @@ def pytest(root: Path, seconds: int, *options: str) -> tuple[int, str]:
 
 def tried(root: Path, mutation: dict[str, Any], options: Sequence[str]) -> dict[str, Any]:
     """Returns a mutation, and whether these tests caught it."""
-    path, started = root / mutation["file"], time.monotonic()
-    content = path.read_bytes()
+    content, started = (path := root / mutation["file"]).read_bytes(), time.monotonic()
     path.write_bytes(content[: mutation["first"]] + mutation["after"].encode() + content[mutation["last"] :])
     code, output = pytest(root, SECONDS, "-x", *options)
     path.write_bytes(content)
@@ -171,10 +167,11 @@ def table(outcomes: Sequence[dict[str, Any]]) -> str:
     n, caught, z = len(outcomes), len(outcomes) - len(survived), 1.96
     half = z * math.sqrt(caught * len(survived) / n + z * z / 4)
     low, high = ((caught + z * z / 2 + side) / (n + z * z) for side in (-half, half))  # Wilson's interval
-    head = "| mutations | caught | survived | share caught | 95 % interval |\n|---:|---:|---:|---:|---:|\n"
-    row = f"| {n} | {caught} | {len(survived)} | {caught / n:.1%} | {low:.1%} to {high:.1%} |\n"
+    head = "| mutations | caught | by time | survived | share caught | 95 % interval |\n|" + "---:|" * 6
+    late = sum(one["code"] == -9 for one in outcomes)
+    row = f"| {n} | {caught} | {late} | {len(survived)} | {caught / n:.1%} | {low:.1%} to {high:.1%} |\n"
     lines = [f"* {one['file']}:{one['line']}: {one['before']}  ->  {one['after']}" for one in survived]
-    return "\n".join([head + row, *sorted(lines)])
+    return "\n".join([head, row, *sorted(lines)])
 
 
 def main() -> None:
@@ -198,23 +195,25 @@ def outcomes(root: Path, number: int, seed: int, out: Path) -> Iterator[dict[str
     every = itertools.chain.from_iterable(mutations(path, root) for path in root.glob("src/**/*.py"))
     order = {hashlib.sha256(f"{seed} {one['name']}".encode()).digest(): one for one in every}
     draw, chosen = [order[drawn] for drawn in sorted(order)[:number]], choice(root)
-    known = json.loads(out.read_text()) if out.is_file() else {}
-    files = sorted({file for one in draw if one["name"] not in known for file in chosen[one["file"]]})
-    _, output = pytest(root, 3600, "--durations=0", "--continue-on-collection-errors", *files)
-    failing = re.findall(FAILED, output, re.M)
-    print(len(files), "files of tests; these fail without a mutation:", failing, flush=True)
-    seconds: collections.Counter[str] = collections.Counter()
-    for figure, file in re.findall(r"^([\d.]+)s \w+ +(\S+?\.py)::", output, re.M):
-        seconds[file] += float(figure)
+    known = json.loads(out.read_text()) if out.is_file() else {"seconds": {}, "failing": [], "outcomes": {}}
+    seconds, tried_before = known["seconds"], known["outcomes"]
+    wanted = {file for one in draw if one["name"] not in tried_before for file in chosen[one["file"]]}
+    if files := sorted(wanted - seconds.keys()):
+        _, output = pytest(root, 7200, "--durations=0", "--continue-on-collection-errors", *files)
+        known["failing"] += re.findall(FAILED, output, re.M)
+        seconds |= dict.fromkeys(files, 0.0)
+        for figure, file in re.findall(r"^([\d.]+)s \w+ +(\S+?\.py)::", output, re.M):
+            seconds[file] += float(figure)
+    print(len(seconds), "files of tests; these fail without a mutation:", known["failing"], flush=True)
     for one in draw:
-        if one["name"] not in known:
+        if one["name"] not in tried_before:
             until_now = itertools.accumulate(seconds[file] for file in chosen[one["file"]])
             tests = [file for file, spent in zip(chosen[one["file"]], until_now) if spent < SECONDS / 2]
-            outcome = tried(root, one, [*tests, *(f"--deselect={test}" for test in failing)])
+            outcome = tried(root, one, [*tests, *(f"--deselect={test}" for test in known["failing"])])
             print("caught" if outcome["caught"] else "survived", one["name"], *outcome["by"], flush=True)
-            known[one["name"]] = {**outcome, "tests": tests}
+            tried_before[one["name"]] = {**outcome, "tests": tests}
             out.write_text(json.dumps(known, indent=1))
-        yield known[one["name"]]
+        yield tried_before[one["name"]]
 
 
 if __name__ == "__main__":
