@@ -174,13 +174,14 @@ def strike(
     victims: Sequence[str] | None,
 ) -> Blow:
     """Starts the run, kills one of its processes, and waits for the end. No victim where it came to its end
-    before the blow. With `victims`, the blow waits for a process of one of these kinds."""
+    before the blow. With `victims`, the blow waits for a process of one of these kinds, and up to three
+    seconds more: they aren't all struck while they start."""
     began = time.monotonic()
     run = start(work, name, *given)
     top = psutil.Process(run.pid)
     seconds = draw.uniform(0.2, 1.0) * within
     seen: dict[int, psutil.Process] = {}
-    victim = ""
+    victim, met = "", False
     while run.poll() is None:
         with contextlib.suppress(psutil.Error):
             seen |= {one.pid: one for one in (top, *top.children(recursive=True))}
@@ -191,6 +192,9 @@ def strike(
                     kinds.setdefault(word, []).append(one)
             if victims:
                 kinds = {word: those for word, those in kinds.items() if word in victims}
+                if kinds and not met:
+                    met, seconds = True, time.monotonic() - began + draw.uniform(0.0, 3.0)
+                    continue
             elif len(kinds) > 1 and draw.random() < 0.8:
                 kinds.pop("treetune run", None)  # it is there all the time, others come and go
             if kinds:

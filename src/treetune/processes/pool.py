@@ -60,6 +60,10 @@ class WorkerStartError(RuntimeError):
     """A worker process did not come up: its servant cannot be unpickled or imported there."""
 
 
+START = 0
+"""The number of no work: a worker's start."""
+
+
 @dataclass(frozen=True)
 class Work:
     """A call of the servant with this number, to be answered within `deadline` seconds.
@@ -86,8 +90,8 @@ class Pool:
     """Answers calls in `workers` processes or in threads, as each servant was registered.
 
     A call on which a servant hangs has the result that `lost` makes of ``timeout``, one on which its process
-    dies or runs out of `memory_gib` that of ``error``; the worker is replaced and the others go on. A call in
-    a thread that takes longer than its deadline is ``unavailable``.
+    dies twice or runs out of `memory_gib` that of ``error``; the worker is replaced and the others go on. A
+    call in a thread that takes longer than its deadline is ``unavailable``.
 
     Workers start with the first call, and end with the pool or with this process, however it ends. `name`
     is what messages call the pool. Safe to use from several threads.
@@ -104,6 +108,8 @@ class Pool:
         self._failure: BaseException | None = None
         self._queue: deque[Work] = deque()
         self._own_queues: list[deque[Work]] = [deque() for _ in range(workers)]
+        self._struck: set[int] = set()
+        """Works at which a worker died, and `START`: once may be the machine's doing."""
         self._closed = False
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = -1, -1
@@ -268,13 +274,18 @@ class Pool:
             return True
         worker.kill()
         if not worker.ready:
-            raise WorkerStartError(f"a worker process did not start: {message}")
+            if outcome == "timeout" or START in self._struck:
+                raise WorkerStartError(f"a worker process did not start: {message}")
+            self._struck.add(START)
         if worker.batch:
-            work = worker.batch.popleft()
+            work = worker.batch[0]
             if outcome == "timeout":
                 message = work.too_long
             log.warning("%s on an answer to problem %s: %s", outcome, work.about, message)
-            self._done(work, self._lost(outcome, message, max(0.0, now - worker.since)))
+            if outcome == "timeout" or work.number in self._struck:
+                worker.batch.popleft()
+                self._done(work, self._lost(outcome, message, max(0.0, now - worker.since)))
+            self._struck.add(work.number)
             with self._lock:
                 for left in reversed(worker.batch):
                     (self._queue if left.worker is None else self._own_queues[left.worker]).appendleft(left)

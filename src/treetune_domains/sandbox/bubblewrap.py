@@ -78,14 +78,27 @@ class Bubblewrap(Sandbox):
         files: Mapping[str, str] | None = None,
         limits: Limits | None = None,
     ) -> Outcome:
-        limits = limits or Limits()
-        given = read_only(stdin.encode(errors="surrogatepass"))
-        try:
-            started = Started(self, code, files or {}, limits, stdin=given)
-        finally:
-            os.close(given)
-        begin = time.monotonic()
-        return follow(started.process, limits=limits, start=begin, usage=started.usage, kill=started.kill)
+        def once() -> Outcome:
+            given = read_only(stdin.encode(errors="surrogatepass"))
+            try:
+                started = Started(self, code, files or {}, limits or Limits(), stdin=given)
+            finally:
+                os.close(given)
+            begin = time.monotonic()
+            return follow(
+                started.process,
+                limits=limits or Limits(),
+                start=begin,
+                usage=started.usage,
+                kill=started.kill,
+            )
+
+        # Killed once, before or after its start, may be the machine's doing, such as a lack of memory.
+        with contextlib.suppress(SandboxUnavailable):
+            outcome = once()
+            if outcome.exit != -signal.SIGKILL:
+                return outcome
+        return once()
 
 
 class Started:

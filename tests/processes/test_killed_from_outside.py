@@ -1,0 +1,65 @@
+"""A process that somebody else kills while it works on an answer costs no reward: the work is done again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.pool import GraderPool
+from treetune.vocabulary import Grade, Problem
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
+
+PROBLEM = Problem(id="train/0", prompt="?", gold="7")
+
+
+class Marking(Grader):
+    """Leaves its process's number in a file, once for each time that it is asked, and is slow the first."""
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        with Path(response).open("a") as file:
+            print(os.getpid(), file=file)
+        time.sleep(30.0 if len(Path(response).read_text().split()) == 1 else 0.0)
+        return Grade(reward=1.0, extracted="7", outcome="correct")
+
+
+def kill_when(victim: Callable[[], int | None]) -> threading.Thread:
+    """Kills the process as soon as there is one."""
+
+    def work() -> None:
+        while (pid := victim()) is None:
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_an_answer_whose_worker_was_killed_is_graded_by_the_next_one(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    kill_when(lambda: int(text) if marks.is_file() and (text := marks.read_text().strip()) else None)
+    with GraderPool(Marking(), workers=1, deadline=60.0) as pool:
+        (grade,) = pool.grade_many([(str(marks), PROBLEM)])
+    assert (grade.outcome, grade.reward) == ("correct", 1.0)
+    assert len(set(marks.read_text().split())) == 2
+
+
+@pytest.mark.skipif(bool(Bubblewrap().missing()), reason="bubblewrap can't be used here")
+@pytest.mark.parametrize("inner", [False, True], ids=["bubblewrap", "the first process within"])
+def test_a_program_whose_sandbox_was_killed_is_run_again(inner: bool) -> None:
+    def victim() -> int | None:
+        family = psutil.Process().children(recursive=True)  # the outer one, the first within, the program
+        return family[inner].pid if len(family) == 3 else None
+
+    killing = kill_when(victim)
+    outcome = Bubblewrap().run("import time\ntime.sleep(1)\nprint('done')")
+    killing.join()
+    assert (outcome.stdout, outcome.exit) == ("done\n", 0)
