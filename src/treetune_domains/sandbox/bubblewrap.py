@@ -78,20 +78,16 @@ class Bubblewrap(Sandbox):
         files: Mapping[str, str] | None = None,
         limits: Limits | None = None,
     ) -> Outcome:
+        limits = limits or Limits()
+
         def once() -> Outcome:
             given = read_only(stdin.encode(errors="surrogatepass"))
             try:
-                started = Started(self, code, files or {}, limits or Limits(), stdin=given)
+                started = Started(self, code, files or {}, limits, stdin=given)
             finally:
                 os.close(given)
             begin = time.monotonic()
-            return follow(
-                started.process,
-                limits=limits or Limits(),
-                start=begin,
-                usage=started.usage,
-                kill=started.kill,
-            )
+            return follow(started.process, limits, begin, started.usage, started.kill)
 
         # Killed once, before or after its start, may be the machine's doing, such as a lack of memory.
         with contextlib.suppress(SandboxUnavailable):
@@ -199,7 +195,7 @@ def _command(packages: bool, disk_mib: int, refused: int, info: int, hold: int) 
         # Root gives up what it is in boot.py. In a user namespace there is nothing to give up.
         *(
             ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
-            if _is_root()
+            if os.geteuid() == 0
             else ("--unshare-user",)
         ),
         *_root(),
@@ -211,7 +207,7 @@ def _command(packages: bool, disk_mib: int, refused: int, info: int, hold: int) 
         *("--perms", "1777", "--size", str(_SHARED_MEMORY_MIB << 20), "--tmpfs", "/dev/shm"),
         *("--remount-ro", "/", "--chdir", "/"),
         *("--seccomp", str(refused), "--info-fd", str(info), "--block-fd", str(hold)),
-        *("--", _executable(), *PYTHON_FLAGS, "/boot.py"),
+        *("--", os.path.realpath(sys.executable), *PYTHON_FLAGS, "/boot.py"),
     ]
 
 
@@ -226,7 +222,7 @@ def _root() -> tuple[str, ...]:
         # Debian and its kin: what else lies in /usr/lib is programs'.
         libraries[0] = Path("/usr/lib", multiarch)
         own = [Path(sysconfig.get_path("stdlib"))] if prefix == Path("/usr") else own
-    files = [Path(_executable()), Path("/etc/ld.so.cache"), Path("/usr/share/zoneinfo")]
+    files = [Path(os.path.realpath(sys.executable)), Path("/etc/ld.so.cache"), Path("/usr/share/zoneinfo")]
     bound = [path for path in (*libraries, *own, *files) if path.exists()]
     # Bubblewrap makes what lies above as closed as it is outside: a Python in root's home couldn't be read by
     # the nobody that programs run as. Nothing else of that home is there.
@@ -246,18 +242,10 @@ def _root() -> tuple[str, ...]:
     return tuple(binds)
 
 
-def _executable() -> str:
-    return os.path.realpath(sys.executable)
-
-
-def _is_root() -> bool:
-    return os.geteuid() == 0
-
-
 def _uid() -> int | None:
     """Returns the user that a program runs as where this is root: a number that no user has and no other
     program at this time, since the kernel counts processes by it."""
-    if not _is_root():
+    if os.geteuid() != 0:
         return None
     count = next(_COUNT)
     own, mapped = uids_of_programs(), _mapped_uids()
@@ -268,7 +256,7 @@ def _uid() -> int | None:
 def uids_of_programs() -> range:
     """Returns the users that this process's programs run as where it is root; none otherwise."""
     first = _FIRST_UID + (os.getpid() << 8)
-    return range(first, first + 256) if _is_root() and first in _mapped_uids() else range(0)
+    return range(first, first + 256) if os.geteuid() == 0 and first in _mapped_uids() else range(0)
 
 
 @cache
@@ -282,7 +270,7 @@ def _mapped_uids() -> range:
 def _resource_limits(limits: Limits) -> dict[str, int]:
     each = resource_limits(limits)
     kernel = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
-    if _is_root():
+    if os.geteuid() == 0:
         each["RLIMIT_NPROC"] = limits.processes
     elif kernel >= (5, 14):
         # Counted in the user namespace, to which the first process belongs as well. Older kernels count all

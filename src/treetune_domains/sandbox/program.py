@@ -194,7 +194,6 @@ def descendants(root: int) -> list[int]:
 
 def follow(
     process: subprocess.Popen[bytes],
-    *,
     limits: Limits,
     start: float,
     usage: Callable[[], Usage],
