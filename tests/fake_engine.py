@@ -53,7 +53,6 @@ class FakeEngine(Engine):
         self.tokens = 0
         self.asked: list[Request] = []
         self.loaded: list[tuple[Path, int]] = []
-        self.naps = 0
         self.closed = False
         self.fail_after = fail_after
         self._probabilities, self._eos_id = probabilities, eos_id
@@ -70,43 +69,43 @@ class FakeEngine(Engine):
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         assert not self.closed
-        given, promised = _parted(requests)
-        requests = given
         results: list[list[Completion]] = []
-        done = 0
-        while done < len(requests) or promised:
-            while done == len(requests) and promised:
+        waiting: list[tuple[int, Request]] = []
+        promised: list[Later] = []
+
+        def ask(more: Iterable[Request | Later]) -> None:
+            for one in more:
+                if isinstance(one, Later):
+                    promised.append(one)
+                else:
+                    waiting.append((len(results), one))
+                    results.append([])
+
+        ask(requests)
+        while waiting or promised:
+            if not waiting:
                 wait([later.ready for later in promised], return_when=FIRST_COMPLETED)
                 later = next(later for later in promised if later.ready.done())
                 promised.remove(later)
-                more, further = _parted(later.requests())
-                requests += more
-                promised += further
-            batch = range(done, len(requests))
-            results += [[] for _ in batch]
-            done = len(requests)
-            for index in [batch[place] for place in self._order(len(batch))]:
+                ask(later.requests())
+                continue
+            batch = list(waiting)
+            waiting.clear()
+            for index, request in [batch[place] for place in self._order(len(batch))]:
                 if self.fail_after is not None and len(self.asked) >= self.fail_after:
                     raise EngineError("the fake engine was told to fail here")
-                request = requests[index]
                 needed = len(request.prompt_ids) + request.sampling.max_tokens
                 if needed > self._context_length:
                     raise ValueError(f"needs {needed} tokens of context, there are {self._context_length}")
                 self.asked.append(request)
+                prompt = tuple(request.prompt_ids.tolist())
+                seeds = range(request.seed, request.seed + request.n)
                 results[index] = [
-                    self._sample(
-                        tuple(request.prompt_ids.tolist()),
-                        request.seed + i,
-                        request.sampling,
-                        request.reads_logprobs,
-                    )
-                    for i in range(request.n)
+                    self._sample(prompt, seed, request.sampling, request.reads_logprobs) for seed in seeds
                 ]
                 self.tokens += sum(len(completion.token_ids) for completion in results[index])
                 if on_result is not None:
-                    more, further = _parted(on_result(index, results[index]) or ())
-                    requests += more
-                    promised += further
+                    ask(on_result(index, results[index]) or ())
         return results
 
     def load(
@@ -134,7 +133,6 @@ class FakeEngine(Engine):
         return SyncReport(seconds=0.0, canary_gap=gap)
 
     def asleep(self) -> AbstractContextManager[None]:
-        self.naps += 1
         return contextlib.nullcontext()
 
     def close(self) -> None:
@@ -165,12 +163,6 @@ class FakeEngine(Engine):
         assert self._decode is not None, "stop strings need `decode`"
         text = self._decode(ids)
         return any(stop in text for stop in sampling.stop)
-
-
-def _parted(asked: Sequence[Request | Later]) -> tuple[list[Request], list[Later]]:
-    """What to sample now, and what comes later."""
-    now = [one for one in asked if isinstance(one, Request)]
-    return now, [one for one in asked if isinstance(one, Later)]
 
 
 def processed(probabilities: Sequence[float], sampling: SamplingParams) -> list[float]:

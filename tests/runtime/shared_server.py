@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load as load_tensors
+from safetensors.torch import load
 
-from tests.runtime.in_process import directory_of
+from tests.runtime.in_process import directory_of, weights_of
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import Config
@@ -22,6 +22,21 @@ from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.trainers.ranks import Ranks
+
+
+def built(config: Config) -> PolicyIteration:
+    experiment = build(Runtime, config.data, Explanation(config))
+    assert isinstance(experiment, PolicyIteration)
+    return experiment
+
+
+def train_with(
+    engine: EngineSettings, experiment: PolicyIteration, config: Config, directory: Path
+) -> tuple[PolicyIteration, ExperimentDirectory]:
+    """Runs an experiment that was built from the configuration to its end in this process."""
+    experiment = replace(experiment, directory=str(directory), engines=Engines(policy=engine))
+    run_iteration_loop(experiment, config.data)
+    return experiment, directory_of(experiment)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +66,8 @@ class SharedServer(EngineSettings):
 
     def train(self, config: Config, directory: Path) -> tuple[PolicyIteration, ExperimentDirectory]:
         """Runs the experiment to its end with this server."""
-        experiment = build(Runtime, config.data, Explanation(config))
-        assert isinstance(experiment, PolicyIteration)
-        experiment = replace(
-            experiment,
-            directory=str(directory),
-            engines=Engines(policy=replace(self, settings=experiment.engines.policy)),
-        )
-        run_iteration_loop(experiment, config.data)
-        return experiment, directory_of(experiment)
+        experiment = built(config)
+        return train_with(replace(self, settings=experiment.engines.policy), experiment, config, directory)
 
 
 @start_engine.register
@@ -81,11 +89,11 @@ def shared_server() -> Iterator[SharedServer]:
             shared.started[0][1].end()  # type: ignore[attr-defined]
 
 
-def largest_move(experiment: PolicyIteration, directory: ExperimentDirectory, done: int) -> float:
+def largest_move(experiment: PolicyIteration, done: int) -> float:
     """How far any weight is from where it began. Fails for weights that are no numbers."""
     start: Mapping[str, torch.Tensor] = experiment.model.load_model(
         experiment.seed, experiment.task.alphabet
     ).state_dict()
-    trained = load_tensors((directory.checkpoint(done) / "policy" / "model.safetensors").read_bytes())
+    trained = load(weights_of(experiment, done))
     assert all(torch.isfinite(tensor).all() for tensor in trained.values())
     return max(float((trained[key] - start[key]).abs().max()) for key in trained if key in start)

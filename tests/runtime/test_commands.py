@@ -1,105 +1,58 @@
-"""The commands beside the loop: they measure, sample ahead and tidy up what a run has made."""
+"""The commands beside the loop, and the server that they share: it has the weights that somebody samples
+from, and proves it."""
 
 from __future__ import annotations
 
-import json
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.runtime.in_process import FakeSettings, directory_of, sampled_requests, small, train
-from tests.support.faults import Experiment
-from treetune.processes import lifetime
-from treetune.runtime import commands
-from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet
-
-SETS = Evaluation(
-    sets=(
-        EvaluationSet(split="validation", problems=4, samples=2),
-        EvaluationSet(split="test", name="often", problems=3, samples=4, temperature=0.5),
-    )
+from tests.runtime.in_process import (
+    MODEL,
+    FakeSettings,
+    directory_of,
+    engines_of,
+    small,
+    train,
+    trained,
+    weights_of,
 )
-MEASURED = "{evaluation+: {sets: [{split: 'test', problems: 6, samples: 2}]}}"
+from tests.runtime.standing_program import SETS
+from treetune.inference.base import Completion, EngineError, Tolerance
+from treetune.inference.settings import InProcessSettings
+from treetune.models.policy_files import read_policy
+from treetune.processes import lifetime
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.runtime import commands
+from treetune.runtime.base import Checkpoints
+from treetune.runtime.policy_server import PolicyServer, stored_logprobs
+from treetune.runtime.session import Session
+from treetune.runtime.training import make_trainer
+
+PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
 
 
-@pytest.fixture
-def finished(tmp_path: Path):
-    config = small(tmp_path, evaluation=SETS)
-    train(small(tmp_path))
-    return config
-
-
-def test_run_evaluation_measures_every_set_on_every_checkpoint_once(
-    finished, capsys: pytest.CaptureFixture[str]
-) -> None:
-    directory = directory_of(finished)
-    commands.run_evaluation(finished, {})
-    for number in (1, 2):
-        for label, split, problems, samples in (("validation", "validation", 4, 2), ("often", "test", 3, 4)):
-            folder = directory.evaluation(number, label)
-            summary = json.loads((folder / "summary.json").read_text())
-            expected = {"split": split, "iteration": number, "n_problems": problems, "samples": samples}
-            assert expected.items() <= summary.items()
-            rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
-            assert len(rows) == problems * samples
-            assert all(row["problem"].startswith(f"{split}/") for row in rows)
-            assert summary["unfinished"] == sum(row["finish_reason"] == "length" for row in rows) / len(rows)
-    (engine,) = finished.engines.policy.engines
-    assert [version for _, version in engine.loaded] == [1, 2]
-    asked = sampled_requests(finished)
-    commands.run_evaluation(finished, {})
-    assert "all sets are measured" in capsys.readouterr().out
-    assert sampled_requests(finished) == asked
-
-
-def test_run_evaluation_goes_on_where_it_was_interrupted(finished, tmp_path: Path) -> None:
-    failing = small(tmp_path, evaluation=SETS, engine=FakeSettings(fail_after=9))
-    with pytest.raises(RuntimeError, match="told to fail"):
-        commands.run_evaluation(failing, {})
-    commands.run_evaluation(finished, {})
-    assert sampled_requests(failing) + sampled_requests(finished) == 2 * (4 + 3)
-
-
-def test_run_evaluation_on_baseline_measures_the_start_weights_as_checkpoint_0(finished) -> None:
-    commands.run_evaluation_on_baseline(finished, {})
-    assert (directory_of(finished).evaluation(0, "often") / "summary.json").is_file()
-    (engine,) = finished.engines.policy.engines
-    assert engine.loaded == []
-
-
-def test_evaluations_while_training_are_in_the_metrics(tmp_path: Path) -> None:
-    often = EvaluationSet(split="validation", problems=4, while_training=True)
-    rare = EvaluationSet(split="test", problems=4)
-    directory = train(small(tmp_path, evaluation=Evaluation(sets=(often, rare), every=1)))
-    measured = [
-        {key.split("/")[1] for key in row if key.startswith("evaluation/")}
-        for row in directory.read_metrics()
-    ]
-    assert measured == [{"validation"}, {"validation", "test"}]
-
-
-def test_only_generate_episodes_leaves_them_for_the_run(tmp_path: Path) -> None:
-    ahead, alone = small(tmp_path / "ahead"), small(tmp_path / "alone")
-    plain = {"type": "policy_iteration", "trainer": {"seed": 1}}
-    commands.only_generate_episodes(ahead, plain)
-    assert directory_of(ahead).checkpoints() == []
+def test_episodes_sampled_ahead_are_those_that_the_run_would_sample(tmp_path: Path) -> None:
+    """From the weights of the newest checkpoint, as the engine samples from the model here."""
+    alone, ahead = (small(tmp_path / name, InProcessSettings(), iterations=3) for name in ("alone", "ahead"))
+    episodes = train(alone).iteration(2) / "episodes.arrow"
+    train(small(tmp_path / "ahead", InProcessSettings()))
+    commands.only_generate_episodes(ahead, PLAIN)
+    sampled = directory_of(ahead).iteration(2) / "episodes.arrow"
+    assert sampled.read_bytes() == episodes.read_bytes()
+    assert directory_of(ahead).checkpoints() == [1, 2], "nothing is trained"
+    written = sampled.stat().st_mtime_ns
     train(ahead)
-    train(alone)
-    assert sampled_requests(ahead) == sampled_requests(alone)
-    policies = [
-        (directory_of(config).checkpoint(2) / "policy" / "model.safetensors").read_bytes()
-        for config in (ahead, alone)
-    ]
-    assert policies[0] == policies[1]
+    assert weights_of(ahead) == weights_of(alone)
+    assert sampled.stat().st_mtime_ns == written, "the run trains on what is there"
 
 
 def test_clean_up_checkpoints_deletes_what_the_configuration_does_not_keep(
-    finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    directory = directory_of(finished)
-    longer = {"checkpoints": Checkpoints(every=1, keep_every=1), "iterations": 4}
-    train(small(tmp_path, **longer))
+    directory = train(small(tmp_path, iterations=4))
     assert directory.checkpoints() == [1, 2, 3, 4]
     assert directory.resumables() == [3, 4], "the older one is for when the newest is damaged"
     commands.clean_up_checkpoints(small(tmp_path, checkpoints=Checkpoints(), iterations=4), {})
@@ -107,58 +60,88 @@ def test_clean_up_checkpoints_deletes_what_the_configuration_does_not_keep(
     assert directory.checkpoints() == directory.resumables() == [3, 4]
 
 
-def test_a_run_that_was_ended_before_its_last_iteration_is_not_finished(finished, tmp_path: Path) -> None:
+def test_a_finished_run_is_known_and_not_held_against_a_smaller_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(small(tmp_path))
     commands.check_finished(small(tmp_path), {})
     with pytest.raises(ValueError, match=r"2 of 3 iterations are done.*run_iteration_loop goes on"):
         commands.check_finished(small(tmp_path, iterations=3), {})
     with pytest.raises(ValueError, match="0 of 2 iterations"):
         commands.check_finished(small(tmp_path, experiment_name="another"), {})
 
-
-@pytest.mark.server
-@pytest.mark.slow
-def test_a_server_without_a_trainer_measures_every_checkpoint(
-    undisturbed: Experiment, tmp_path: Path
-) -> None:
-    experiment = undisturbed.copy(tmp_path)
-    experiment.run("run_evaluation", MEASURED)
-    answers = []
-    for number in (2, 4):
-        folder = experiment.directory.evaluation(number, "test")
-        assert json.loads((folder / "summary.json").read_text())["n_problems"] == 6
-        rows = [json.loads(line) for line in (folder / "answers.jsonl").read_text().splitlines()]
-        assert len(rows) == 12
-        answers.append([row["text"] for row in rows])
-    assert answers[0] != answers[1], "both checkpoints answer alike: were the weights exchanged?"
-
-
-@pytest.mark.server
-@pytest.mark.slow
-def test_episodes_sampled_ahead_by_a_server_are_those_that_the_run_would_sample(
-    undisturbed: Experiment, tmp_path: Path
-) -> None:
-    experiment = undisturbed.copy(tmp_path)
-    third = experiment.directory.iteration(2)
-    shutil.rmtree(third)
-    # As after two iterations. Nothing is trained here.
-    experiment.forget_training()
-    shutil.copytree(undisturbed.directory.checkpoint(2), experiment.directory.checkpoint(2))
-    experiment.run("only_generate_episodes")
-    sampled = (third / "episodes.arrow").read_bytes()
-    assert sampled == (undisturbed.directory.iteration(2) / "episodes.arrow").read_bytes()
-
-
-def test_a_finished_run_is_not_held_against_a_smaller_machine(
-    finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     def refuse(config: object) -> None:
         raise ValueError("it doesn't fit")
 
     monkeypatch.setattr(commands, "BEFORE_A_RUN", [refuse])
     for name in ("exit_on_signals", "end_with_launcher"):  # the test's process keeps its own
         monkeypatch.setattr(lifetime, name, lambda: None)
-    plain = {"type": "policy_iteration", "trainer": {"seed": 1}}
-    commands.run("run_iteration_loop", small(tmp_path), plain)
+    again = small(tmp_path)
+    commands.run("run_iteration_loop", again, PLAIN)
     assert "is finished: all 2 iterations are done" in capsys.readouterr().out
+    assert not engines_of(again)
     with pytest.raises(ValueError, match="it doesn't fit"):
-        commands.run("run_iteration_loop", small(tmp_path, iterations=3), plain)
+        commands.run("run_iteration_loop", small(tmp_path, iterations=3), PLAIN)
+
+
+# The server
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strict(FakeSettings):
+    """The fake engine's tokens are all equally likely, which no checkpoint's are."""
+
+    def tolerance(self, device: str) -> Tolerance:
+        return Tolerance(1e-4, 1e-4)
+
+
+def test_an_engine_that_samples_from_other_weights_than_the_checkpoints_measures_nothing(
+    tmp_path: Path,
+) -> None:
+    directory = train(small(tmp_path))
+    with pytest.raises(EngineError, match="canary gap"):
+        commands.run_evaluation(small(tmp_path, evaluation=SETS, engine=Strict()), {})
+    assert not list(directory.path.glob("evaluations/*/*/summary.json"))
+
+
+def test_stored_weights_are_scored_as_the_model_scores(tmp_path: Path) -> None:
+    config = trained(small(tmp_path))
+    policy = directory_of(config).checkpoint(2) / "policy"
+    (found,) = stored_logprobs(policy, 0.5, [((3, 4, 5), (6, 7))])
+    model = MODEL.load_model(0, config.task.alphabet)
+    model.load_state_dict(read_policy(policy)[0], strict=False)
+    with torch.no_grad():
+        logprobs_TV = (model.eval()(torch.tensor([[3, 4, 5, 6, 7]])).logits[0] / 0.5).log_softmax(-1)
+    assert found == pytest.approx([float(logprobs_TV[2, 6]), float(logprobs_TV[3, 7])], abs=1e-5)
+
+
+def test_offered_weights_go_to_the_engine_when_somebody_samples_and_once(tmp_path: Path) -> None:
+    config = small(tmp_path)
+    with Session.open(config, {}) as session, PolicyServer.start(session, trains=True) as server:
+        trainer = make_trainer(session)
+        (engine,) = engines_of(config)
+        server.offer(trainer, 1)
+        server.offer(trainer, 2)
+        assert engine.loaded == []
+        server.ready()
+        server.ready()
+        assert [version for _, version in engine.loaded] == [2]
+
+
+@pytest.mark.parametrize("credit", [None, MonteCarlo(samples=2)])
+def test_sampled_tokens_per_second_are_those_that_the_engine_sampled(
+    credit: MonteCarlo | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rollout and credit alike, and none that was put into an answer by others."""
+    sampled: list[int] = []
+    real = Completion.__init__
+
+    def counting(self: Completion, *arguments: object, **named: object) -> None:
+        real(self, *arguments, **named)  # type: ignore[arg-type]
+        sampled.append(len(self.token_ids))
+
+    monkeypatch.setattr(Completion, "__init__", counting)
+    config = small(tmp_path, iterations=1, **({} if credit is None else {"credit": credit}))
+    (row,) = train(config).read_metrics()
+    seconds = row["seconds/generation"] + (row["seconds/credit"] if credit else 0.0)
+    assert row["engine/tokens_per_second"] * seconds == pytest.approx(sum(sampled), rel=1e-3)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,26 +10,27 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.runtime.in_process import TASK, directory_of, sampled_requests, small, train
-from treetune.config.build import checked
+from tests.runtime.in_process import (
+    TASK,
+    FakeSettings,
+    directory_of,
+    evaluated,
+    sampled_requests,
+    small,
+    train,
+    trained,
+)
+from tests.runtime.standing_program import SETS, standing
+from treetune.inference.settings import InProcessSettings
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import commands, evaluation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.evaluation import set_problems
 from treetune.tasks.arithmetic import AdditionChain
-from treetune.tasks.base import Split
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem
 
-ROOT = Path(__file__).parents[2]
-
-SETS = Evaluation(
-    sets=(
-        EvaluationSet(split="validation", problems=4, samples=2),
-        EvaluationSet(split="test", problems=3, samples=2),
-    )
-)
 REQUESTS = 2 * (4 + 3)
 """Two checkpoints."""
 
@@ -48,43 +45,80 @@ class Generous(Grader):
         return Grade(reward=1.0, outcome="ok", extracted=response)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Uneven(AdditionChain):
-    """Every fifth prompt is long."""
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        return [
-            replace(p, prompt=p.prompt * (9 if i % 5 == 0 else 1))
-            for i, p in enumerate(super().problems(split))
-        ]
+@pytest.fixture
+def finished(tmp_path: Path) -> PolicyIteration:
+    """A run of two iterations with sets that were not measured."""
+    train(small(tmp_path))
+    return small(tmp_path, evaluation=SETS)
 
 
-UNEVEN = Uneven(count=3, digits=2, train_size=60, validation_size=10, test_size=10)
-EASY = AdditionChain(count=2, digits=2, train_size=6, validation_size=4, test_size=5, grader=Generous())
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    told: list[str] = []
+    monkeypatch.setattr(Console, "say", lambda self, message: told.append(message))
+    return told
 
 
-def summary(config: PolicyIteration, number: int, label: str) -> dict[str, Any]:
-    return json.loads((directory_of(config).evaluation(number, label) / "summary.json").read_text())
+def test_every_set_is_measured_on_every_checkpoint_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = trained(small(tmp_path, InProcessSettings()))
+    config = replace(config, evaluation=SETS)
+    commands.run_evaluation(config, {})
+    for one in SETS.sets:
+        texts = []
+        for number in (1, 2):
+            summary, rows = evaluated(config, number, one.label)
+            expected = {"split": one.split, "iteration": number, "n_problems": one.problems, "samples": 2}
+            assert expected.items() <= summary.items()
+            assert len(rows) == one.problems * 2
+            assert all(row["problem"].startswith(f"{one.split}/") for row in rows)
+            cut = sum(row["finish_reason"] == "length" for row in rows)
+            assert summary["unfinished"] == cut / len(rows)
+            texts.append([row["text"] for row in rows])
+        assert texts[0] != texts[1], "both checkpoints answer alike: were the weights exchanged?"
+    before = capsys.readouterr().out
+    commands.run_evaluation(config, {})
+    assert "all sets are measured" not in before and "all sets are measured" in capsys.readouterr().out
 
 
-def answers(config: PolicyIteration, number: int, label: str) -> list[dict[str, Any]]:
-    lines = (directory_of(config).evaluation(number, label) / "answers.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+def test_an_evaluation_goes_on_where_it_was_interrupted(finished: PolicyIteration, tmp_path: Path) -> None:
+    failing = small(tmp_path, FakeSettings(fail_after=9), evaluation=SETS)
+    with pytest.raises(RuntimeError, match="told to fail"):
+        commands.run_evaluation(failing, {})
+    commands.run_evaluation(finished, {})
+    assert sampled_requests(failing) + sampled_requests(finished) == REQUESTS
+
+
+def test_the_start_weights_are_measured_as_checkpoint_0(finished: PolicyIteration) -> None:
+    commands.run_evaluation_on_baseline(finished, {})
+    assert evaluated(finished, 0, "test")[0]["n_problems"] == 3
+    (engine,) = finished.engines.policy.engines  # type: ignore[attr-defined]
+    assert engine.loaded == []
+
+
+def test_evaluations_while_training_are_in_the_metrics(tmp_path: Path) -> None:
+    often = EvaluationSet(split="validation", problems=4, while_training=True)
+    rare = EvaluationSet(split="test", problems=4)
+    directory = train(small(tmp_path, evaluation=Evaluation(sets=(often, rare), every=1)))
+    measured = [
+        {key.split("/")[1] for key in row if key.startswith("evaluation/")}
+        for row in directory.read_metrics()
+    ]
+    assert measured == [{"validation"}, {"validation", "test"}]
 
 
 def test_a_set_may_be_of_another_task_and_has_its_grader(tmp_path: Path) -> None:
+    easy = AdditionChain(count=2, digits=2, train_size=6, validation_size=4, test_size=5, grader=Generous())
     sets = (
-        EvaluationSet(split="test", name="own", samples=2),
-        EvaluationSet(split="test", name="other", samples=2, task=EASY),
+        EvaluationSet(split="test", name="own", samples=2, temperature=0.5),
+        EvaluationSet(split="test", name="other", samples=2, task=easy),
     )
     rollout = SingleTurn(samples=2, max_tokens=12)
-    config = small(
-        tmp_path, iterations=1, rollout=rollout, evaluation=Evaluation(sets=sets), on_empty_selection="skip"
-    )
-    train(config)
-    assert (summary(config, 1, "own")["n_problems"], summary(config, 1, "other")["n_problems"]) == (10, 5)
-    assert summary(config, 1, "own")["pass_at_1"] == 0.0
-    rows = answers(config, 1, "other")
+    config = small(tmp_path, iterations=1, rollout=rollout, evaluation=Evaluation(sets=sets))
+    train(replace(config, on_empty_selection="skip"))
+    (own, _), (other, rows) = (evaluated(config, 1, name) for name in ("own", "other"))
+    assert (own["n_problems"], other["n_problems"], own["pass_at_1"]) == (10, 5, 0.0)
     assert {row["prompt"].count("+") for row in rows} == {1}
     assert {(row["finish_reason"], row["reward"]) for row in rows} == {("stop", 1.0), ("length", 0.0)}
 
@@ -104,103 +138,69 @@ def test_a_random_choice_of_problems_is_the_evaluations_seeds_and_not_the_runs()
     assert chosen == [id_ for id_ in everything if id_ in chosen], "in the order of the split"
 
 
-def test_sets_that_cannot_be_made_are_told_before_anything_is_started(tmp_path: Path) -> None:
-    config = small(tmp_path, evaluation=Evaluation(sets=(EvaluationSet(split="test", problems=11),)))
-    with pytest.raises(ValueError, match="asks for 11 problems of the test split, which has 10"):
-        commands.run("run_iteration_loop", config, {})
+TOO_MANY = Evaluation(sets=(EvaluationSet(split="test", problems=11),))
+
+
+@pytest.mark.parametrize(
+    ("command", "sets", "message"),
+    [
+        ("run_iteration_loop", TOO_MANY, "asks for 11 problems of the test split, which has 10"),
+        ("run_evaluation", TOO_MANY, "asks for 11 problems of the test split, which has 10"),
+        ("run_evaluation", SETS, "no checkpoint to evaluate: run_iteration_loop makes them"),
+        ("run_evaluation_on_baseline", Evaluation(), r"no evaluation sets: add e\.g\. evaluation\+"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_before_anything_is_started(
+    command: str, sets: Evaluation, message: str, tmp_path: Path
+) -> None:
+    config = small(tmp_path, evaluation=sets)
+    with pytest.raises(ValueError, match=message):
+        commands.COMMANDS[command](config, {})
     assert not directory_of(config).path.exists()
 
 
-def test_training_leaves_long_prompts_out_and_says_how_many(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rollout = SingleTurn(samples=2, max_tokens=12, unfinished_reward=1.0, max_prompt_tokens=20)
-    config = small(tmp_path, iterations=1, task=UNEVEN, rollout=rollout, problems_per_iteration=48)
-    train(config)
-    said = capsys.readouterr().err
-    assert (
-        "12 of 60 training problems are left out: their prompts are longer than max_prompt_tokens = 20"
-        in said
-    )
-    assert "48 training problems" in said
-    with pytest.raises(ValueError, match="all 60 training problems have prompts of more than"):
-        train(replace(config, rollout=replace(rollout, max_prompt_tokens=2), experiment_name="none"))
-
-
-def test_prompts_that_fill_the_context_are_a_mistake_of_the_configuration(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="max_prompt_tokens = 64 leaves nothing of the context_length of 64"):
-        checked(small(tmp_path, rollout=SingleTurn(max_tokens=12, max_prompt_tokens=64)))
-
-
-def test_evaluation_leaves_no_problem_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = small(
-        tmp_path,
-        iterations=1,
-        rollout=SingleTurn(samples=2, max_tokens=60, unfinished_reward=1.0, max_prompt_tokens=20),
-        evaluation=Evaluation(sets=(EvaluationSet(split="test", samples=2, task=UNEVEN),)),
-    )
-    train(config)
-    found, rows = summary(config, 1, "test"), answers(config, 1, "test")
-    assert (found["n_problems"], found["samples"], found["too_long"]) == (10, 2, 2)
-    assert "on 10 problems, 2 of them too long to be asked" in capsys.readouterr().err
-    unanswered = [row for row in rows if row["tokens"] == 0]
-    assert {row["problem"] for row in unanswered} == {"test/0", "test/5"}
-    assert len(rows) == 20 and len(unanswered) == 4
-    assert all(row["reward"] == 0.0 and row["outcome"] == "no_answer" for row in unanswered)
-    assert all(row["tokens"] <= 64 - len(row["prompt"]) for row in rows if row["tokens"])
+def test_an_evaluation_without_sets_says_how_to_add_one(finished: PolicyIteration) -> None:
+    with pytest.raises(ValueError, match=r"no evaluation sets: add e\.g\. evaluation\+"):
+        commands.run_evaluation(replace(finished, evaluation=Evaluation()), {})
 
 
 def test_an_evaluator_goes_around_what_another_measures_and_takes_over_when_it_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: PolicyIteration, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is sampled twice: only what the dead one had not answered is asked for."""
-    train(small(tmp_path))
-    paths = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    other = subprocess.Popen(
-        [sys.executable, str(ROOT / "tests/runtime/evaluator_program.py"), str(tmp_path), "2"],
-        env=os.environ | paths,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    config = small(tmp_path, evaluation=SETS)
+    other = standing(Path(finished.directory), 2, "run_evaluation")
+    directory = directory_of(finished)
     measured_before_the_kill: list[bool] = []
 
     def kill_instead_of_waiting(seconds: float) -> None:
         measured_before_the_kill.extend(
-            (directory_of(config).evaluation(number, label) / "summary.json").is_file()
+            (directory.evaluation(number, label) / "summary.json").is_file()
             for number in (1, 2)
             for label in ("validation", "test")
         )
         other.kill()
         other.wait()
 
-    said: list[str] = []
     monkeypatch.setattr(evaluation, "time", SimpleNamespace(sleep=kill_instead_of_waiting))
-    monkeypatch.setattr(Console, "say", lambda self, message: said.append(message))
     try:
-        assert other.stdout is not None
-        assert "standing still\n" in iter(other.stdout.readline, "")
-        commands.run_evaluation(config, {})
+        commands.run_evaluation(finished, {})
     finally:
         other.kill()
-        other.wait()
+        other.communicate()
     assert measured_before_the_kill == [False, True, True, True]
     assert any(f"waiting for process {other.pid} on" in message for message in said)
-    assert sampled_requests(config) == REQUESTS - 3
-    assert summary(config, 1, "validation")["n_problems"] == 4
-    assert len(answers(config, 1, "validation")) == 8
-    journals = list(directory_of(config).evaluation(1, "validation").glob("journal/*.jsonl"))
+    assert sampled_requests(finished) == REQUESTS - 3
+    summary, answers = evaluated(finished, 1, "validation")
+    assert (summary["n_problems"], len(answers)) == (4, 8)
+    journals = sorted(directory.evaluation(1, "validation").glob("journal/*.jsonl"))
     keys = [json.loads(line)["row"][0] for journal in journals for line in journal.read_text().splitlines()]
-    assert sorted(journal.name for journal in journals) == ["0-0.jsonl", "1-0.jsonl"]
+    assert [journal.name for journal in journals] == ["0-0.jsonl", "1-0.jsonl"]
     assert len(keys) == len(set(keys)) == 4
 
 
 def test_what_was_taken_over_while_a_process_stood_still_is_left_to_its_successor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: PolicyIteration, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small(tmp_path, evaluation=SETS)
-    train(small(tmp_path))
     lost: list[Path] = []
 
     class TakenOver(evaluation.Claims):
@@ -211,21 +211,19 @@ def test_what_was_taken_over_while_a_process_stood_still_is_left_to_its_successo
                 (folder / "0001").write_text(json.dumps({"machine": "another", "released": True}))
             return claim
 
-    said: list[str] = []
-    monkeypatch.setattr(Console, "say", lambda self, message: said.append(message))
     monkeypatch.setattr(commands, "Claims", TakenOver)
-    commands.run_evaluation(config, {})
+    commands.run_evaluation(finished, {})
     assert any("taken over by another process while this one stood still" in message for message in said)
-    assert sampled_requests(config) == REQUESTS, "its journal served the successor"
+    assert sampled_requests(finished) == REQUESTS, "its journal served the successor"
     assert sorted(p.name for p in lost[0].iterdir()) == ["0000", "0001", "0002"]
 
 
 def test_a_checkpoint_that_the_run_deletes_meanwhile_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: PolicyIteration, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small(tmp_path, evaluation=SETS)
-    directory = train(small(tmp_path))
-    first = evaluation.unmeasured(directory, SETS.sets)[0]
+    directory = directory_of(finished)
+    unmeasured = evaluation.unmeasured
+    first = unmeasured(directory, SETS.sets)[0]
 
     def deleting(*arguments: Any) -> list[int]:
         numbers = unmeasured(*arguments)
@@ -233,10 +231,7 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_passed_over(
         (directory.checkpoint(first) / "policy" / "config.json").unlink(missing_ok=True)
         return numbers
 
-    unmeasured = evaluation.unmeasured
     monkeypatch.setattr(evaluation, "unmeasured", deleting)
-    said: list[str] = []
-    monkeypatch.setattr(Console, "say", lambda self, message: said.append(message))
-    commands.run_evaluation(config, {})
+    commands.run_evaluation(finished, {})
     assert any("was deleted meanwhile, before validation was measured on it" in message for message in said)
     assert (directory.evaluation(2, "test") / "summary.json").is_file()

@@ -1,4 +1,4 @@
-"""`treetune run` ends with the exit code of the run, whatever of it is killed."""
+"""A stopped run says so in one line, and `treetune run` ends with the run's exit code, whatever is killed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,36 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.standing_program import standing
 from tests.support.faults import ROOT, Experiment, Running
 from treetune.runtime.front_door import ranks_here, threads_each
 
-pytestmark = pytest.mark.slow
+
+@pytest.mark.parametrize(
+    ("numbers", "code", "said"),
+    [
+        # DeepSpeed's launcher answers Ctrl-C with a SIGTERM to ranks that are on their way out.
+        ((signal.SIGINT, signal.SIGTERM), 130, "stopped in iteration 2; the same command continues"),
+        ((signal.SIGTERM,), 143, "ended by SIGTERM in iteration 2"),
+    ],
+)
+def test_a_run_that_is_stopped_while_it_samples_says_so_in_one_line(
+    numbers: tuple[signal.Signals, ...], code: int, said: str, tmp_path: Path
+) -> None:
+    """It answers four requests in an iteration, so that it stands still in the second."""
+    process = standing(tmp_path, 6, "run_iteration_loop")
+    for number in numbers:
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=300)
+    lines = [line for line in errors.splitlines() if "machine is busy" not in line]
+    assert len(lines) == 4, errors
+    way, begun, first, last = lines
+    assert way.startswith("new weights come into the engine by file")
+    assert begun == "60 training problems, 2 iterations"
+    assert first.startswith("iteration 1/2")
+    assert (last, process.returncode) == (said, code)
+    log = (tmp_path / "small" / "logs" / "run.log").read_text()
+    assert said in log and "Traceback" not in log
 
 
 def start(experiment: Experiment) -> Running:
@@ -34,6 +60,7 @@ def start(experiment: Experiment) -> Running:
     return Running(experiment, process, output, begins)
 
 
+@pytest.mark.slow
 def test_the_exit_code_is_the_runs_whatever_is_killed_and_the_same_command_goes_on(tmp_path: Path) -> None:
     config = ROOT / "tests/support/small_supervised.jsonnet"
     experiment = Experiment(tmp_path, "small", 2, config)

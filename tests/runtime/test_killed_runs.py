@@ -1,0 +1,137 @@
+"""Whatever is killed, whenever, and on however many ranks: the same command ends with the weights of an
+undisturbed run, and nothing is left behind.
+
+Here a run is struck in every phase, once by each kind of death or more; `tests/endurance/fault_matrix.py`
+tries all fifteen points, each in a run of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load
+
+from tests.support.faults import ITERATIONS, Experiment, Running
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    experiment = Experiment(tmp_path_factory.mktemp("undisturbed"))
+    experiment.run()
+    return experiment
+
+
+def test_a_run_killed_where_its_server_is_busy_ends_with_the_weights_of_an_undisturbed_one(
+    undisturbed: Experiment, tmp_path: Path
+) -> None:
+    experiment = Experiment(tmp_path)
+
+    # The engine's death is the run's own business: it goes on, until its launcher dies.
+    running = experiment.start()
+    running.reach("generation", 0)
+    answered = experiment.journals()["0000/rollout-0.jsonl"]
+    running.kill("engine")
+    running.reach("credit", 1)
+    assert experiment.journals()["0000/rollout-0.jsonl"][: len(answered)] == answered
+    running.kill("launcher")
+    assert running.wait() != 0
+    running.assert_all_gone()
+    assert experiment.directory.resumable() is None
+
+    # Begins anew with what was sampled, and goes on sampling where that ends. The engine dies with new
+    # weights on their way into it.
+    answered = experiment.journals()["0001/credit-0.jsonl"]
+    running = experiment.start()
+    running.reach("sync", 2)
+    assert experiment.journals()["0001/credit-0.jsonl"][: len(answered)] == answered
+    running.kill("engine")
+    running.reach("commit", 3)
+    record = json.loads((experiment.directory.iteration(2) / "metrics.json").read_text())
+    assert record["engine/restarts"] == 1
+    running.kill("rank")
+    assert running.wait() != 0
+    running.assert_all_gone()
+
+    # Begins at the checkpoint.
+    assert experiment.directory.resumable() == 2
+    experiment.run()
+    experiment.assert_consistent(undisturbed)
+
+
+def to_the_launcher(running: Running, number: int) -> None:
+    running.launcher.send_signal(number)
+
+
+def to_the_rank(running: Running, number: int) -> None:
+    os.kill(running.victims("rank")[0].pid, number)
+
+
+def to_the_terminal(running: Running, number: int) -> None:
+    """What Ctrl-C does: everyone in the foreground gets it."""
+    os.killpg(running.launcher.pid, number)
+
+
+def test_a_signal_ends_a_run_that_trains_whole_and_the_same_command_continues_it(
+    undisturbed: Experiment, tmp_path: Path
+) -> None:
+    """Everything is sampled and nothing trained: no server has to come up for it."""
+    experiment = undisturbed.copy(tmp_path)
+    experiment.forget_training()
+    first, last = experiment.directory.iteration(0), experiment.directory.iteration(ITERATIONS - 1)
+    for number, send in (
+        (signal.SIGTERM, to_the_launcher),
+        (signal.SIGKILL, to_the_rank),
+        (signal.SIGINT, to_the_terminal),
+        (signal.SIGINT, to_the_rank),
+    ):
+        running = experiment.start()
+        running.freeze(
+            (first / "metrics.json").is_file, (last / "metrics.json").is_file, "the first trained iteration"
+        )
+        send(running, number)
+        running.signal_ranks(signal.SIGCONT)
+        code = running.wait()
+        assert code != 0, f"{signal.Signals(number).name} {send.__name__}: exit code 0"
+        if number == signal.SIGINT:
+            said = running.tail()
+            # Frozen ranks may have the launcher's SIGTERM beside the terminal's SIGINT when they go on.
+            ended = send is to_the_terminal and "ended by SIGTERM in iteration 1" in said
+            assert ended or "; the same command continues" in said
+            assert "aiohttp" not in said and "Unclosed" not in said
+        if (number, send) == (signal.SIGINT, to_the_rank):
+            assert code == 130 and "Traceback" not in said
+        running.assert_all_gone()
+        if send is not to_the_rank:
+            # A launcher's death is noticed within half a second, in which this run may train to its end.
+            experiment.forget_training()
+        else:
+            assert experiment.directory.resumable() is None
+            (first / "metrics.json").unlink()
+    experiment.run()
+    experiment.assert_consistent(undisturbed)
+
+
+def test_two_ranks_and_one_server_end_with_the_weights_of_one(
+    undisturbed: Experiment, tmp_path: Path
+) -> None:
+    two = Experiment(tmp_path, ranks=2)
+    two.run()
+    of_one, of_two = load(undisturbed.policy()), load(two.policy())
+    assert of_one.keys() == of_two.keys()
+    for name, weights in of_one.items():
+        assert (weights - of_two[name]).abs().max() <= TOLERANCE, name
+    earlier = load(undisturbed.policy(2)).items()
+    moved = max(float((of_one[name] - weights).abs().max()) for name, weights in earlier)
+    assert moved > 100 * TOLERANCE, "the comparison says nothing: training moved no weight"
+    assert [row["iteration"] for row in two.directory.read_metrics()] == list(range(ITERATIONS))
+    assert {name.split("/")[1] for name in two.journals()} == {
+        f"{phase}-{rank}.jsonl" for phase in ("rollout", "credit") for rank in (0, 1)
+    }
