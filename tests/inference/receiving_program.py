@@ -8,6 +8,7 @@ Without a server: what its worker does to the model, in a process that ends with
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,15 @@ def main(old: Path, new: Path, chunks: Path) -> None:
         write_index(files, chunks)
         reload_weights(config, model, None, str(chunks), True)
         from_chunks_folder = values(model)
+        torn = chunks / "torn"
+        shutil.copytree(new, torn)
+        whole = (torn / "model.safetensors").read_bytes()
+        (torn / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+        try:
+            reload_weights(config, model, None, str(torn), True)
+        except Exception as error:
+            refused = repr(error)
+    assert "SafetensorError" in refused, "weights that are not whole were taken"
     assert number > 2 and len(before) > 14
     assert before.keys() == by_chunks.keys() == from_folder.keys()
     same = [name for name in before if torch.equal(before[name], by_chunks[name])]

@@ -12,6 +12,7 @@ from pathlib import Path
 from treetune.inference.base import (
     Canary,
     Chunk,
+    Completion,
     EngineLaunch,
     Rendezvous,
     Request,
@@ -132,6 +133,12 @@ class Stub:
 
 def request(seed: int, n: int = 2, prompt: TokenIds = (1, 2, 3), max_tokens: int = 5) -> Request:
     return Request(prompt, seed, n, SamplingParams(max_tokens))
+
+
+def answers(seed: int, n: int = 2, version: int = 0) -> list[Completion]:
+    """What the stub server gives to a `request`, from the weights of that version."""
+    samples = (stub_server.sample(f"weights {version}", [1, 2, 3], seed + i, 5) for i in range(n))
+    return [Completion(tuple(ids), tuple(logprobs), "length", version) for ids, logprobs in samples]
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -15,62 +15,52 @@ from treetune.inference.base import (
     ANSWERS,
     CONTINUATIONS,
     Canary,
+    Chunk,
     Completion,
     EngineError,
     Later,
     Request,
     Tolerance,
 )
+from treetune.inference.client import Address
+from treetune.inference.engine import VllmEngine
 from treetune.inference.server import OwnServer
+from treetune.inference.transfer import FromFolder
 from treetune.vocabulary import TokenIds, token_array
 
-from . import stub_server
 from .stub_server import CONTEXT
-from .stubs import Stub, below, none_alive, request, until
+from .stubs import Stub, answers, below, none_alive, request, until
+
+# Sampling
 
 
-def expected(seed: int, index: int, version: int = 0, max_tokens: int = 5) -> Completion:
-    ids, logprobs = stub_server.sample(f"weights {version}", [1, 2, 3], seed + index, max_tokens)
-    return Completion(tuple(ids), tuple(logprobs), "length", version)
-
-
-def test_completions_come_in_the_order_of_requests_and_samples(stub: Stub) -> None:
-    engine = stub.start()
-    results = engine.generate([request(100 * i, n=3) for i in range(20)])
-    assert results == [[expected(100 * i, k) for k in range(3)] for i in range(20)]
-
-
-def test_every_request_is_reported_once_as_it_comes(stub: Stub) -> None:
-    reported: dict[int, list[Completion]] = {}
-    results = stub.start().generate([request(i) for i in range(10)], lambda i, c: reported.update({i: c}))
-    assert [reported[i] for i in range(10)] == results
+def test_completions_come_in_the_order_of_requests_and_samples_and_are_reported_once(stub: Stub) -> None:
+    reported: list[tuple[int, list[Completion]]] = []
+    asked = [request(100 * i, n=3) for i in range(20)]
+    results = stub.start().generate(asked, lambda i, completions: reported.append((i, completions)))
+    assert results == [answers(100 * i, n=3) for i in range(20)]
+    assert sorted(reported, key=lambda one: one[0]) == list(enumerate(results))
 
 
 def test_more_samples_than_the_server_holds_are_sent_in_parts_with_the_same_seeds(stub: Stub) -> None:
     engine = stub.start(max_num_seqs=4)
-    assert engine.generate([request(7, n=10)]) == [[expected(7, k) for k in range(10)]]
+    assert engine.generate([request(7, n=10)]) == [answers(7, n=10)]
     assert sorted((a["seed"], a["n"]) for a in stub.asked()) == [(7, 4), (11, 4), (15, 2)]
 
 
 def test_answers_are_sent_before_continuations(stub: Stub) -> None:
     engine = stub.start(max_concurrency=1)
     mixed = [replace(request(i), priority=(CONTINUATIONS, ANSWERS)[i % 2]) for i in range(6)]
-    assert engine.generate(mixed) == [[expected(i, k) for k in range(2)] for i in range(6)]
+    assert engine.generate(mixed) == [answers(i) for i in range(6)]
     order = [(asked["seed"], asked["priority"]) for asked in stub.asked()]
     assert order == [(1, 0), (3, 0), (5, 0), (0, 1), (2, 1), (4, 1)]
 
 
-@pytest.mark.parametrize("fault", ["dies-after-two", "forgets-a-logprob"])
-def test_unfinished_requests_alone_are_sent_again_after_a_failure(stub: Stub, fault: str) -> None:
-    engine = stub.start(max_concurrency=1)
-    engine.wait_ready()
-    stub.order(fault)
-    reported: list[int] = []
-    results = engine.generate([request(i) for i in range(6)], lambda i, c: reported.append(i))
-    assert results == [[expected(i, k) for k in range(2)] for i in range(6)]
-    assert sorted(reported) == list(range(6))
-    assert engine.restarts == 1
-    assert len(stub.asked()) == 7
+def test_log_probs_that_nobody_reads_are_not_asked_for_and_change_no_token(stub: Stub) -> None:
+    engine = stub.start()
+    read, unread = engine.generate([request(1), replace(request(1), reads_logprobs=False)])
+    assert [one.logprobs for one in unread] == [None, None]
+    assert [replace(one, logprobs=None) for one in read] == unread
 
 
 def test_what_follows_later_is_waited_for_and_holds_nobody_up(stub: Stub) -> None:
@@ -92,8 +82,23 @@ def test_what_follows_later_is_waited_for_and_holds_nobody_up(stub: Stub) -> Non
 
     results = engine.generate([request(i) for i in range(8)], on_result)
     assert sorted(asked) == list(range(11))
-    seeds = [*range(8), 102, 100, 101]
-    assert results == [[expected(seed, k) for k in range(2)] for seed in seeds]
+    assert results == [answers(seed) for seed in [*range(8), 102, 100, 101]]
+
+
+# Failures
+
+
+@pytest.mark.parametrize("fault", ["dies-after-two", "forgets-a-logprob"])
+def test_unfinished_requests_alone_are_sent_again_after_a_failure(stub: Stub, fault: str) -> None:
+    engine = stub.start(max_concurrency=1)
+    engine.wait_ready()
+    stub.order(fault)
+    reported: list[int] = []
+    results = engine.generate([request(i) for i in range(6)], lambda i, c: reported.append(i))
+    assert results == [answers(i) for i in range(6)]
+    assert sorted(reported) == list(range(6))
+    assert engine.restarts == 1
+    assert len(stub.asked()) == 7
 
 
 @pytest.mark.parametrize("first", ["request", "later"])
@@ -114,7 +119,7 @@ def test_a_server_that_dies_while_something_is_awaited_is_replaced_and_nothing_l
     later = Later(ready, lambda: [request(50)])
     requests: list[Request | Later] = [request(i) for i in range(6)]
     results = engine.generate([later, *requests] if first == "later" else [*requests, later], on_result)
-    assert results == [[expected(seed, k) for k in range(2)] for seed in [*range(6), 50]]
+    assert results == [answers(seed) for seed in [*range(6), 50]]
     assert engine.restarts == 1 and sorted(answered) == list(range(7))
 
 
@@ -122,7 +127,7 @@ def test_a_server_that_falls_silent_is_replaced_after_the_deadline(stub: Stub) -
     engine = stub.start(request_timeout=1.0)
     engine.wait_ready()
     stub.order("hangs")
-    assert engine.generate([request(1)]) == [[expected(1, 0), expected(1, 1)]]
+    assert engine.generate([request(1)]) == [answers(1)]
     assert engine.restarts == 1
 
 
@@ -151,6 +156,146 @@ def test_a_prompt_beyond_the_context_is_refused_before_anything_is_sent(stub: St
     assert not (stub.faults / "asked.jsonl").exists()
 
 
+# New weights, by file and in chunks
+
+
+def load(stub: Stub, engine: VllmEngine, version: int, canary: Canary | None = None) -> int:
+    """How many restarts it took, where the engine has the trainer's log-probs afterwards."""
+    if isinstance(engine._replicas[0].transfer, FromFolder):
+        report = engine.load(stub.weights(version), version, canary or stub.canary(version))
+    else:
+        folder = stub.folder / f"{version:04d}"
+        report = engine.load(folder, version, canary or stub.canary(version), stub.chunks(version))
+    assert (report.canary_gap, engine.version) == (0.0, version)
+    assert engine.generate([request(5)]) == [answers(5, version=version)]
+    return report.restarts
+
+
+@pytest.mark.parametrize(
+    ("transfer", "fault"),
+    [
+        *(("file", fault) for fault in ("reload-fails", "reload-lies", "cache-is-held")),
+        ("shared_memory", "start-fails"),
+        ("shared_memory", "update-fails"),
+        ("shared_memory", "finish-fails"),
+        ("shared_memory", "dies-in-an-update"),
+        ("shared_memory", "hangs-in-an-update"),
+        ("shared_memory", "cache-is-held"),
+    ],
+)
+def test_a_server_that_fails_an_update_is_replaced_by_one_with_whole_weights(
+    stub: Stub, transfer: str, fault: str
+) -> None:
+    engine = stub.start(transfer, sync_timeout=1.0)  # type: ignore[arg-type]
+    engine.wait_ready()
+    stub.order(fault)
+    assert load(stub, engine, 1) == 1
+    assert load(stub, engine, 2) == 0, "the new server is met and takes what comes"
+
+
+def test_an_update_begins_takes_chunks_in_their_order_and_ends(stub: Stub) -> None:
+    engine = stub.start("shared_memory")
+    engine.wait_ready()
+    for version in (1, 2):
+        stub.paths()
+        assert load(stub, engine, version) == 0
+        update = ["/start_weight_update", *3 * ["/update_weights"], "/finish_weight_update"]
+        first = ["/init_weight_transfer_engine"] if version == 1 else []
+        assert stub.paths() == [*first, *update, "/reset_prefix_cache"]
+
+
+def test_chunks_are_gone_through_to_their_end_whatever_happens_to_them(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making them is collective: the other ranks wait in the middle of the chunks."""
+    engine = stub.start("shared_memory")
+    engine.wait_ready()
+    (replica,) = engine._replicas
+    start_anew = replica.server.start_anew
+    problems: list[str] = []
+    made: list[int] = []
+
+    def send(address: Address, chunk: Chunk) -> None:
+        raise RuntimeError("out of memory")
+
+    def started_anew(weights: Path, reason: str) -> None:
+        problems.append(reason)
+        start_anew(weights, reason)
+
+    def chunks() -> Iterator[Chunk]:
+        for chunk in stub.chunks(1):
+            made.append(chunk.number)
+            yield chunk
+
+    monkeypatch.setattr(replica.transfer, "send", send)
+    monkeypatch.setattr(replica.server, "start_anew", started_anew)
+    report = engine.load(stub.folder / "0001", 1, stub.canary(1), chunks())
+    assert made == [0, 1, 2]
+    assert (report.canary_gap, report.restarts) == (0.0, 1)
+    assert problems == ["RuntimeError: out of memory"]
+
+
+def test_nobody_samples_from_the_weights_of_two_versions(stub: Stub) -> None:
+    """What fails is the trainer: the server has a chunk of the new weights and not the others."""
+    engine = stub.start("shared_memory")
+    engine.wait_ready()
+
+    def chunks() -> Iterator[Chunk]:
+        yield next(stub.chunks(1))
+        raise OSError("no room for the second chunk")
+
+    with pytest.raises(OSError, match="no room"):
+        engine.load(stub.folder / "0001", 1, stub.canary(1), chunks())
+    assert engine.generate([request(5)]) == [answers(5)]
+    assert (engine.restarts, engine.version) == (1, 0)
+    load(stub, engine, 2)
+
+
+def test_a_second_update_cannot_begin_while_one_is_open(stub: Stub) -> None:
+    engine = stub.start("shared_memory")
+    load(stub, engine, 1)
+    (replica,) = engine._replicas
+    engine._client.post(replica.server.ready(), "/start_weight_update", timeout=5.0)
+    assert load(stub, engine, 2) == 1
+
+
+def test_of_several_servers_the_one_that_fails_an_update_is_replaced(stub: Stub) -> None:
+    engine = stub.start("shared_memory", replicas=2)
+    engine.wait_ready()
+    stub.order("dies-in-an-update")
+    # One, where the other server is quick enough to answer within the stand-ins' short deadlines.
+    assert load(stub, engine, 1) in (1, 2)
+    found = engine.generate([request(seed) for seed in range(8)])
+    assert found == [answers(seed, version=1) for seed in range(8)]
+
+
+def test_weights_that_no_server_takes_are_an_error_and_the_next_ones_are_loaded(stub: Stub) -> None:
+    engine = stub.start()
+    engine.wait_ready()
+    with pytest.raises(EngineError, match="could not be brought into the engine"):
+        engine.load(stub.folder / "missing", 1, stub.canary(1))
+    load(stub, engine, 2)
+
+
+@pytest.mark.parametrize("transfer", ["file", "shared_memory"])
+def test_log_probs_that_stay_wrong_end_in_an_error_that_names_the_gap(stub: Stub, transfer: str) -> None:
+    engine = stub.start(transfer)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=r"could not be brought(.|\n)*differ from the trainer's by up to"):
+        load(stub, engine, 1, stub.canary(2))
+
+
+def test_old_weights_replace_the_server_though_their_gap_is_tolerated(stub: Stub) -> None:
+    engine = stub.start()
+    prompts = [token_array((prompt,)) for prompt in range(6)]
+
+    def tolerant(version: int) -> Canary:
+        return replace(stub.canary(version), prompts=prompts, tolerance=Tolerance(1e9, 1e9))
+
+    assert load(stub, engine, 1, tolerant(1)) == 0
+    stub.order("reload-lies")
+    assert load(stub, engine, 2, tolerant(2)) == 1
+
+
 def test_the_canary_asks_for_what_its_prompts_leave_of_the_context(stub: Stub) -> None:
     engine = stub.start()
     lengths = (3, CONTEXT - 2, CONTEXT - 1, CONTEXT, 5 * CONTEXT)
@@ -161,75 +306,29 @@ def test_the_canary_asks_for_what_its_prompts_leave_of_the_context(stub: Stub) -
         scored.extend((len(prompt), len(ids)) for prompt, ids in pairs)
         return stub.canary(1).score(pairs)
 
-    assert engine.load(stub.weights(1), 1, replace(canary, score=score)).canary_gap == 0.0
+    load(stub, engine, 1, replace(canary, score=score))
     longest = CONTEXT - 1
     assert scored == [(3, 4), (CONTEXT - 2, 2), (longest, 1), (longest, 1), (longest, 1)]
 
 
-def test_new_weights_are_sampled_from_after_a_load(stub: Stub) -> None:
-    engine = stub.start()
-    report = engine.load(stub.weights(1), 1, stub.canary(1))
-    assert (report.canary_gap, report.restarts, engine.version) == (0.0, 0, 1)
-    assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=1)]]
-
-
-@pytest.mark.parametrize("fault", ["reload-fails", "reload-lies", "cache-is-held"])
-def test_a_failed_sync_replaces_the_server_by_one_with_the_new_weights(stub: Stub, fault: str) -> None:
-    engine = stub.start()
-    engine.wait_ready()
-    stub.order(fault)
-    report = engine.load(stub.weights(1), 1, stub.canary(1))
-    assert (report.canary_gap, report.restarts) == (0.0, 1)
-    assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=1)]]
-
-
-def test_old_weights_replace_the_server_though_their_gap_is_tolerated(stub: Stub) -> None:
-    engine = stub.start()
-    prompts = [token_array((prompt,)) for prompt in range(6)]
-
-    def tolerant(version: int) -> Canary:
-        return replace(stub.canary(version), prompts=prompts, tolerance=Tolerance(1e9, 1e9))
-
-    engine.load(stub.weights(1), 1, tolerant(1))
-    stub.order("reload-lies")
-    report = engine.load(stub.weights(2), 2, tolerant(2))
-    assert (report.canary_gap, report.restarts) == (0.0, 1)
-    assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=2)]]
-
-
-def test_log_probs_that_stay_wrong_end_in_an_error_that_names_the_gap(stub: Stub) -> None:
-    engine = stub.start()
-    with pytest.raises(EngineError, match="differ from the trainer's by up to"):
-        engine.load(stub.weights(1), 1, stub.canary(2))
-
-
-def test_weights_that_no_server_can_load_are_an_error_and_the_next_ones_are_loaded(stub: Stub) -> None:
-    engine = stub.start()
-    engine.generate([request(5, n=1)])
-    with pytest.raises(EngineError, match="could not be brought into the engine"):
-        engine.load(stub.folder / "missing", 1, stub.canary(1))
-    engine.load(stub.weights(2), 2, stub.canary(2))
-    assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=2)]]
-
-
 def test_a_server_that_dies_later_comes_back_with_the_newest_weights(stub: Stub) -> None:
     engine = stub.start()
-    engine.load(stub.weights(1), 1, stub.canary(1))
+    load(stub, engine, 1)
     stub.order("dies-after-two")
-    assert engine.generate([request(i, n=1) for i in range(5)]) == [[expected(i, 0, 1)] for i in range(5)]
+    assert engine.generate([request(i) for i in range(5)]) == [answers(i, version=1) for i in range(5)]
+    assert engine.restarts == 1
+
+
+# Sleep
 
 
 def test_a_sleeping_engine_gets_its_weights_before_its_cache_has_room(stub: Stub) -> None:
     engine = stub.start(sleep=True)
     with engine.asleep():
         assert stub.paths() == ["/sleep?level=1"]
-    engine.load(stub.weights(1), 1, stub.canary(1))
-    assert stub.paths() == [
-        "/wake_up?tags=weights",
-        "/collective_rpc",
-        "/wake_up?tags=kv_cache",
-        "/reset_prefix_cache",
-    ]
+    load(stub, engine, 1)
+    woken = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache", "/reset_prefix_cache"]
+    assert stub.paths() == woken
     engine.generate([request(1)])
     assert stub.paths() == []
 
@@ -243,7 +342,7 @@ def test_a_server_that_dies_asleep_is_not_started_before_its_memory_is_free(stub
         os.kill(server, signal.SIGKILL)
         assert until(lambda: none_alive(started))
         assert not until(lambda: stub.starts() > 1, seconds=1.0)
-    assert engine.generate([request(1, n=1)]) == [[expected(1, 0)]]
+    assert engine.generate([request(1)]) == [answers(1)]
     assert (stub.starts(), engine.restarts) == (2, 1)
     assert stub.paths() == ["/sleep?level=1"], "a new server never slept"
 
@@ -257,20 +356,18 @@ def test_a_server_that_cannot_fall_asleep_is_replaced_by_one_that_can(stub: Stub
     assert engine.restarts == 1
 
 
-def test_a_sleeping_engine_wakes_for_whoever_samples(stub: Stub) -> None:
-    engine = stub.start(sleep=True)
-    with engine.asleep():
-        pass
-    assert engine.generate([request(1, n=1)]) == [[expected(1, 0)]]
-    assert stub.paths() == ["/sleep?level=1", "/wake_up?tags=weights", "/wake_up?tags=kv_cache"]
+def test_a_sleeping_engine_wakes_for_whoever_samples_and_without_sleep_it_stays_awake(stub: Stub) -> None:
+    for sleep, woken in ((True, ["/wake_up?tags=weights", "/wake_up?tags=kv_cache"]), (False, [])):
+        engine = stub.start(sleep=sleep)
+        engine.wait_ready()
+        with engine.asleep():
+            pass
+        assert engine.generate([request(1)]) == [answers(1)]
+        assert stub.paths() == ["/sleep?level=1"] * sleep + woken
+        engine.close()
 
 
-def test_without_sleep_the_engine_stays_awake(stub: Stub) -> None:
-    engine = stub.start()
-    engine.wait_ready()
-    with engine.asleep():
-        pass
-    assert stub.paths() == []
+# Start and end
 
 
 def test_the_key_of_a_server_stands_in_no_log_and_every_start_has_another(stub: Stub) -> None:
@@ -286,24 +383,25 @@ def test_the_key_of_a_server_stands_in_no_log_and_every_start_has_another(stub: 
 
 def test_a_taken_port_is_exchanged_for_another(stub: Stub) -> None:
     stub.order("port-is-taken")
-    assert stub.start().generate([request(1, n=1)]) == [[expected(1, 0)]]
+    assert stub.start().generate([request(1)]) == [answers(1)]
 
 
-def test_a_server_that_never_starts_is_an_error_with_its_log_and_the_likely_cause(stub: Stub) -> None:
-    stub.order("never-starts")
-    with pytest.raises(
-        EngineError, match=r"out of memory: lower(.|\n)*server-0\.log(.|\n)*CUDA out of memory"
-    ):
-        stub.start().wait_ready()
+@pytest.mark.parametrize(
+    ("fault", "settings", "message"),
+    [
+        ("never-starts", {}, r"out of memory: lower(.|\n)*server-0\.log(.|\n)*CUDA out of memory"),
+        ("never-listens", {"start_timeout": 1.0}, "no token sampled within start_timeout = 1 s"),
+    ],
+)
+def test_a_server_that_does_not_come_up_is_an_error_with_its_log_and_the_likely_cause(
+    stub: Stub, fault: str, settings: dict[str, float], message: str
+) -> None:
+    stub.order(fault)
+    with pytest.raises(EngineError, match=message):
+        stub.start(**settings).wait_ready()
 
 
-def test_a_server_that_never_listens_is_given_up_after_start_timeout(stub: Stub) -> None:
-    stub.order("never-listens")
-    with pytest.raises(EngineError, match="no token sampled within start_timeout = 1 s"):
-        stub.start(start_timeout=1.0).wait_ready()
-
-
-def test_nothing_is_left_after_close_however_often(stub: Stub) -> None:
+def test_nothing_is_left_after_close_however_often_also_while_the_server_starts(stub: Stub) -> None:
     before = set(below(os.getpid()))
     engine = stub.start()
     engine.generate([request(1)])
@@ -314,20 +412,9 @@ def test_nothing_is_left_after_close_however_often(stub: Stub) -> None:
     assert none_alive(started)
     with pytest.raises(EngineError, match="closed"):
         engine.generate([request(1)])
-
-
-def test_closing_while_the_server_starts_ends_it(stub: Stub, tmp_path: Path) -> None:
-    before = set(below(os.getpid()))
     stub.order("never-listens")
     stub.start().close()
     assert set(below(os.getpid())) <= before
-
-
-def test_log_probs_that_nobody_reads_are_not_asked_for_and_change_no_token(stub: Stub) -> None:
-    engine = stub.start()
-    read, unread = engine.generate([request(1), replace(request(1), reads_logprobs=False)])
-    assert [one.logprobs for one in unread] == [None, None]
-    assert [replace(one, logprobs=None) for one in read] == unread
 
 
 @pytest.mark.parametrize("where", ["_start", "_watch"])

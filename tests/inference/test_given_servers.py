@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,10 @@ from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.engine import VllmEngine, start_engine
 from treetune.inference.launch import ServerProcess, free_port, listens
 from treetune.inference.settings import VllmSettings
-from treetune_cluster import runs as runs
-from treetune_cluster.cuda_transfers import own_address
 from treetune_cluster.given import GivenServer, described, read_key
 
 from . import stub_server
-from .stubs import Stub, StubLaunch, below, request, until
-from .test_replicas import expected
+from .stubs import Stub, StubLaunch, answers, below, request, until
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "a key that both know"
@@ -95,7 +91,7 @@ def test_they_are_given_the_runs_weights_and_give_its_answers_and_stay(elsewhere
     first, second = elsewhere.engine(*urls), elsewhere.engine(*urls, rank=1)
     for engine in (first, second):
         engine.wait_ready()
-        assert engine.generate([request(i) for i in range(8)]) == [expected(i) for i in range(8)]
+        assert engine.generate([request(i) for i in range(8)]) == [answers(i) for i in range(8)]
     assert set(stub.asked_of()) == {0, 1}
     stub.paths()
     report = first.load(stub.weights(1), 1, stub.canary(1))
@@ -103,7 +99,7 @@ def test_they_are_given_the_runs_weights_and_give_its_answers_and_stay(elsewhere
     assert sorted(stub.paths()) == ["/collective_rpc"] * 2 + ["/reset_prefix_cache"] * 2
     second.load(stub.weights(1), 1)
     for engine in (first, second):
-        assert engine.generate([request(3)]) == [expected(3, 1)]
+        assert engine.generate([request(3)]) == [answers(3, version=1)]
         engine.close()
     assert all(process.exit_code() is None for process in elsewhere.processes.values())
 
@@ -135,7 +131,7 @@ def test_ranks_that_start_from_settings_agree_on_whose_weights_they_mean(elsewhe
 
     with ThreadPoolExecutor(2) as ranks:
         found = list(ranks.map(rank, range(2)))
-    assert found == [([expected(i)], 0, [expected(i, 1)]) for i in range(2)]
+    assert found == [([answers(i)], 0, [answers(i, version=1)]) for i in range(2)]
 
 
 def test_one_that_is_lost_is_waited_for_while_the_others_go_on_and_gets_its_weights(
@@ -152,11 +148,11 @@ def test_one_that_is_lost_is_waited_for_while_the_others_go_on_and_gets_its_weig
         port = port or elsewhere.kill(urls[0])
 
     asked = [request(i) for i in range(20)]
-    assert engine.generate(asked, on_result) == [expected(i, 1) for i in range(20)]
+    assert engine.generate(asked, on_result) == [answers(i, version=1) for i in range(20)]
     assert elsewhere.serve(port) == urls[0]
     engine.wait_ready()
     stub.forget_what_was_asked()
-    assert engine.generate(asked) == [expected(i, 1) for i in range(20)]
+    assert engine.generate(asked) == [answers(i, version=1) for i in range(20)]
     assert set(stub.asked_of()) == {0, 1}, "it is back, with the newest weights"
     assert engine.restarts == 1
 
@@ -169,7 +165,7 @@ def test_one_that_takes_no_weights_or_lies_about_them_is_asked_once_more(elsewhe
     assert engine.load(stub.weights(1), 1, stub.canary(1)).canary_gap == 0.0
     stub.order("reload-lies")
     assert engine.load(stub.weights(2), 2, stub.canary(2)).canary_gap == 0.0
-    assert engine.generate([request(1), request(2)]) == [expected(1, 2), expected(2, 2)]
+    assert engine.generate([request(1), request(2)]) == [answers(1, version=2), answers(2, version=2)]
     with pytest.raises(EngineError, match="could not be brought into the engine"):
         engine.load(stub.weights(1), 1, stub.canary(2))
 
@@ -181,7 +177,7 @@ def test_weights_of_another_run_are_never_sampled_from(elsewhere: Elsewhere) -> 
     theirs = elsewhere.engine(url, run="another run")
     theirs.load(elsewhere.stub.weights(1), 1, elsewhere.stub.canary(1))
     theirs.close()
-    assert ours.generate([request(1)]) == [expected(1)], "brought in again"
+    assert ours.generate([request(1)]) == [answers(1)], "brought in again"
 
 
 @pytest.mark.parametrize(
@@ -224,7 +220,7 @@ def test_serve_engine_says_what_a_run_is_to_be_given_and_ends_its_server(elsewhe
         assert until(lambda: "it samples" in printed.read_text()), printed.read_text()
         assert f"addresses: ['{url}'], key_file: '{key_file}'" in printed.read_text()
         engine = elsewhere.engine(url, key=read_key(key_file))
-        assert engine.generate([request(1)]) == [expected(1)]
+        assert engine.generate([request(1)]) == [answers(1)]
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
         assert not listens(port)
@@ -285,41 +281,8 @@ def test_a_server_that_hangs_is_given_up_and_its_requests_go_to_the_others(
         return "it no longer answers"
 
     monkeypatch.setattr(GivenServer, "gone", gone)
-    assert engine.generate([request(1), request(2)]) == [expected(1), expected(2)]
+    assert engine.generate([request(1), request(2)]) == [answers(1), answers(2)]
     assert asked
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"addresses": ("10.0.0.2:8000",), "key_file": "k"}, "addresses has '10.0.0.2:8000'"),
-        ({"addresses": ("http://a:1", "http://a:1"), "key_file": "k"}, "names a server twice"),
-        ({"addresses": (), "key_file": "k"}, "addresses is empty"),
-        ({"addresses": ("http://a:1",)}, "addresses need key_file"),
-        ({"key_file": "k"}, "there are none"),
-        ({"addresses": ("http://a:1",), "key_file": "k", "replicas": 2}, "replicas is about servers"),
-        ({"addresses": ("http://a:1",), "key_file": "k", "sleep": True}, "sleep is about servers"),
-        (
-            {"addresses": ("http://a:1",), "key_file": "k", "servers": "per_rank"},
-            "per_rank' is about servers",
-        ),
-    ],
-)
-def test_settings_that_contradict_addresses_are_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        VllmSettings(**settings)
-
-
-def test_weights_go_by_the_shared_file_system_or_nccl() -> None:
-    settings = VllmSettings(addresses=("http://a:1", "http://b:1"), key_file="k")
-    place: dict[str, Any] = {"machines": ["one", "other"], "adapters": False}
-    assert settings.transfer_method(device="cuda", **place)[0] == "file"
-    assert not settings.weights_in_memory and settings.replicas_on("cuda") == 2
-    assert replace(settings, weight_transfer="nccl").transfer_method(device="cuda", **place)[0] == "nccl"
-    for way, device in (("cuda_ipc", "cuda"), ("shared_memory", "cpu"), ("nccl", "cpu")):
-        with pytest.raises(ValueError, match=f"weight_transfer is '{way}'"):
-            replace(settings, weight_transfer=way).transfer_method(device=device, **place)  # type: ignore[arg-type]
-    assert own_address("http://127.0.0.1:8000") == "127.0.0.1"
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:

@@ -20,8 +20,7 @@ from treetune.inference.server import OwnServer, RemoteServer
 from treetune.inference.settings import VllmSettings
 from treetune.store.timeline import SUFFIX, read_timeline
 
-from . import stub_server
-from .stubs import Stub, request
+from .stubs import Stub, answers, request
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -66,31 +65,20 @@ def ranks(stub: Stub) -> Iterator[TwoRanks]:
     found.close()
 
 
-def expected(seed: int, version: int = 0) -> list[Completion]:
-    samples = [stub_server.sample(f"weights {version}", [1, 2, 3], seed + i, 5) for i in range(2)]
-    return [Completion(tuple(ids), tuple(logprobs), "length", version) for ids, logprobs in samples]
+@pytest.mark.parametrize("fault", [None, "reload-lies"])
+def test_every_rank_samples_from_the_one_server_and_from_new_weights_after_a_load(
+    ranks: TwoRanks, fault: str | None
+) -> None:
+    def sample(rank: int, engine: VllmEngine) -> list[list[Completion]]:
+        return engine.generate([request(rank)])
 
-
-def test_every_rank_samples_from_the_one_server(ranks: TwoRanks) -> None:
-    results = ranks.both(lambda rank, engine: engine.generate([request(rank)]))
-    assert results == [[expected(0)], [expected(1)]]
-
-
-def test_after_a_load_every_rank_samples_from_the_new_weights(ranks: TwoRanks) -> None:
+    assert ranks.both(sample) == [[answers(0)], [answers(1)]]
+    if fault is not None:
+        ranks.stub.order(fault)
     folder, canary = ranks.stub.weights(1), ranks.stub.canary(1)
     reports = ranks.both(lambda rank, engine: engine.load(folder, 1, canary))
-    assert [report.restarts for report in reports] == [0, 0]
-    results = ranks.both(lambda rank, engine: engine.generate([request(rank)]))
-    assert results == [[expected(0, 1)], [expected(1, 1)]]
-
-
-def test_a_failed_sync_is_mended_for_every_rank(ranks: TwoRanks) -> None:
-    ranks.both(lambda rank, engine: engine.wait_ready())
-    ranks.stub.order("reload-lies")
-    folder, canary = ranks.stub.weights(1), ranks.stub.canary(1)
-    ranks.both(lambda rank, engine: engine.load(folder, 1, canary))
-    results = ranks.both(lambda rank, engine: engine.generate([request(rank)]))
-    assert results == [[expected(0, 1)], [expected(1, 1)]]
+    assert [report.restarts > 0 for report in reports] == [fault is not None] * 2
+    assert ranks.both(sample) == [[answers(0, version=1)], [answers(1, version=1)]]
 
 
 def test_a_sync_that_fails_for_good_fails_on_every_rank(ranks: TwoRanks) -> None:
@@ -107,8 +95,8 @@ def test_a_sync_that_fails_for_good_fails_on_every_rank(ranks: TwoRanks) -> None
 def test_a_rank_whose_request_fails_has_the_server_replaced_though_the_first_is_idle(ranks: TwoRanks) -> None:
     ranks.both(lambda rank, engine: engine.wait_ready())
     ranks.stub.order("forgets-a-logprob")
-    assert ranks.engines[1].generate([request(4)]) == [expected(4)]
-    assert ranks.engines[0].generate([request(4)]) == [expected(4)]
+    assert ranks.engines[1].generate([request(4)]) == [answers(4)]
+    assert ranks.engines[0].generate([request(4)]) == [answers(4)]
     assert ranks.engines[0].restarts == 1
 
 
@@ -150,7 +138,7 @@ def test_who_begins_to_sample_waits_for_a_server_that_was_missed_before(stub: St
         (replica,) = found.engines[1]._replicas
         assert isinstance(replica.server, RemoteServer)
         replica.server._missed_since = time.monotonic() - 10_000.0
-        assert found.engines[1].generate([request(4)]) == [expected(4)]  # the server is just starting
+        assert found.engines[1].generate([request(4)]) == [answers(4)]  # the server is just starting
     finally:
         found.close()
 
