@@ -186,11 +186,6 @@ def test_what_follows_from_answers_is_numbered_on_and_goes_first(folder: Path) -
     assert all(len(one) == 1 for one in results)
 
 
-def test_a_prompt_that_does_not_fit_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match="context_length is 128"):
-        engine(folder).generate([request([1] * 100, most=29)])
-
-
 def test_weights_that_were_not_taken_are_found_by_the_canary(folder: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -217,8 +212,10 @@ def test_weights_that_were_not_taken_are_found_by_the_canary(folder: Path, tmp_p
         ours.load(tmp_path, 2, canary(folder))
 
 
-def test_a_closed_engine_samples_no_further(folder: Path) -> None:
+def test_a_prompt_that_does_not_fit_is_refused_and_a_closed_engine_samples_no_further(folder: Path) -> None:
     ours = engine(folder)
+    with pytest.raises(ValueError, match="context_length is 128"):
+        ours.generate([request([1] * 100, most=29)])
     ours.close()
     with pytest.raises(EngineError, match="closed"):
         ours.generate([request([1])])

@@ -31,19 +31,13 @@ def test_the_error_that_ended_it_is_named_and_not_what_it_warned_of(
     assert "open files" not in diagnosis(text)
 
 
-def test_too_few_open_files_are_named_where_they_ended_it() -> None:
-    text = "Traceback (most recent call last):\nOSError: [Errno 24] Too many open files: '/weights'\n"
-    assert "raise `ulimit -n`" in diagnosis(text)
-
-
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [
+        ("OSError: [Errno 24] Too many open files: '/weights'", "raise `ulimit -n`"),
+        # Memory that lacks for the cache is told from memory that is taken.
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "lower gpu_memory"),
-        (
-            "ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less",
-            "lower gpu_memory",
-        ),
+        ("ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less", "lower gpu_memory"),
         ("ValueError: No available memory for the cache blocks.", "raise gpu_memory_utilization"),
         (
             "ValueError: 8 GiB KV cache, which is larger than the available KV cache memory",
@@ -51,18 +45,21 @@ def test_too_few_open_files_are_named_where_they_ended_it() -> None:
         ),
     ],
 )
-def test_memory_that_lacks_for_the_cache_is_told_from_memory_that_is_taken(error: str, remedy: str) -> None:
+def test_errors_that_are_known_have_a_remedy(error: str, remedy: str) -> None:
     assert remedy in diagnosis(f"(EngineCore pid=7) ERROR 11-22 08:02:38 [core.py:1510] {error}\n")
 
 
-def test_an_error_that_nobody_knows_is_shown_as_it_stands() -> None:
-    assert diagnosis("a.b.StrangeError: something\n  file.py line 3\n") == (
-        " It ended with 'a.b.StrangeError: something file.py line 3'."
-    )
-
-
-def test_a_log_without_an_error_gives_no_diagnosis() -> None:
-    assert diagnosis("INFO all is well\nWARNING OSError: [Errno 24] Too many open files\n") == ""
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ("a.b.StrangeError: something\n  line 3\n", " It ended with 'a.b.StrangeError: something line 3'."),
+        ("INFO all is well\nWARNING OSError: [Errno 24] Too many open files\n", ""),
+    ],
+)
+def test_an_error_that_nobody_knows_is_shown_as_it_stands_and_none_gives_no_diagnosis(
+    log: str, told: str
+) -> None:
+    assert diagnosis(log) == told
 
 
 def test_long_errors_are_cut() -> None:

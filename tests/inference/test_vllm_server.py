@@ -32,6 +32,7 @@ from treetune.inference.base import (
 from treetune.inference.engine import VllmEngine, start_engine
 from treetune.inference.journal import JournaledEngine
 from treetune.inference.settings import VllmSettings
+from treetune.models.sources import TinyModel
 from treetune.vocabulary import TokenIds
 
 from .stubs import below, none_alive, until
@@ -43,6 +44,7 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 ALPHABET = "0123456789+=#\n abcdefghijklmnopqrstuvwxyz"
 CONTEXT = 320
+SOURCE = TinyModel(layers=2, hidden_size=64, heads=2, context_length=CONTEXT)
 TOLERANCE = 1e-4
 ACCEPTED = Tolerance(TOLERANCE, TOLERANCE)
 
@@ -90,15 +92,12 @@ def policy(folder: Path, seed: int) -> Policy:
     import torch
 
     from treetune.models.policy_files import write_for_engine
-    from treetune.models.sources import TinyModel
 
-    source = TinyModel(layers=2, hidden_size=64, heads=2, context_length=CONTEXT)
-    model = source.load_model(seed, lambda: ALPHABET)
+    model = SOURCE.load_model(seed, lambda: ALPHABET)
     with torch.no_grad():
         model.lm_head.weight.mul_(8.0)  # far from uniform, so that other weights sample other tokens
-    write_for_engine(
-        dict(model.named_parameters()), model.config, source.load_tokenizer(lambda: ALPHABET), folder
-    )
+    tokenizer = SOURCE.load_tokenizer(lambda: ALPHABET)
+    write_for_engine(dict(model.named_parameters()), model.config, tokenizer, folder)
     return Policy(model.eval(), folder)
 
 
@@ -157,19 +156,13 @@ def gap(policy: Policy, asked: list[Request], results: list[list[Completion]]) -
     )
 
 
-def test_the_same_seed_gives_the_same_tokens_whatever_else_is_sampled(engine: VllmEngine) -> None:
+def test_a_sample_is_that_of_its_seed_whatever_else_is_sampled(engine: VllmEngine) -> None:
     asked = requests(24)
     together = engine.generate(asked)
-    backwards = engine.generate(asked[::-1])[::-1]
-    alone = [engine.generate([request])[0] for request in asked[:4]]
-    assert together == backwards
-    assert together[:4] == alone
-
-
-def test_sample_i_of_a_request_is_the_sample_of_seed_plus_i(engine: VllmEngine) -> None:
-    request = requests(1, n=4)[0]
-    singles = [replace(request, seed=request.seed + i, n=1) for i in range(4)]
-    assert engine.generate([request])[0] == [one[0] for one in engine.generate(singles)]
+    assert engine.generate(asked[::-1])[::-1] == together
+    assert [engine.generate([request])[0] for request in asked[:4]] == together[:4]
+    singles = [replace(asked[0], seed=asked[0].seed + i, n=1) for i in range(asked[0].n)]
+    assert [one[0] for one in engine.generate(singles)] == together[0]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -199,19 +192,14 @@ def test_the_end_token_and_its_logprob_belong_to_the_answer(
     assert all(len(answer.token_ids) == len(answer.logprobs) for answer in answers)
 
 
-def test_a_stop_string_ends_an_answer_and_stays_in_it(engine: VllmEngine, policies: list[Policy]) -> None:
-    from treetune.models.sources import TinyModel
-
-    tokenizer = TinyModel(layers=2, hidden_size=64, heads=2).load_tokenizer(lambda: ALPHABET)
+def test_a_stop_string_ends_an_answer_and_stays_in_it(engine: VllmEngine) -> None:
+    tokenizer = SOURCE.load_tokenizer(lambda: ALPHABET)
     asked = [replace(r, sampling=SamplingParams(100, stop=("7",))) for r in requests(8)]
-    stopped = [c for cs in engine.generate(asked) for c in cs if "7" in tokenizer.decode(c.token_ids)]
+    answers = [answer for answers in engine.generate(asked) for answer in answers]
+    stopped = [(one, text) for one in answers if "7" in (text := tokenizer.decode(one.token_ids))]
     assert stopped
-    for completion in stopped:
-        assert completion.finish_reason == "stop"
-        assert (
-            tokenizer.decode(completion.token_ids).index("7")
-            == len(tokenizer.decode(completion.token_ids)) - 1
-        )
+    for one, text in stopped:
+        assert (one.finish_reason, text.index("7")) == ("stop", len(text) - 1)
 
 
 def test_after_a_load_no_prefix_of_the_old_weights_is_used(

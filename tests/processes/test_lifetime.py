@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -48,50 +50,62 @@ subprocess.run(again if depth else [sys.executable, str(out / "rank.py"), str(ou
 DEADLINE_S = 60.0
 
 
-@pytest.mark.parametrize("killed", ["launcher-1.pid", "launcher-0.pid"])
-def test_a_rank_leaves_in_order_when_a_process_of_its_launcher_is_killed(killed: str, tmp_path: Path) -> None:
-    (tmp_path / "rank.py").write_text(RANK)
-    (tmp_path / "deepspeed_launcher.py").write_text(LAUNCHER)
+@contextmanager
+def launched(folder: Path, rank: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A launcher, its second half, whose file has the name of DeepSpeed's, and a rank below it."""
+    (folder / "rank.py").write_text(rank)
+    lower, upper = folder / "deepspeed.launcher.launch.py", folder / "deepspeed_launcher.py"
+    lower.write_text(LAUNCHER)
+    upper.write_text(LAUNCHER.replace("__file__", repr(str(lower))))
     top = subprocess.Popen(
-        [sys.executable, str(tmp_path / "deepspeed_launcher.py"), str(tmp_path), "1"],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        [sys.executable, str(upper), str(folder), "1"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), **environment},
     )
     try:
-        wait_for(lambda: pid_in(tmp_path / "rank.pid") > 0)
-        rank = Process.of(pid_in(tmp_path / "rank.pid"))
-        assert rank is not None
-        assert rank.alive()
-        os.kill(pid_in(tmp_path / killed), signal.SIGKILL)
-        wait_for(lambda: not rank.alive())
-        assert (tmp_path / "left").read_text() == "in order"
+        yield top
     finally:
         top.kill()
         top.wait()
+
+
+def pid_in(path: Path) -> int:
+    return int(path.read_text() or 0) if path.is_file() else 0
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def process_in(path: Path) -> Process:
+    """The one whose id will come to stand there."""
+    wait_for(lambda: pid_in(path) > 0)
+    found = Process.of(pid_in(path))
+    assert found is not None and found.alive()
+    return found
+
+
+@pytest.mark.parametrize("killed", ["launcher-1.pid", "launcher-0.pid"])
+def test_a_rank_leaves_in_order_when_a_process_of_its_launcher_is_killed(killed: str, tmp_path: Path) -> None:
+    with launched(tmp_path, RANK):
+        rank = process_in(tmp_path / "rank.pid")
+        os.kill(pid_in(tmp_path / killed), signal.SIGKILL)
+        wait_for(lambda: not rank.alive())
+    assert (tmp_path / "left").read_text() == "in order"
 
 
 @pytest.mark.parametrize("killed", ["launcher-1.pid", "launcher-0.pid"])
 def test_a_rank_whose_launcher_was_gone_before_it_looked_begins_nothing(killed: str, tmp_path: Path) -> None:
     """It was importing, say, while that was killed, and has become init's child or grandchild."""
-    (tmp_path / "rank.py").write_text(LATE + RANK)
-    lower = tmp_path / "deepspeed.launcher.launch.py"  # DeepSpeed's name for the per-node half
-    lower.write_text(LAUNCHER)
-    (tmp_path / "deepspeed_launcher.py").write_text(LAUNCHER.replace("__file__", repr(str(lower))))
-    top = subprocess.Popen(
-        [sys.executable, str(tmp_path / "deepspeed_launcher.py"), str(tmp_path), "1"],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "CROSS_SIZE": "1"},
-    )
-    try:
-        wait_for(lambda: pid_in(tmp_path / "early.pid") > 0)
-        rank = Process.of(pid_in(tmp_path / "early.pid"))
-        assert rank is not None
+    with launched(tmp_path, LATE + RANK, CROSS_SIZE="1") as top:
+        rank = process_in(tmp_path / "early.pid")
         os.kill(pid_in(tmp_path / killed), signal.SIGKILL)
         top.wait()
         (tmp_path / "go").touch()
         wait_for(lambda: not rank.alive())
-        assert not (tmp_path / "rank.pid").exists()
-    finally:
-        top.kill()
-        top.wait()
+    assert not (tmp_path / "rank.pid").exists()
 
 
 def test_a_process_id_that_was_used_again_is_another_process() -> None:
@@ -103,17 +117,6 @@ def test_a_process_id_that_was_used_again_is_another_process() -> None:
     gone = Process.of(child.pid)
     child.wait()
     assert gone is None or not gone.alive()
-
-
-def pid_in(path: Path) -> int:
-    return int(path.read_text() or 0) if path.is_file() else 0
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_an_ancestor_that_is_hidden_from_this_user_is_no_launchers(monkeypatch: pytest.MonkeyPatch) -> None:

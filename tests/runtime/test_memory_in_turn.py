@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runtime.in_process import FakeSettings, directory_of, small, train
+from tests.runtime.in_process import FakeSettings, computed, small, train, trained
 from treetune.inference.base import Engine, EngineLaunch
 from treetune.runtime.base import Checkpoints, ChooseCheckpoint, Evaluation, EvaluationSet
 from treetune.trainers.core import PolicyTrainer
@@ -23,48 +24,38 @@ class Sleeping(FakeSettings):
     happened: list[str]
 
     def start(self, launch: EngineLaunch) -> Engine:
-        engine = super().start(launch)
-        happened, sample, load = self.happened, engine.generate, engine.load
+        engine: Any = super().start(launch)
 
         @contextmanager
         def asleep() -> Iterator[None]:
-            happened.append("engine sleeps")
+            self.happened.append("engine sleeps")
             yield
-            happened.append("engine may wake")
-
-        def noted(what: str, do: Any) -> Any:
-            def doing(*given: Any, **named: Any) -> Any:
-                happened.append(what)
-                return do(*given, **named)
-
-            return doing
+            self.happened.append("engine may wake")
 
         engine.sleeps = True
-        engine.wait_settled = lambda: happened.append("engine is settled")  # type: ignore[method-assign]
-        engine.asleep = asleep  # type: ignore[method-assign,assignment]
-        engine.generate = noted("engine samples", sample)  # type: ignore[method-assign]
-        engine.load = noted("engine loads", load)  # type: ignore[method-assign]
+        engine.wait_settled = lambda: self.happened.append("engine is settled")
+        engine.asleep = asleep
+        engine.generate = noted(self.happened, "engine samples", engine.generate)
+        engine.load = noted(self.happened, "engine loads", engine.load)
         return engine
+
+
+def noted(happened: list[str], what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def noting(*given: Any, **named: Any) -> Any:
+        happened.append(what)
+        return function(*given, **named)
+
+    return noting
 
 
 @pytest.fixture
 def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who did what, in its order."""
     seen: list[str] = []
-    real_init = PolicyTrainer.__init__
-
-    def made(self: PolicyTrainer, *given: Any, **named: Any) -> None:
-        seen.append("trainer: made")
-        real_init(self, *given, **named)
-
-    monkeypatch.setattr(PolicyTrainer, "__init__", made)
-    for method in ("offload", "reload", "_step", "save", "load"):
-        real = getattr(PolicyTrainer, method)
-
-        def noted(self: PolicyTrainer, *given: Any, _real: Any = real, _name: str = method) -> Any:
-            seen.append(f"trainer: {_name}")
-            return _real(self, *given)
-
-        monkeypatch.setattr(PolicyTrainer, method, noted)
+    for method in ("__init__", "offload", "reload", "_step", "save", "load"):
+        what = "trainer: made" if method == "__init__" else f"trainer: {method}"
+        monkeypatch.setattr(PolicyTrainer, method, noted(seen, what, getattr(PolicyTrainer, method)))
     return seen
 
 
@@ -109,11 +100,6 @@ def test_a_run_that_goes_on_loads_its_trainer_while_the_engine_sleeps(
 
 
 def test_sharing_memory_changes_no_number(tmp_path: Path, happened: list[str]) -> None:
-    alone, shared = small(tmp_path / "alone"), small(tmp_path / "shared", engine=Sleeping(happened=happened))
-    train(alone)
-    train(shared)
-
-    def learnt(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{k: v for k, v in row.items() if k.startswith(("train/", "episodes/"))} for row in rows]
-
-    assert learnt(directory_of(shared).read_metrics()) == learnt(directory_of(alone).read_metrics())
+    alone = trained(small(tmp_path / "alone"))
+    shared = trained(small(tmp_path / "shared", engine=Sleeping(happened=happened)))
+    assert computed(shared) == computed(alone)

@@ -36,20 +36,15 @@ def rank(*machines: str, number: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("purpose", ["run", "evaluation-0"])
-def test_ranks_on_several_machines_find_the_weights_beside_the_experiment(
+def test_weights_lie_beside_the_experiment_where_ranks_are_on_several_machines_else_in_memory(
     tmp_path: Path, purpose: str
 ) -> None:
     folders = [weights_folder(tmp_path, purpose, rank("a", "a", "b", number=n)) for n in range(3)]
     assert len(set(folders)) == 1 and folders[0].parent == tmp_path
     assert folders[0].is_dir()
-
-
-def test_ranks_on_one_machine_keep_the_weights_in_its_memory(tmp_path: Path) -> None:
-    folder = weights_folder(tmp_path, "run", rank("a", "a"))
-    try:
-        assert folder.parent == Path("/dev/shm")
-    finally:
-        shutil.rmtree(folder)
+    in_memory = weights_folder(tmp_path, purpose, rank("a", "a"))
+    shutil.rmtree(in_memory)
+    assert in_memory.parent == Path("/dev/shm")
 
 
 def test_one_server_for_ranks_on_several_machines_is_refused(tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
-from tests.runtime.in_process import TASK, directory_of, small, train
+from tests.runtime.in_process import TASK, directory_of, log_of, small, train, trained, weights_of
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import PolicyIteration
 from treetune.tasks.graders.final_answer import FinalAnswer
@@ -106,18 +105,10 @@ def judged(base: Path, judge: Struck, **endpoint: Any) -> PolicyIteration:
     )
 
 
-def weights(config: PolicyIteration) -> dict[str, Any]:
-    return load_file(directory_of(config).checkpoint(2) / "policy" / "model.safetensors")
-
-
 def lost(config: PolicyIteration) -> list[int]:
     """Of each iteration."""
     rows = directory_of(config).read_metrics()
     return [round(row["episodes/unavailable"] * row["episodes/count"]) for row in rows]
-
-
-def said(config: PolicyIteration) -> str:
-    return (directory_of(config).logs / "run.log").read_text()
 
 
 def test_a_judge_that_is_killed_and_comes_back_in_time_costs_nothing(judge: Struck, tmp_path: Path) -> None:
@@ -126,17 +117,15 @@ def test_a_judge_that_is_killed_and_comes_back_in_time_costs_nothing(judge: Stru
         time.sleep(2.0)
         judge.start()
 
-    undisturbed = judged(tmp_path / "undisturbed", judge)
-    train(undisturbed)
+    undisturbed = trained(judged(tmp_path / "undisturbed", judge))
     questions = len(judge.asked)
     config = judged(tmp_path / "struck", judge, retries=6, backoff=0.5)
     with judge.happening(questions + 8, strike):
         train(config)
     assert lost(config) == [0, 0]
-    assert "the judge gives no answer" in said(config)
-    assert "the judge answers, after" in said(config)
-    ours, theirs = weights(config), weights(undisturbed)
-    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert "the judge gives no answer" in log_of(config)
+    assert "the judge answers, after" in log_of(config)
+    assert weights_of(config) == weights_of(undisturbed)
 
 
 @pytest.mark.parametrize("how", ["killed", "nonsense", "down"])
@@ -156,6 +145,8 @@ def test_what_a_judge_that_fails_for_a_while_did_not_judge_is_left_out_and_told(
         train(config)
     (first,) = lost(config)
     assert 0 < first < ANSWERS
-    assert f"iteration 1: {first} of {ANSWERS} answers could not be graded and are left out: " in said(config)
+    assert f"iteration 1: {first} of {ANSWERS} answers could not be graded and are left out: " in log_of(
+        config
+    )
     verdicts = Counter(json.dumps(body["messages"]) for body in judge.asked if body["mood"] == "well")
     assert max(verdicts.values()) <= 2, "asked again is what the kill cut off, and nothing else"
