@@ -1,12 +1,12 @@
 """Every page of the viewer on what a folder of experiments holds: where a tour of it stops.
 
 What there is to see is found by looking, as a person does: the rows of the pages lead to answers, their
-problems and their continuations. A page of the viewer that `STOPS` doesn't know makes a tour fail.
+problems and their continuations. A page of the viewer that no tour knows makes it fail.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -22,6 +22,8 @@ ANSWERS_THERE = "document.querySelector('table.answers tbody tr[data-href]') !==
 DRAWN = "document.querySelectorAll('.uplot canvas').length > 0"
 ROWS_THERE = "document.querySelector('[data-rows] tr[data-href]') !== null"
 SOME_TEXT = "document.body.innerText.trim().length > 0"
+WHOLE_TEXTS = "document.querySelector('pre.whole') !== null"
+COUNTED = "!document.body.innerText.includes('being counted')"
 THERE = "document.querySelector('main')?.innerText.trim().length > 0"
 
 
@@ -40,10 +42,6 @@ class Place:
     continuations: str = ""
     data: Sequence[str] = ()
     judged: str = ""
-
-    @property
-    def address(self) -> dict[str, str]:
-        return {"run": self.run, "source": self.source, "answer": self.answer}
 
 
 @dataclass(frozen=True)
@@ -133,137 +131,79 @@ def _data_and_judged(browser: Browser, origin: str) -> tuple[Sequence[str], str]
 
 
 def stops(place: Place) -> Iterator[Stop]:
-    """Of all pages. Raises UnknownPage for one that isn't in `STOPS`."""
-    for page in PAGES:
-        if page.path in DOWNLOADED:
-            continue
-        if page.path not in STOPS:
-            raise UnknownPage(
-                f"{page.path} ({page.title}) is a page of the viewer that {Path(__file__).name} doesn't know"
+    """Of all pages. Raises UnknownPage for one that isn't in `seen`."""
+    run, another, of_run = {"run": place.run}, place.other != place.run, _query(run=place.run)
+    both = {"run": [place.run, place.other]}
+    everything = {**run, "of": "everything"}
+    answer = {**run, "source": place.source, "answer": place.answer}
+    seen: dict[str, list[tuple[str, *tuple[str, ...]]]] = {
+        "/": [("experiments",), ("experiments that none is like", _query(search="no name is like this"))],
+        "/run": [
+            ("run", of_run),
+            *another * [("two runs", _query(**both), DRAWN)],
+            *another * [("two runs, seeds together", _query(**both, seeds="together"), DRAWN)],
+        ],
+        "/answers": [
+            ("answers", of_run, ANSWERS_THERE),
+            ("answers that are wrong", _query(**everything, verdict="wrong")),
+            (
+                "answers on a condition",
+                _query(**everything, where="tokens >= 3", sort="tokens", order="down"),
+            ),
+            ("answers that none is like", _query(**run, search="no answer has this")),
+        ],
+        "/answer": [
+            *((f"answer as {way}", _query(**answer, **{"as": way})) for way in place.ways),
+            *(
+                (f"answer, tokens by {number}", _query(**answer, **{"as": "tokens", "colour": number}))
+                for number in ("log-prob", "gap")
+                if "tokens" in place.ways
+            ),
+        ],
+        "/problem": [("problem", _query(**run, problem=place.problem))],
+        "/compare": [
+            ("compared", _query(**run, which="all")),
+            ("two answers compared", _query(**run, which="all"), ROWS_THERE, "j\ue007", WHOLE_TEXTS),
+        ],
+        "/configuration": [
+            ("configuration", of_run, "!document.body.innerText.includes('is being found out')"),
+            *another * [("configurations that differ", _query(**both, only="differences"))],
+        ],
+        "/continuations": [
+            ("continuations", urlsplit(one).query, SOME_TEXT) for one in [place.continuations] if one
+        ],
+        "/data": [("data sets",)],
+        "/rows": [
+            stop
+            for name in place.data
+            for stop in (
+                (f"rows of {name}", _query(data=name), COUNTED),
+                (f"rows of {name} that none is like", _query(data=name, search="no row has this")),
             )
-        yield from STOPS[page.path](place)
-
-
-def _experiments(place: Place) -> Iterator[Stop]:
-    yield Stop("/", "experiments")
-    yield Stop("/", "experiments that none is like", _query(search="no name is like this"))
-
-
-def _run(place: Place) -> Iterator[Stop]:
-    yield Stop("/run", "run", _query(run=place.run))
-    if place.other != place.run:
-        both = [place.run, place.other]
-        yield Stop("/run", "two runs", _query(run=both), DRAWN)
-        yield Stop("/run", "two runs, seeds together", _query(run=both, seeds="together"), DRAWN)
-
-
-def _answers(place: Place) -> Iterator[Stop]:
-    everything = {"run": place.run, "of": "everything"}
-    condition = {"where": "tokens >= 3", "sort": "tokens", "order": "down"}
-    yield Stop("/answers", "answers", _query(run=place.run), ANSWERS_THERE)
-    yield Stop("/answers", "answers that are wrong", _query(**everything, verdict="wrong"))
-    yield Stop("/answers", "answers on a condition", _query(**everything, **condition))
-    yield Stop("/answers", "answers that none is like", _query(run=place.run, search="no answer has this"))
-
-
-def _answer(place: Place) -> Iterator[Stop]:
-    for way in place.ways:
-        yield Stop("/answer", f"answer as {way}", _query(**place.address, **{"as": way}))
-    if "tokens" in place.ways:
-        for number in ("log-prob", "gap"):
-            coloured = _query(**place.address, **{"as": "tokens", "colour": number})
-            yield Stop("/answer", f"answer, tokens by {number}", coloured)
-
-
-def _problem(place: Place) -> Iterator[Stop]:
-    yield Stop("/problem", "problem", _query(run=place.run, problem=place.problem))
-
-
-def _compare(place: Place) -> Iterator[Stop]:
-    query = _query(run=place.run, which="all")
-    yield Stop("/compare", "compared", query)
-    yield Stop(
-        "/compare",
-        "two answers compared",
-        query,
-        ROWS_THERE,
-        "j\ue007",
-        "document.querySelector('pre.whole') !== null",
-    )
-
-
-def _configuration(place: Place) -> Iterator[Stop]:
-    found_out = "!document.body.innerText.includes('is being found out')"
-    yield Stop("/configuration", "configuration", _query(run=place.run), found_out)
-    if place.other != place.run:
-        both = _query(run=[place.run, place.other], only="differences")
-        yield Stop("/configuration", "configurations that differ", both)
-
-
-def _continuations(place: Place) -> Iterator[Stop]:
-    if place.continuations:
-        yield Stop("/continuations", "continuations", urlsplit(place.continuations).query, SOME_TEXT)
-
-
-def _data(place: Place) -> Iterator[Stop]:
-    yield Stop("/data", "data sets")
-
-
-def _rows(place: Place) -> Iterator[Stop]:
-    for name in place.data:
-        counted = "!document.body.innerText.includes('being counted')"
-        yield Stop("/rows", f"rows of {name}", _query(data=name), counted)
-        yield Stop("/rows", f"rows of {name} that none is like", _query(data=name, search="no row has this"))
-
-
-def _histograms(place: Place) -> Iterator[Stop]:
-    for name in place.data:
-        yield Stop("/histograms", f"histograms of {name}", _query(data=name))
-
-
-def _row(place: Place) -> Iterator[Stop]:
-    for name in place.data:
-        yield Stop("/row", f"a row of {name}", _query(data=name, row=0))
-        yield Stop("/row", f"a row of {name} rendered", _query(data=name, row=0, **{"as": "rendered"}))
-
-
-def _agreement(place: Place) -> Iterator[Stop]:
-    if place.judged:
-        yield Stop("/agreement", "judge and rule", _query(run=place.judged))
-
-
-def _timeline(place: Place) -> Iterator[Stop]:
-    yield Stop("/timeline", "timeline", _query(run=place.run))
-    yield Stop("/timeline", "the timeline's first two seconds", _query(run=place.run, to=2))
-
-
-def _notes(place: Place) -> Iterator[Stop]:
-    yield Stop("/notes", "notes", _query(run=place.run))
-    yield Stop("/notes", "notes of all experiments")
+        ],
+        "/histograms": [(f"histograms of {name}", _query(data=name)) for name in place.data],
+        "/row": [
+            stop
+            for name in place.data
+            for stop in (
+                (f"a row of {name}", _query(data=name, row=0)),
+                (f"a row of {name} rendered", _query(data=name, row=0, **{"as": "rendered"})),
+            )
+        ],
+        "/agreement": [("judge and rule", _query(run=one)) for one in [place.judged] if one],
+        "/timeline": [("timeline", of_run), ("the timeline's first two seconds", _query(**run, to=2))],
+        "/notes": [("notes", of_run), ("notes of all experiments",)],
+    }
+    for page in PAGES:
+        if page.path not in DOWNLOADED:
+            if page.path not in seen:
+                raise UnknownPage(f"{Path(__file__).name} doesn't know {page.path} ({page.title})")
+            yield from (Stop(page.path, *stop) for stop in seen[page.path])
 
 
 def _query(**values: object) -> str:
     return urlencode(values, doseq=True)
 
-
-STOPS: Mapping[str, Callable[[Place], Iterator[Stop]]] = {
-    "/": _experiments,
-    "/run": _run,
-    "/answers": _answers,
-    "/answer": _answer,
-    "/problem": _problem,
-    "/compare": _compare,
-    "/configuration": _configuration,
-    "/continuations": _continuations,
-    "/data": _data,
-    "/rows": _rows,
-    "/histograms": _histograms,
-    "/row": _row,
-    "/agreement": _agreement,
-    "/timeline": _timeline,
-    "/notes": _notes,
-}
-"""What is looked at of each page."""
 
 DOWNLOADED = {"/timeline/trace", "/notes/data"}
 """No pages: files that the browser keeps."""
