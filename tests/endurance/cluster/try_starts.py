@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from machines import ROOT, Machine, enclosed, machines, missing
-from small_run import KINDS
+from try_runs import KINDS
 
 TOOLS = {"ip": "iproute2", "unshare": "util-linux", "ps": "procps"}
 FIREWALL = {"iptables": "iptables"}
