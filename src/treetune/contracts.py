@@ -6,7 +6,6 @@ declaration can't say. Nobody lists which parts go together: `treetune.findings`
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -135,15 +134,10 @@ class Hook:
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         """The functions, in the order of their names."""
-        functions = self._all()
-        return (functions[name] for name in sorted(functions))
+        return (self._functions[name] for name in sorted(self._functions))
 
     def get(self, name: str) -> Callable[..., Any] | None:
-        return self._all().get(name)
-
-    def _all(self) -> dict[str, Callable[..., Any]]:
-        importlib.import_module("treetune.parts")  # for an experiment that a program has built by itself
-        return self._functions
+        return self._functions.get(name)
 
 
 BEFORE_A_RUN = Hook()

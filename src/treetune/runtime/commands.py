@@ -38,6 +38,8 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
 def preflight(config: PolicyIteration) -> None:
     """Raises ValueError where the model, the judge, graders or problems lack something: before anything heavy
     is imported, and before days of training rather than after them."""
+    import treetune.parts  # noqa: F401  (a program that has built it by itself knows its own parts alone)
+
     config.model.require()
     if config.engines.judge is not None:
         resolve_policy(config.engines.judge.model)
