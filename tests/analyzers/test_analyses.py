@@ -32,6 +32,7 @@ from treetune_lab.analyzers.gradients import gradient_sums
 from treetune_lab.analyzers.step_credit import Shown, StepCredit
 from treetune_lab.values.sampled import Bisect
 
+Said = pytest.CaptureFixture[str]
 ROLLOUTS = {"rollouts": 8, "states": 6, "problems": 4, "samples": [1, 3]}
 VALUES = {"type": "value_accuracy", "prompts": 2, **ROLLOUTS}
 EVERY_ANALYZER = [
@@ -96,7 +97,7 @@ def analysed(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["group", "gae"])
 def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
-    analysed: Path, name: str, capsys: pytest.CaptureFixture[str]
+    analysed: Path, name: str, capsys: Said
 ) -> None:
     base = analysed
     labels = [one.get("name", one["type"]) for one in EVERY_ANALYZER]
@@ -131,7 +132,7 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
 
 @pytest.mark.parametrize("name", ["group", "gae"])
 @pytest.mark.parametrize("point", [0, 1])
-def test_the_gradient_over_all_episodes_is_the_one_that_the_trainer_took(
+def test_the_gradient_of_all_episodes_is_the_one_that_the_trainer_took(
     base: Path, name: str, point: int
 ) -> None:
     """At the weights that sampled them, advantages and all: an iteration off, and it would differ."""
@@ -158,9 +159,7 @@ def test_answers_of_other_weights_than_the_checkpoints_are_refused(base: Path) -
     assert not (base / "group" / "analyses" / "value_accuracy").exists()
 
 
-def test_what_one_analyzer_lacks_is_said_and_the_others_go_on(
-    base: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_one_analyzer_lacks_is_said_and_the_others_go_on(base: Path, capsys: Said) -> None:
     shutil.rmtree(base / "gae" / "checkpoints" / "0002" / "critic")
     shutil.rmtree(base / "gae" / "iterations")
     settings = (VALUES, {"type": "diversity"}, {"type": "weight_distance", "checkpoints": [7]})
@@ -174,8 +173,8 @@ def test_what_one_analyzer_lacks_is_said_and_the_others_go_on(
     assert config.engines.policy.engines == [], "nothing that could still be done needs an engine"
 
 
-def test_an_experiment_without_checkpoints_or_of_another_configuration_says_so(
-    base: Path, capsys: pytest.CaptureFixture[str]
+def test_an_experiment_without_checkpoints_or_with_another_configuration_says_so(
+    base: Path, capsys: Said
 ) -> None:
     shutil.rmtree(base / "group" / "checkpoints")
     assert analyse(base, "group", VALUES)[0] == 1
@@ -189,9 +188,7 @@ def test_an_experiment_without_checkpoints_or_of_another_configuration_says_so(
         analyse(base, "group")
 
 
-def test_an_interrupted_analysis_goes_on_where_it_was_and_comes_out_the_same(
-    base: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_analysis_goes_on_and_comes_out_the_same(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "undisturbed")
     code, whole = analyse(tmp_path / "undisturbed", "group", VALUES)
     assert code == 0
@@ -209,9 +206,7 @@ def test_an_interrupted_analysis_goes_on_where_it_was_and_comes_out_the_same(
     assert states[0] == states[1]
 
 
-def test_other_settings_are_another_analysis_and_one_that_two_fragments_want_runs_once(
-    base: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_settings_are_another_analysis_and_equal_ones_run_once(base: Path, capsys: Said) -> None:
     assert analyse(base, "group", {"type": "diversity"})[0] == 0
     for _ in range(2):
         assert (
@@ -224,7 +219,7 @@ def test_other_settings_are_another_analysis_and_one_that_two_fragments_want_run
         checked(experiment(base, "group", {"type": "diversity"}, {"type": "diversity", "order": 2}))
 
 
-def test_analyses_of_several_experiments_go_into_one_figure_and_those_of_one_name_are_taken_together(
+def test_several_experiments_go_into_one_figure_and_those_of_one_name_together(
     analysed: Path, tmp_path: Path
 ) -> None:
     base = analysed
@@ -252,9 +247,7 @@ def test_analyses_of_several_experiments_go_into_one_figure_and_those_of_one_nam
         compare_analyses("weight_distance", [both[1]] * 2, tmp_path / "twice")
 
 
-def test_a_run_is_finished_whatever_analyzers_stand_on_its_right(
-    base: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_finished_whatever_analyzers_stand_on_its_right(base: Path, capsys: Said) -> None:
     config = experiment(base, "group", VALUES)
     run_iteration_loop(config, {**PLAIN, "analyzers": [VALUES]})
     assert "is finished" in capsys.readouterr().out
@@ -286,9 +279,7 @@ def looked_at(run: Run, **settings: Any) -> dict[str, Any]:
     return json.loads((directory.analysis(label) / "result.json").read_text())["numbers"]["by_iteration"]
 
 
-def test_the_runs_own_credit_is_shown_without_sampling(
-    run: Run,
-) -> None:
+def test_the_runs_own_credit_is_shown_without_sampling(run: Run) -> None:
     before = sampled_requests(run[0])
     (found,) = looked_at(run).values()
     assert sampled_requests(run[0]) == before
@@ -306,9 +297,7 @@ def test_the_runs_own_credit_is_shown_without_sampling(
         assert all(shown["low"] <= shown["value"] <= shown["high"] for shown in credit["values"])
 
 
-def test_methods_stand_beside_it_and_what_the_run_stored_is_not_sampled_again(
-    run: Run,
-) -> None:
+def test_methods_stand_beside_it_and_what_the_run_stored_is_not_sampled_again(run: Run) -> None:
     before = sampled_requests(run[0])
     (found,) = looked_at(run, methods={"the same": MonteCarlo(samples=2), "GRPO": Group()}).values()
     assert sampled_requests(run[0]) == before
@@ -321,9 +310,7 @@ def test_methods_stand_beside_it_and_what_the_run_stored_is_not_sampled_again(
     assert found["costs"]["the same"]["sampled_tokens"] == 0
 
 
-def test_other_methods_and_the_truth_are_sampled_from_the_weights_of_then(
-    run: Run,
-) -> None:
+def test_other_methods_and_the_truth_are_sampled_from_the_weights_of_then(run: Run) -> None:
     methods = {"K=5": MonteCarlo(samples=5), "bisect": MonteCarlo(samples=5, values=Bisect(threshold=2.0))}
     by_iteration = looked_at(run, methods=methods, truth=16, iterations="all")
     assert list(by_iteration) == ["0", "1"]
@@ -367,8 +354,6 @@ def test_answers_are_chosen_on_which_methods_differ_right_and_wrong_ones_of_diff
     assert right[2] in both_of_one_problem
 
 
-def test_a_run_whose_critic_gives_advantages_in_training_needs_methods(
-    base: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_critic_gives_advantages_in_training_needs_methods(base: Path, capsys: Said) -> None:
     assert analyse(base, "gae", {"type": "credit_microscope"})[0] == 1
     assert "credit_microscope.jsonnet" in capsys.readouterr().out

@@ -31,9 +31,11 @@ from treetune.store.journal import Journal, row_of, sealed_line
 from treetune.tree import trees_of
 from treetune_lab.analyzers.first_difference import first_difference
 
+Runs, Said = tuple[Path, Path], pytest.CaptureFixture[str]
+
 
 @pytest.fixture
-def runs(tmp_path: Path) -> tuple[Path, Path]:
+def runs(tmp_path: Path) -> Runs:
     """Two iterations of a run, and a copy of it."""
     one = tmp_path / "one"
     answers = [mdp.trajectory(answer, sample=i) for i, answer in enumerate(mdp.answers())]
@@ -71,15 +73,11 @@ def sampled(first: int) -> Completion:
     return Completion([first, 7], [-0.5, -0.25], "stop", 0, 0.1)
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
+def flipped(data: bytes, at: int, bit: int = 0) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
-def test_runs_that_only_a_clock_tells_apart_are_the_same(
-    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_only_a_clock_tells_apart_are_the_same(runs: Runs, capsys: Said) -> None:
     one, other = runs
     write_record(other / "iterations/0000/metrics.json", {"train/loss": 0.25, "seconds/training": 9.0})
     write_record(other / "evaluations/0001/test/summary.json", {"pass_at_1": 0.5, "seconds": 1.0})
@@ -94,28 +92,23 @@ def test_runs_that_only_a_clock_tells_apart_are_the_same(
     assert "the same" in capsys.readouterr().out
 
 
-def test_one_flipped_bit_of_a_weight_is_found_with_its_place(runs: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize(
+    ("checkpoint", "change", "tensor", "at", "first"),
+    [
+        ("0002", lambda data: flipped(data, data.index(struct.pack("<f", 4.0))), "a", [1, 1], "4.0"),
+        ("0001", lambda data: data[:-1] + b"\x80", "b", [3], "0.0"),  # a sign of zero
+    ],
+)
+def test_one_flipped_bit_of_a_weight_is_found_with_its_place(
+    runs: Runs, checkpoint: str, change: Callable[[bytes], bytes], tensor: str, at: list[int], first: str
+) -> None:
     one, other = runs
-    path = other / "checkpoints/0002/policy/model.safetensors"
-    at = path.read_bytes().index(struct.pack("<f", 4.0))
-    flip(path, at)
-    found = first_difference(one, other)
-    assert found is not None
-    assert (found.iteration, found.phase) == (2, "weights")
-    assert "tensor a at [1, 1] (1 of 6 numbers differ)" in found.place
-    assert found.first == "4.0" != found.second
-    assert load_file(path)["a"][1, 1] == float(found.second)
-
-
-def test_a_sign_of_zero_is_a_difference(runs: tuple[Path, Path]) -> None:
-    one, other = runs
-    path = other / "checkpoints/0001/policy/model.safetensors"
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + b"\x80")
-    found = first_difference(one, other)
-    assert found is not None
-    assert (found.first, found.second) == ("0.0", "-0.0")
-    assert "tensor b at [3]" in found.place
+    path = other / "checkpoints" / checkpoint / "policy/model.safetensors"
+    path.write_bytes(change(path.read_bytes()))
+    found, weights = first_difference(one, other), load_file(path)[tensor]
+    assert (found.iteration, found.phase, found.first) == (int(checkpoint), "weights", first)
+    assert f"tensor {tensor} at {at} (1 of {weights.size} numbers differ)" in found.place
+    assert weights[tuple(at)] == float(found.second) and found.second != first
 
 
 def _change_answer(run: Path) -> None:
@@ -129,51 +122,48 @@ def _change_continuation(run: Path) -> None:
     path = run / "iterations/0001/journal/credit-0.jsonl"
     first, second, third = path.read_bytes().splitlines(keepends=True)
     key, rows = json.loads(row_of(second))
-    numbers = bytearray(base64.b64decode(rows[1][1]))
-    numbers[0] ^= 1
-    rows[1][1] = base64.b64encode(bytes(numbers)).decode()
+    rows[1][1] = base64.b64encode(flipped(base64.b64decode(rows[1][1]), 0)).decode()
     path.write_bytes(first + sealed_line(json.dumps([key, rows])).encode() + third)
 
 
 def _change_credit(run: Path) -> None:
     path = run / "iterations/0001/episodes.arrow"
     *rest, last = read_episodes(path)
-    assert last.advantages is not None
     write_episodes(path, [*rest, replace(last, advantages=np.nextafter(last.advantages, 9.0))])
 
 
-def _change_metric(run: Path) -> None:
-    (run / "iterations/0001/metrics.json").write_text(json.dumps({"train/loss": 0.2500001}))
-
-
 def _change_state(run: Path) -> None:
-    flip(run / "checkpoints/0002/trainer/state.pt", 77)
+    path = run / "checkpoints/0002/trainer/state.pt"
+    path.write_bytes(flipped(path.read_bytes(), 77))
 
 
-def _change_evaluation(run: Path) -> None:
-    (run / "evaluations/0002/test/summary.json").write_text(json.dumps({"pass_at_1": 0.5625}))
+def _change_number(name: str, **numbers: float) -> Callable[[Path], object]:
+    return lambda run: (run / name).write_text(json.dumps(numbers))
 
 
 CHANGES: list[tuple[Callable[[Path], None], str, str]] = [
     (_change_answer, "sampling", "text"),
     (_change_credit, "credit", "advantages[0]"),
     (_change_continuation, "credit", "journal: the credit's request credit1, sample[1].logprobs[0]"),
-    (_change_metric, "training (metrics)", "train/loss"),
+    (
+        _change_number("iterations/0001/metrics.json", **{"train/loss": 0.2500001}),
+        "training (metrics)",
+        "train/loss",
+    ),
     (_change_state, "trainer's state", "byte 77"),
-    (_change_evaluation, "evaluation", "pass_at_1"),
+    (_change_number("evaluations/0002/test/summary.json", pass_at_1=0.5625), "evaluation", "pass_at_1"),
 ]
 
 
 @pytest.mark.parametrize("first", range(len(CHANGES)))
 def test_the_first_phase_that_differs_is_told_whatever_differs_after_it(
-    runs: tuple[Path, Path], first: int, capsys: pytest.CaptureFixture[str]
+    runs: Runs, first: int, capsys: Said
 ) -> None:
     one, other = runs
     for change, *_ in CHANGES[first:]:
         change(other)
     _, phase, place = CHANGES[first]
     found = first_difference(one, other)
-    assert found is not None
     assert (found.iteration, found.phase) == (2, phase)
     assert place in found.place
     assert main(["bisect_runs", str(one), str(other)]) == 1
@@ -193,7 +183,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_any_single_bit_that_is_flipped_in_a_copy_is_found(runs: tuple[Path, Path], name: str) -> None:
+def test_any_single_bit_that_is_flipped_in_a_copy_is_found(runs: Runs, name: str) -> None:
     """Whether numbers change by it, or the file can't be read, or only its checksum knows."""
     one, other = runs
     path = other / name
@@ -201,7 +191,7 @@ def test_any_single_bit_that_is_flipped_in_a_copy_is_found(runs: tuple[Path, Pat
     rng = random.Random(name)
     for _ in range(6):
         at, bit = rng.randrange(len(whole)), rng.randrange(8)
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        path.write_bytes(flipped(whole, at, bit))
         assert told(one, other).startswith((f"{path} ", f"the runs part in iteration 1, {FILES[name]}: ")), at
 
 
@@ -212,24 +202,18 @@ def told(one: Path, other: Path) -> str:
         return str(error)
 
 
-@pytest.mark.parametrize("bit", range(0, 88, 7))
-def test_a_flipped_bit_of_a_journal_is_found_wherever_it_lies(runs: tuple[Path, Path], bit: int) -> None:
+@pytest.mark.parametrize("place", range(0, 88, 7))
+def test_a_flipped_bit_of_a_journal_is_found_wherever_it_lies(runs: Runs, place: int) -> None:
     """In a checksum, in a key, in bytes as text, in what holds a line together."""
     one, other = runs
     path = other / "iterations/0000/journal/rollout-0.jsonl"
-    data = bytearray(path.read_bytes())
-    data[bit] ^= 2
-    path.write_bytes(data)
+    path.write_bytes(flipped(path.read_bytes(), place, 1))
     found = first_difference(one, other)
-    assert found is not None
     assert (found.iteration, found.phase) == (1, "sampling")
-    assert "the rollout's request" in found.place
-    assert found.first != found.second
+    assert "the rollout's request" in found.place and found.first != found.second
 
 
-def test_what_is_damaged_is_named_and_a_folder_without_a_run_as_well(
-    runs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_what_is_damaged_is_named_and_a_folder_without_a_run_as_well(runs: Runs, tmp_path: Path) -> None:
     one, other = runs
     path = other / "iterations/0000/episodes.arrow"
     path.write_bytes(path.read_bytes()[:100])

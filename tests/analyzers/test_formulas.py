@@ -197,11 +197,10 @@ def test_the_groups_squares_add_up_to_the_whole_distance() -> None:
         found = distances(moved, start)
         flat = torch.cat([(moved[name] - start[name]).flatten() for name in start]).double()
         size = torch.cat([start[name].flatten() for name in start]).double()
-    assert found["all"]["absolute"] == pytest.approx(float(flat.norm()))
-    assert found["all"]["relative"] == pytest.approx(float(flat.norm() / size.norm()))
+    norm = float(flat.norm())
+    assert found["all"] == pytest.approx({"absolute": norm, "relative": norm / float(size.norm())})
     assert list(found["groups"]) == ["embeddings", "layer 0", "layer 1", "rest", "head"]
-    squares = sum(group["absolute"] ** 2 for group in found["groups"].values())
-    assert squares == pytest.approx(found["all"]["absolute"] ** 2)
+    assert math.hypot(*(group["absolute"] for group in found["groups"].values())) == pytest.approx(norm)
     assert distances(start, start)["all"] == {"absolute": 0, "relative": 0}
     with pytest.raises(ValueError, match=r"lm_head\.weight"):
         distances({name: w for name, w in moved.items() if name != "lm_head.weight"}, start)
@@ -292,8 +291,7 @@ def test_monte_carlo_errors_are_as_large_as_theory_says() -> None:
     for k in (1, 3, 9):
         error = found[f"monte_carlo_{k}"]["within"]
         assert error["mean_squared_error"]["value"] == pytest.approx(variance * (1 / k + 1 / 256), rel=0.12)
-        assert error["bias"]["low"] <= 0.01
-        assert error["bias"]["high"] >= -0.01
+        assert error["bias"]["low"] <= 0.01 and error["bias"]["high"] >= -0.01
         assert abs(error["bias"]["value"]) < 0.02
     bound = max(row["truth_error"] for row in rows)
     assert max(abs(row["truth"] - v) for row, v in zip(rows, values, strict=True)) < 5 * bound
@@ -318,8 +316,7 @@ def test_truth_shares_no_rollout_with_what_it_judges_nor_with_the_runs_own_credi
 
 
 def test_no_two_estimators_share_a_rollout() -> None:
-    analyzer = ValueAccuracy(samples=(1, 3), repeats=2)
-    means = analyzer._means([1, 0, 1, 1, 1, 0, 0, 0])
+    means = ValueAccuracy(samples=(1, 3), repeats=2)._means([1, 0, 1, 1, 1, 0, 0, 0])
     assert means == {"monte_carlo_1": [1, 0], "monte_carlo_3": [1, 0]}
 
 
@@ -372,12 +369,11 @@ def test_guesses_are_right_as_often_as_chance_says() -> None:
 
 def test_values_and_advantages_have_intervals_from_the_errors_of_values() -> None:
     found = step_credit([1, 3], 1.0, [0.25, 0.25, 0.25], [1, 3], (0.5, 0.75), (0.03, 0.04))
-    assert found.values[0] == Shown(
-        0.5, pytest.approx(0.5 - 0.03 * QUANTILE), pytest.approx(0.5 + 0.03 * QUANTILE)
-    )  # type: ignore[arg-type]
-    first, last = found.advantages
-    assert first.high == pytest.approx(0.25 + 0.05 * QUANTILE), "of a difference of two values"
-    assert last.high == pytest.approx(0.25 + 0.04 * QUANTILE), "the reward is known"
+    low, high = (pytest.approx(0.5 + sign * 0.03 * QUANTILE) for sign in (-1, 1))
+    assert found.values[0] == Shown(0.5, low, high)
+    # Of a difference of two values, and of one to a reward that is known.
+    highs = [0.25 + 0.05 * QUANTILE, 0.25 + 0.04 * QUANTILE]
+    assert [one.high for one in found.advantages] == pytest.approx(highs)
 
 
 def test_an_interval_of_a_value_ends_where_rewards_do() -> None:
@@ -394,7 +390,7 @@ def test_steps_that_are_credited_as_one_have_one_value_and_its_interval_between_
 def test_credit_with_steps_of_its_own_is_laid_over_the_answers() -> None:
     # It cut at 2 and 4 where the answer's steps end at 3 and 4.
     found = step_credit([3, 4], 1.0, [0.3, 0.3, 0.6, 0.9], [2, 4], (0.1, 0.4), (0.1, 0.1))
-    assert found.advantages[0] == Shown(pytest.approx(0.4))  # type: ignore[arg-type]
+    assert found.advantages[0] == Shown(pytest.approx(0.4))
     assert found.values[1] is None
     assert found.advantages[1].low is not None
 

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 END, TURN, TURN_END, BEGIN = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|begin|>"
 
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
-    "{% endif %}"
-)
+
+def template(name: str) -> str:
+    """One of the chat templates beside this file."""
+    return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text().removesuffix("\n")
+
+
+CHATML = template("chatml")
 BEGINS_ITSELF = "{{ bos_token }}" + CHATML
 """As Llama's does."""
 

@@ -194,9 +194,13 @@ def test_blocks_hold_what_the_dense_mask_holds(width, seed):
     assert torch.equal(whole[inside, inside], blocks.all(-1)[inside, inside])
 
 
-@pytest.mark.parametrize("width", [5, BLOCK, 5 * BLOCK + 37])
+ENDS_WITH_A_BLOCK = torch.tensor([BLOCK] * (BLOCK + 1) + [BLOCK + 20] * 20)
+"""One path ends at the first node of the second block."""
+
+
+@pytest.mark.parametrize("width", [5, BLOCK, 5 * BLOCK + 37, len(ENDS_WITH_A_BLOCK)])
 def test_queries_are_given_the_keys_that_they_see(width):
-    subtree_last_T = lasts(width, 0)
+    subtree_last_T = ENDS_WITH_A_BLOCK if width == len(ENDS_WITH_A_BLOCK) else lasts(width, 0)
     seen = torch.zeros(width, width, dtype=torch.bool)
     blocks = query_blocks(subtree_last_T)
     places = torch.arange(width).split(BLOCK)

@@ -20,6 +20,7 @@ from tests.models.chat_models import (
     bpe_tokenizer,
     random_model,
     save_as_on_the_hub,
+    template,
 )
 from treetune.models.chat import Chat
 from treetune.models.policy_files import read_policy, write_for_engine
@@ -212,30 +213,6 @@ def test_an_answer_is_encoded_behind_the_prompt_of_its_problem() -> None:
     assert plain(codec.encode_prompt(CONVERSATION)) + plain(answer) == whole
 
 
-FORGETS_THOUGHTS = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.role == 'assistant' and not loop.last and '</think>' in message.content %}"
-    "{{ message.content.split('</think>')[-1].lstrip() }}{% else %}{{ message.content }}{% endif %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""As Qwen3's: of earlier turns, only what stands behind the thoughts."""
-
-BEGINS_OTHERWISE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-)
-"""As those of models that are made to think: what is sampled begins behind a tag that later chats lack."""
-
-COUNTS = (
-    "{% for message in messages %}{{ loop.index }} {{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}{{ messages|length + 1 }} {% endif %}"
-)
-ONE_TURN = (
-    "{% if messages|length > 2 %}{{ raise_exception('one question only') }}{% endif %}"
-    "{% for message in messages %}{{ message.content }}<|im_end|>\n{% endfor %}"
-)
-
-
 def codec(template: str = CHATML, **chat: object) -> TextCodec:
     return codec_of(bpe_tokenizer(template=template), chat=Chat(**chat))
 
@@ -280,29 +257,26 @@ def test_what_is_said_can_not_end_its_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("name", "told"),
     [
-        (FORGETS_THOUGHTS, "its thoughts are left out.*earlier_turns to 'as_sampled'"),
-        (BEGINS_OTHERWISE, "what begins it differs.*earlier_turns to 'as_sampled'"),
-        (COUNTS, "something else between later turns"),
-        (ONE_TURN, "refuses a chat of user, assistant, user: one question only"),
+        # As Qwen3's: of earlier turns, only what stands behind the thoughts.
+        ("forgets_thoughts", "its thoughts are left out.*earlier_turns to 'as_sampled'"),
+        # What is sampled begins behind a tag that later chats lack, as with models that are made to think.
+        ("begins_otherwise", "what begins it differs.*earlier_turns to 'as_sampled'"),
+        ("counts", "something else between later turns"),
+        ("one_turn", "refuses a chat of user, assistant, user: one question only"),
     ],
-    ids=["thoughts", "begins otherwise", "counts", "one turn"],
 )
-def test_a_template_that_turns_can_not_be_put_together_from_is_told_when_turns_are_wanted(
-    template: str, told: str
-) -> None:
-    chat = codec(template)
+def test_a_template_that_turns_can_not_be_put_together_from_is_told(name: str, told: str) -> None:
+    chat = codec(template(name))
     assert len(chat.encode_prompt(Problem("", "1 + 1?", ""))), "for one turn it will do"
     with pytest.raises(ValueError, match=told):
         between(chat, "and?", chat.eos_id)
 
 
-@pytest.mark.parametrize(
-    "template", [FORGETS_THOUGHTS, BEGINS_OTHERWISE], ids=["thoughts", "begins otherwise"]
-)
-def test_earlier_turns_may_stay_as_they_were_sampled(template: str) -> None:
-    chat = codec(template, earlier_turns="as_sampled")
+@pytest.mark.parametrize("name", ["forgets_thoughts", "begins_otherwise"])
+def test_earlier_turns_may_stay_as_they_were_sampled(name: str) -> None:
+    chat = codec(template(name), earlier_turns="as_sampled")
     said = chat.decode(between(chat, "and?", chat.eos_id))
     opening = chat.decode(chat.encode_prompt(Problem("", "", ""))).removeprefix("user\n")
     assert said.startswith("\nuser\nand?") and said.endswith(opening.lstrip("\n"))

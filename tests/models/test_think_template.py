@@ -12,44 +12,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.models.chat_models import END, TURN_END
+from tests.models.chat_models import template as template_of
 from treetune.main import main
 from treetune.models.chat import Chat, render
 from treetune_threads.commands import OPENING, SYSTEM, write_think_model
 
-QWEN = """\
-{%- if messages[0]['role'] == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
-{%- else %}
-    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role != 'system' %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
-LLAMA2 = (
-    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
-    "{% set system_message = '<<SYS>>\\n' + messages[0]['content'] + '\\n<</SYS>>\\n\\n' %}"
-    "{% else %}{% set loop_messages = messages %}{% set system_message = '' %}{% endif %}"
-    "{% for message in loop_messages %}"
-    "{% if message['role'] == 'user' %}{{ '[INST] ' + (system_message if loop.index0 == 0 else '')"
-    " + message['content'] + ' [/INST]' }}"
-    "{% else %}{{ ' ' + message['content'] + ' <|im_end|>' }}{% endif %}{% endfor %}"
-)
-GEMMA = (
-    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for message in messages %}{{ '<start>' + message['role'] + '\\n' }}"
-    "{{ message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<start>model\\n' }}{% endif %}"
-)
-PLAIN = (
-    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant: "
-)
-DEAF = "{% for message in messages if message.role != 'system' %}{{ message.content }}<|im_end|>{% endfor %}"
+QWEN, LLAMA2, GEMMA, PLAIN, DEAF = map(template_of, ("qwen", "llama2", "gemma", "plain", "deaf"))
 OPENED = PLAIN + "{{ '<think>\\n' }}"
 
 

@@ -132,11 +132,10 @@ def test_a_head_that_has_a_bias_gets_its_mean_too() -> None:
 
 def test_a_table_with_room_is_not_resized(tmp_path: Path) -> None:
     before, source = hub_model(tmp_path, rows=330)
-    after = source.load_model(0, str)
-    (old, _), (new, _) = tables(before), tables(after)
+    (old, _), (new, _) = tables(before), tables(source.load_model(0, str))
     assert new.shape == old.shape
-    assert torch.equal(new[:300], old[:300]) and torch.equal(new[312:], old[312:])
-    assert not torch.isclose(new[300:312], old[300:312]).all(1).any()
+    changed = (new != old).any(1)
+    assert changed.nonzero().flatten().tolist() == [*range(300, 312)]
 
 
 def test_two_loads_give_the_same_weights_and_draw_nothing_from_the_runs_stream(tmp_path: Path) -> None:
@@ -160,30 +159,25 @@ def test_in_bfloat16_the_mean_is_taken_in_float32(tmp_path: Path) -> None:
     assert torch.equal(table[token], table[ids].float().mean(0).bfloat16())
 
 
-@pytest.mark.parametrize("write", ["write_policy", "write_for_engine"])
+@pytest.mark.parametrize("write", [write_policy, write_for_engine])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_what_was_trained_on_comes_back_unchanged_and_loads_without_our_code(
-    tmp_path: Path, write: str, tied: bool
+    tmp_path: Path, write: Callable[..., None], tied: bool
 ) -> None:
     _, source = hub_model(tmp_path / "hub", tie_word_embeddings=tied)
     model, tokenizer = source.load_model(0, str), source.load_tokenizer(str)
     with torch.no_grad():
         for table in {id(t): t for t in tables(model)}.values():
             table.add_(torch.randn_like(table))  # the tags are no means of anything any more
-    saved: Callable[..., None] = {"write_policy": write_policy, "write_for_engine": write_for_engine}[write]
-    saved(dict(model.named_parameters()), model.config, tokenizer, tmp_path / "saved")
+    write(dict(model.named_parameters()), model.config, tokenizer, tmp_path / "saved")
 
     again = replace(source, name_or_path=str(tmp_path / "saved"))
     assert source.unlearned_tokens() == TAGS and again.unlearned_tokens() == ()
-    plain = AutoTokenizer.from_pretrained(tmp_path / "saved")
     text = "<think>Is it <Think>12?</Think></Parallel>\n"
-    for loaded in (again.load_tokenizer(str), plain):
+    for loaded in (again.load_tokenizer(str), AutoTokenizer.from_pretrained(tmp_path / "saved")):
         assert loaded.get_vocab() == tokenizer.get_vocab()
         assert loaded.encode(text) == tokenizer.encode(text)
-    for reloaded in (
-        again.load_model(0, str),
-        AutoModelForCausalLM.from_pretrained(tmp_path / "saved"),
-    ):
+    for reloaded in (again.load_model(0, str), AutoModelForCausalLM.from_pretrained(tmp_path / "saved")):
         assert all(torch.equal(new, old) for new, old in zip(tables(reloaded), tables(model)))
     weights, config = read_policy(tmp_path / "saved")
     assert config.vocab_size == 320 and all(len(w) == 320 for n, w in weights.items() if "embed_tokens" in n)
@@ -233,8 +227,7 @@ def test_every_tag_is_one_token_wherever_it_stands_and_is_shown(pieces: list[str
 
 def test_the_rollout_finds_its_tags_only_where_they_are_tokens() -> None:
     for codec in codecs():
-        found = TagIds.of(codec.encode)
-        assert found is not None and codec.decode((found.end_thread,)) == "</Thread>"
+        assert codec.decode((TagIds.of(codec.encode).end_thread,)) == "</Thread>"
     assert TagIds.of(codec_of(bpe_tokenizer()).encode) is None
 
 
@@ -247,35 +240,28 @@ def test_the_rollout_finds_its_tags_only_where_they_are_tokens() -> None:
     ],
 )
 def test_what_is_no_token_is_refused(tokens: tuple[str, ...], told: str) -> None:
-    for source in (TinyModel, lambda **given: PretrainedModel(name_or_path="gpt2", **given)):
+    for source, more in ((TinyModel, {}), (PretrainedModel, {"name_or_path": "gpt2"})):
         with pytest.raises(ValueError, match=told):
-            source(added_tokens=tokens)
+            source(added_tokens=tokens, **more)
 
 
-def test_a_special_token_is_refused_because_text_does_not_show_it(tmp_path: Path) -> None:
-    _, source = hub_model(tmp_path)
+def test_tokens_that_text_does_not_show_and_tables_with_too_few_rows_are_refused(tmp_path: Path) -> None:
+    _, source = hub_model(tmp_path, rows=290)
     with pytest.raises(ValueError, match=r"'<\|endoftext\|>', which the tokenizer has as a special token"):
         replace(source, added_tokens=(END,)).load_tokenizer(str)
+    with pytest.raises(ValueError, match="embeds 290 tokens, and its tokenizer has 300"):
+        source.load_model(0, str)
 
 
 @pytest.mark.parametrize(("token", "word"), [("<Go>", "Go"), ("<>", "")])
 def test_a_word_that_the_tokenizer_cannot_write_is_named(tmp_path: Path, token: str, word: str) -> None:
     plain = replace(TINY, added_tokens=())
-    model = plain.load_model(0, digits)
-    write_policy(
-        dict(model.named_parameters()), model.config, plain.load_tokenizer(digits), tmp_path / "policy"
-    )
+    model, tokenizer = plain.load_model(0, digits), plain.load_tokenizer(digits)
+    write_policy(dict(model.named_parameters()), model.config, tokenizer, tmp_path / "policy")
     source = PretrainedModel(name_or_path=str(tmp_path / "policy"), added_tokens=(token,))
-    with pytest.raises(
-        ValueError, match=f"'{token}', which would begin as the mean of the tokens of '{word}'"
-    ):
+    told = f"'{token}', which would begin as the mean of the tokens of '{word}'"
+    with pytest.raises(ValueError, match=told):
         source.load_model(0, digits)
-
-
-def test_a_model_with_too_few_rows_for_its_own_tokens_is_not_grown(tmp_path: Path) -> None:
-    _, source = hub_model(tmp_path, rows=290)
-    with pytest.raises(ValueError, match="embeds 290 tokens, and its tokenizer has 300"):
-        source.load_model(0, str)
 
 
 def wrapped(backend: Tokenizer) -> TextCodec:

@@ -296,7 +296,7 @@ def on_ranks(world_size: int, work: Callable[[RolloutContext], T], **given: Any)
     barrier = threading.Barrier(world_size, timeout=20)
     boards: dict[tuple[str, int], dict[int, list[Any]]] = {}
 
-    def exchange_of(rank: int) -> Callable[[str, list[Any]], list[list[Any]]]:
+    def rank_of(rank: int) -> ThreadRank:
         turns: Iterator[int] = itertools.count()
 
         def exchange(name: str, own: list[Any]) -> list[list[Any]]:
@@ -305,23 +305,14 @@ def on_ranks(world_size: int, work: Callable[[RolloutContext], T], **given: Any)
             barrier.wait()
             return [board[r] for r in range(world_size)]
 
-        return exchange
+        def hand_out(name: str, own: list[Any]) -> list[Any]:
+            return [of_rank[rank] for of_rank in exchange(f"{name} for each", own)]
 
-    def hand_out_of(rank: int) -> Callable[[str, list[Any]], list[Any]]:
-        exchange = exchange_of(rank)
-        return lambda name, own: [of_rank[rank] for of_rank in exchange(f"{name} for each", own)]
+        return ThreadRank(rank, world_size, exchange, hand_out)
 
     with ThreadPoolExecutor(world_size) as pool:
-        futures = [
-            pool.submit(
-                work,
-                context(
-                    ranks=ThreadRank(rank, world_size, exchange_of(rank), hand_out_of(rank)),
-                    **{key: make() for key, make in given.items()},
-                ),
-            )
-            for rank in range(world_size)
-        ]
+        lent = [{key: make() for key, make in given.items()} for _ in range(world_size)]
+        futures = [pool.submit(work, context(ranks=rank_of(rank), **own)) for rank, own in enumerate(lent)]
         return [future.result(timeout=30) for future in futures]
 
 
@@ -366,7 +357,6 @@ def score_gradient(answer: Ids, advantages: Sequence[float]) -> Gradient:
 
 def gradient_of(episode: Episode) -> Gradient:
     """Of its trained tokens."""
-    assert episode.advantages is not None
     return score_gradient(plain(episode.response_ids), (episode.advantages * episode.trained).tolist())
 
 

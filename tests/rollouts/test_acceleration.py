@@ -94,11 +94,10 @@ def test_the_published_forms_and_their_clip(form: Form, critical: int, earned: f
 
 
 def test_wrong_answers_get_nothing_and_are_compared_with_nothing() -> None:
-    group = [answer(EXAMPLE, sample=0), answer("a" * 200, sample=1, right=False), answer(EXAMPLE, sample=2)]
+    group = [answer(EXAMPLE), answer("a" * 200, sample=1, right=False), answer(EXAMPLE, sample=2)]
     for reference in (Total(), OfGroup()):
         bonuses, told = rewards(reference, opening=0.25).assess(threads.context(), group)
-        assert bonuses[1] == 0.0
-        assert len(told["without_reference"]) == 2
+        assert (bonuses[1], len(told["without_reference"])) == (0.0, 2)
     assert rewards(OfGroup()).bonuses(threads.context(), group) == [0.0, 0.0, 0.0]
 
 
@@ -178,9 +177,7 @@ def references(folder: Path) -> dict[str, ReferenceLength]:
 
 @pytest.mark.parametrize("form", ["saved", "ratio"])
 @pytest.mark.parametrize("name", ["group", "demonstration", "running", "measured"])
-def test_a_useless_thread_pays_by_the_published_reference_alone(
-    name: str, form: Form, tmp_path: Path
-) -> None:
+def test_a_useless_thread_pays_by_the_published_reference(name: str, form: Form, tmp_path: Path) -> None:
     """A third thread of 30 tokens: the path gets longer (52 to 54), the published ratio better."""
 
     # Two other right answers, one of them sequential.
@@ -337,7 +334,7 @@ def test_the_published_rewards_are_presets() -> None:
         ("group", OfGroup()),
     ],
 )
-def test_a_preset_for_each_reference_that_no_useless_thread_pays_by(
+def test_a_preset_for_each_reference_by_which_no_useless_thread_pays(
     name: str, reference: ReferenceLength
 ) -> None:
     (one,) = fragment(f"acceleration_{name}")

@@ -188,7 +188,6 @@ def trained(preset: str) -> list[list[tuple[str, float]]]:
     episodes, _ = root.selection.select(context, root.credit.assign(context, [tree()])[0])
     found, advantages = [], []
     for episode in episodes:
-        assert episode.advantages is not None
         nodes = [node for node in way(episode.text) for _ in PROBABILITIES[node]]
         found.append([node for node, is_trained in zip(nodes, episode.trained, strict=True) if is_trained])
         advantages += episode.advantages[episode.trained].tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import pstdev
 from typing import Literal
@@ -72,7 +72,7 @@ class Language:
         return math.fsum(p * (answer.count(A) >= 2) for answer, p in self.answers(prefix).items())
 
     def read(self, ids: object) -> str:
-        return "".join(self.texts[one] for one in list(ids) if one != EOS)  # type: ignore[call-overload]
+        return "".join(self.texts[one] for one in list(ids) if one != EOS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +104,7 @@ def bias(language: Language, steps: StepSplitter) -> float:
                 slope = probability * ((token == taken) - chance)
                 off[state, token] = off.get((state, token), 0.0) + slope * (of_steps[step] - true)
                 exact[state, token] = exact.get((state, token), 0.0) + slope * true
-    return _length(off) / _length(exact)
-
-
-def _length(gradient: Mapping[tuple[Ids, int], float]) -> float:
-    return math.sqrt(math.fsum(slope**2 for slope in gradient.values()))
+    return math.hypot(*off.values()) / math.hypot(*exact.values())
 
 
 LINES = ("a", "b", "\n", " ")
@@ -144,10 +140,8 @@ def _name(part: object) -> str | None:
 def test_the_gradient_is_as_far_off_as_stated(
     kind: Kind, texts: Texts, steps: StepSplitter, in_last_step: float, own_step: float
 ) -> None:
-    found = [
-        bias(Language(kind, texts), replace(steps, end_token=where)) for where in ("last_step", "own_step")
-    ]
-    for measured, stated in zip(found, (in_last_step, own_step), strict=True):
+    for where, stated in (("last_step", in_last_step), ("own_step", own_step)):
+        measured = bias(Language(kind, texts), replace(steps, end_token=where))
         assert measured == pytest.approx(stated, abs=5e-5 if stated else 1e-9)
 
 
@@ -171,17 +165,13 @@ def groups(size: int) -> list[tuple[float, list[mdp.Ids]]]:
     ]
 
 
-def cosine(one: np.ndarray, other: np.ndarray) -> float:
-    return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
-
-
 @pytest.mark.parametrize(("size", "factor"), [(2, 1.414), (4, 1.155), (8, 1.069), (16, 1.033), (64, 1.008)])
 def test_dividing_by_the_deviation_of_n_makes_all_advantages_larger_alike(size: int, factor: float) -> None:
     """GRPO's paper says std; its implementations divide by that of n - 1, as we do."""
     rewards = [float(place % 3 == 0) for place in range(size)]
-    mean = sum(rewards) / size
-    for ours, reward in zip(group_advantages(rewards, std=True, eps=1e-6), rewards, strict=True):
-        assert (reward - mean) / pstdev(rewards) / ours == pytest.approx(factor, abs=1e-3)
+    found = np.array(group_advantages(rewards, std=True, eps=1e-6))
+    published = (np.array(rewards) - np.mean(rewards)) / pstdev(rewards)
+    assert published / found == pytest.approx(np.full(size, factor), abs=1e-3)
     assert math.sqrt(size / (size - 1)) == pytest.approx(factor, abs=1e-3)
 
 
@@ -203,11 +193,9 @@ def _of_two_groups(lengthening: int) -> tuple[float, float, float]:
     of_minibatch = [both_GG.sum(1) @ g_GD, lengthening * (both_GG.sum(0) @ g_GD)]
     published, ours = np.concatenate(by_group), np.concatenate(of_minibatch)
     weights = [np.linalg.norm(one) / np.linalg.norm(two) for one, two in zip(of_minibatch, by_group)]
-    return (
-        cosine(published, ours),
-        float(np.linalg.norm(ours) / np.linalg.norm(published)),
-        float(weights[1] / weights[0]),
-    )
+    lengths_of_both = np.linalg.norm(published), np.linalg.norm(ours)
+    cosine = published @ ours / np.prod(lengths_of_both)
+    return float(cosine), float(lengths_of_both[1] / lengths_of_both[0]), float(weights[1] / weights[0])
 
 
 @pytest.mark.parametrize(

@@ -100,9 +100,7 @@ def test_the_grader_sees_prefix_and_continuation_as_one_answer() -> None:
 
 
 @pytest.mark.parametrize("unfinished_reward", [0.0, -1.0])
-def test_a_cut_continuation_earns_the_unfinished_reward_even_when_it_is_right(
-    unfinished_reward: float,
-) -> None:
+def test_a_cut_continuation_earns_the_unfinished_reward_though_it_is_right(unfinished_reward: float) -> None:
     cut = mdp.answers((), 4)
     answers = [
         mdp.trajectory(one, sample=i, unfinished_reward=unfinished_reward) for i, one in enumerate(cut)

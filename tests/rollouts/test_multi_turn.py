@@ -127,9 +127,7 @@ def test_what_a_cut_answer_earns_is_known_also_where_nobody_is_there_to_grade_it
     }
 
 
-def test_a_turn_that_comes_to_its_tokens_goes_on_and_an_answer_that_comes_to_its_ends(
-    sampled: Sampled,
-) -> None:
+def test_a_turn_that_comes_to_its_tokens_goes_on_and_an_answer_ends(sampled: Sampled) -> None:
     for answer in sampled(Letters(), turn_tokens=2, max_turns=2, unfinished_reward=-1.0):
         assert answer.numbers["turns/cut"] == answer.numbers["turns/count"]
         assert len(answer.segments[0].token_ids) == 2
@@ -186,9 +184,7 @@ def test_a_megabyte_is_cut_to_the_bound_and_counted(sampled: Sampled) -> None:
     assert answer.numbers["turns/observations_cut"] == 1, "nobody reads what is said to the last turn"
 
 
-def test_what_needs_copies_carries_them_and_what_can_have_none_does_not(
-    sampled: Sampled, tmp_path: Path
-) -> None:
+def test_what_needs_copies_has_them_and_what_can_have_none_does_not(sampled: Sampled, tmp_path: Path) -> None:
     for environment, copied in ((Unsteady(), True), (Fleeting(), False)):
         written = sampled(Letters(environment=environment))
         for answer in written:
@@ -215,7 +211,7 @@ def test_a_killed_rollout_goes_on_to_the_same_answers_and_asks_nothing_twice(
         assert (len(first.asked), len(second.asked)) == (killed_after, len(whole.asked) - killed_after)
 
 
-def test_what_an_environment_said_before_a_run_was_killed_it_need_not_say_again(
+def test_what_an_environment_said_before_a_kill_it_need_not_say_again(
     tmp_path: Path, sampled: Sampled
 ) -> None:
     journal = tmp_path / "0.turns"
@@ -256,9 +252,7 @@ def test_a_grader_may_judge_the_last_turn_beside_what_the_environment_gives(samp
         assert answer.reward == alone[answer.text].reward + float(answer.text[-1] == "a")
 
 
-def test_in_a_mixture_each_domain_has_its_own_environment_or_one_turn_and_its_grader(
-    sampled: Sampled,
-) -> None:
+def test_in_a_mixture_a_domain_has_its_own_environment_or_one_turn_and_its_grader(sampled: Sampled) -> None:
     games = Letters(golds=("",) * 2)
     questions = Letters(golds=("a",) * 2, environment=None, grader=LastLetter(marker="#"))
     task = Mixture(domains={"games": Domain(task=games), "questions": Domain(task=questions)})
@@ -276,9 +270,7 @@ def test_the_way_a_model_is_told_of_observations_is_a_setting(sampled: Sampled) 
     assert replace(rollout(), observation_format=None).frame(CODEC)("+") == "\n+\n"
 
 
-def test_turns_that_are_played_again_together_are_late_by_the_seconds_of_one(
-    environments: EnvironmentPool,
-) -> None:
+def test_turns_that_are_played_again_together_have_the_seconds_of_one(environments: EnvironmentPool) -> None:
     unruly = Unruly(moods=("hangs",), deadline=0.2)
     play = environments.begin(unruly, unruly.problem("p", 0), seed=0, actions=("1", "2"))
     (last,) = play.begun.result(timeout=60).turns

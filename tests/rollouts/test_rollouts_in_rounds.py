@@ -79,6 +79,9 @@ def test_it_goes_on_until_there_are_enough_and_keeps_all_that_was_sampled() -> N
     assert len(trajectories) == 2 * len(asked) > 24 and not split.said
     at_once, _ = answered(INNER.run(mdp.context(), SPLIT[: len(asked)]))
     assert trajectories == at_once, "what one call with all problems samples"
+    enough = n_mixed(trajectories[:24])
+    exactly, _ = Split(first=6).run(UntilMixed(rollout=INNER, groups=enough, max_rounds=99))
+    assert exactly == trajectories[:24], "two rounds for as many as two rounds have"
 
 
 def test_enough_at_once_is_one_round_that_asks_for_no_further_problem() -> None:
@@ -91,26 +94,24 @@ def test_enough_at_once_is_one_round_that_asks_for_no_further_problem() -> None:
     assert metrics["rollout/rounds"] == 1
 
 
-def test_a_task_that_never_gives_spread_ends_at_the_bound_and_says_so() -> None:
-    split = Split(first=4)
+@pytest.mark.parametrize(
+    ("first", "whole", "problems", "rounds", "why"),
+    [
+        (4, 60, 20, 5, "went on with 0 of 20 after 5 rounds, since max_rounds is 5"),
+        (4, 7, 7, 2, "the split has no further problem"),
+        (7, 7, 7, 1, "the split has no further problem"),
+    ],
+)
+def test_without_spread_it_ends_at_the_bound_or_with_the_split_and_says_so(
+    first: int, whole: int, problems: int, rounds: int, why: str
+) -> None:
+    split = Split(first, whole)
     trajectories, metrics = split.run(UntilMixed(rollout=INNER, groups=3, max_rounds=5), engine=Sure())
-    assert len(by_problem(trajectories)) == 20
+    assert [len(group) for group in by_problem(trajectories).values()] == [2] * problems, "each problem once"
     told = [metrics[f"rollout/{name}"] for name in ("rounds", "groups_dropped", "groups_lacking")]
-    assert told == [5, 1.0, 3]
+    assert told == [rounds, 1.0, 3]
     (said,) = split.said
-    assert "went on with 0 of 20 after 5 rounds, since max_rounds is 5" in said
-
-
-def test_a_split_without_further_problems_ends_it_and_says_so() -> None:
-    split = Split(first=4, whole=7)
-    trajectories, metrics = split.run(UntilMixed(rollout=INNER, groups=3, max_rounds=5), engine=Sure())
-    assert [len(group) for group in by_problem(trajectories).values()] == [2] * 7, "each problem once"
-    assert metrics["rollout/rounds"] == 2
-    (said,) = split.said
-    assert "the split has no further problem" in said
-    split = Split(first=7, whole=7)
-    assert split.run(UntilMixed(rollout=INNER, groups=3), engine=Sure())[1]["rollout/rounds"] == 1
-    assert "the split has no further problem" in split.said[0]
+    assert why in said
 
 
 def test_later_rounds_may_be_smaller_and_progress_goes_on_counting() -> None:
@@ -237,7 +238,7 @@ def test_an_answer_goes_on_where_it_was_and_each_segment_has_its_version() -> No
 
 
 @pytest.mark.parametrize("groups", [None, 12])
-def test_every_problem_that_is_begun_is_trained_on_once_so_that_lengths_are_the_policys(
+def test_every_problem_that_is_begun_is_trained_on_once_and_lengths_are_the_policys(
     groups: int | None,
 ) -> None:
     run = Run(PartialAnswers(rollout=INNER, tokens_per_iteration=2, groups=groups), in_flight=40)

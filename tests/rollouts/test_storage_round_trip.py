@@ -112,11 +112,9 @@ trajectories = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(episodes, max_size=4), st.lists(trajectories, max_size=4))
-def test_episodes_and_trajectories_are_read_back_exactly(
-    rows: list[Episode], answers: list[Trajectory]
-) -> None:
+def test_episodes_and_answers_are_read_back_exactly(rows: list[Episode], answers: list[Trajectory]) -> None:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "iterations" / "episodes.arrow"
         write_episodes(path, rows)
@@ -132,7 +130,7 @@ def bits(columns: list[Any]) -> list[tuple[str, bytes] | None]:
 single = st.lists(st.floats(width=32, allow_nan=False), max_size=5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(numbers, single), max_size=4))
 def test_every_bit_of_a_column_comes_back_and_logprobs_in_the_width_that_they_had(
     rows: list[tuple[tuple[float, ...], list[float]]],
@@ -225,9 +223,7 @@ def test_files_from_before_score_and_reward_were_told_apart_are_read(tmp_path: P
     assert read_trajectories(tmp_path / "trajectories.arrow") == [answer]
 
 
-def test_more_rows_than_a_batch_holds_come_back_in_order_and_a_file_cut_anywhere_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_more_rows_than_a_batch_come_back_in_order_and_a_cut_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "episodes.arrow"
     written = [episode(number) for number in range(2100)]
     write_episodes(path, written)

@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,17 @@ from typing import Any
 import pytest
 
 from tests.columns import plain
-from tests.rollouts.tabular_mdp import LetterTask
+from tests.rollouts.tabular_mdp import InlinePool, LetterTask
 from tests.runtime.in_process import directory_of
 from tests.runtime.shared_server import shared_server
 from tests.support.bigram_model import MANY_THREADS, THREADS, BigramModel, bigram_model
+from tests.support.contexts import context_of
 from tests.support.processes import process_named
 from treetune.inference.base import Completion, Engine, EngineLaunch, OnResult, Request
 from treetune.inference.engine import VllmEngine, start_engine
 from treetune.inference.settings import Engines, VllmSettings
 from treetune.models.pretrained import PretrainedModel
 from treetune.rollouts.base import Credit
-from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.rollouts.credit import Group
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.selection import All
@@ -37,24 +36,18 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.batches import Layout
 from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.tree import answers_of
-from treetune.vocabulary import Grade, Problem, Trajectory, joined, sees
+from treetune.vocabulary import Problem, Trajectory, joined, sees
 from treetune_threads.fork_join import EVENTS
 from treetune_threads.parallel_threads import ParallelThreads, ThreadStates
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
+Models = dict[str, BigramModel]
 CONTEXT = 2048
 
 
-class Pool:
-    def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
-        future: Future[Grade] = Future()
-        future.set_result(Grade(1.0, "ok"))
-        return future
-
-
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BigramModel]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("models")
     tables = {"threads": THREADS, "many": MANY_THREADS}
     return {name: bigram_model(table, folder / name, CONTEXT) for name, table in tables.items()}
@@ -64,7 +57,7 @@ SETTINGS_OF_SERVER = VllmSettings(prefix_caching=True, omp_threads=1, start_time
 
 
 @pytest.fixture(scope="module")
-def engine(models: dict[str, BigramModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+def engine(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
     logs = tmp_path_factory.mktemp("logs")
     model = models["threads"]
     launch = EngineLaunch(model.folder, logs, seed=0, context_length=CONTEXT, end_ids=model.codec.end_ids)
@@ -92,7 +85,6 @@ class Watched(Engine):
         def told(index: int, completions: list[Completion]) -> Sequence[Request]:
             if next(came) == self.at:
                 os.kill(process_named("VLLM::EngineCore"), signal.SIGKILL)
-            assert on_result is not None
             further = on_result(index, completions) or ()
             self.requests += further
             return further
@@ -103,14 +95,8 @@ class Watched(Engine):
 def answered(
     engine: Engine, model: BigramModel, problems: int, iteration: int = 0, **given: Any
 ) -> list[Trajectory]:
-    context = RolloutContext(
-        task=LetterTask(),
-        engine=engine,
-        grader=Pool(),  # type: ignore[arg-type]
-        codec=model.codec,
-        seed=7,
-        iteration=iteration,
-        settings=AnswerSettings(CONTEXT),
+    context = context_of(
+        LetterTask(), engine, InlinePool(), model.codec, seed=7, iteration=iteration, context_length=CONTEXT
     )
     asked = [Problem(id=f"train/{i}", prompt="?", gold="") for i in range(problems)]
     rollout = ParallelThreads(**{"samples": 2, "max_tokens": 300, **given})
@@ -125,7 +111,7 @@ def assert_sampled_after_what_it_saw(trajectory: Trajectory, model: BigramModel)
             assert plain(segment.logprobs) == pytest.approx(
                 model.logprobs(context, plain(segment.token_ids)), abs=2e-3
             )
-            assert segment.seconds is not None and segment.seconds > 0
+            assert segment.seconds > 0
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -140,8 +126,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_each_part_has_the_probabilities_of_what_it_saw_and_every_odd_end_is_met(
-    engine: VllmEngine, models: dict[str, BigramModel]
+def test_parts_have_the_probabilities_of_what_they_saw_and_odd_ends_are_met(
+    engine: VllmEngine, models: Models
 ) -> None:
     engine.load(models["threads"].folder, 0)
     met: set[str] = set()
@@ -160,9 +146,7 @@ def test_each_part_has_the_probabilities_of_what_it_saw_and_every_odd_end_is_met
     assert met == set(EVENTS)
 
 
-def test_an_answer_of_fifty_threads_is_sampled_and_joined_whole(
-    engine: VllmEngine, models: dict[str, BigramModel]
-) -> None:
+def test_an_answer_of_fifty_threads_is_sampled_and_joined_whole(engine: VllmEngine, models: Models) -> None:
     engine.load(models["many"].folder, 1)
     trajectories = answered(engine, models["many"], problems=12, max_tokens=2000)
     most = max(len({s.branch for s in t.segments}) - 1 for t in trajectories)
@@ -171,9 +155,7 @@ def test_an_answer_of_fifty_threads_is_sampled_and_joined_whole(
         assert_sampled_after_what_it_saw(trajectory, models["many"])
 
 
-def test_a_server_killed_in_the_middle_of_joins_changes_no_answer_and_loses_none(
-    engine: VllmEngine, models: dict[str, BigramModel]
-) -> None:
+def test_a_server_killed_in_the_middle_of_joins_changes_no_answer(engine: VllmEngine, models: Models) -> None:
     engine.load(models["threads"].folder, 2)
     undisturbed = Watched(engine)
     expected = answered(undisturbed, models["threads"], problems=100)
@@ -181,10 +163,8 @@ def test_a_server_killed_in_the_middle_of_joins_changes_no_answer_and_loses_none
     killed = Watched(engine, at=len(undisturbed.requests) // 2)
     assert answered(killed, models["threads"], problems=100) == expected
     assert engine.restarts == restarts + 1
-    calls = [
-        sorted((one.seed, plain(one.prompt_ids)) for one in run.requests) for run in (killed, undisturbed)
-    ]
-    assert calls[0] == calls[1], "each call once"
+    both = [[(one.seed, plain(one.prompt_ids)) for one in run.requests] for run in (killed, undisturbed)]
+    assert sorted(both[0]) == sorted(both[1]), "each call once"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +183,7 @@ class QuestionMarks(LetterTask):
     ids=str,
 )
 def test_a_run_trains_on_what_each_call_saw(
-    credit: Credit, layout: Layout, engine: VllmEngine, models: dict[str, BigramModel], tmp_path: Path
+    credit: Credit, layout: Layout, engine: VllmEngine, models: Models, tmp_path: Path
 ) -> None:
     with shared_server() as shared, pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "close", lambda: None)  # the server is the module's

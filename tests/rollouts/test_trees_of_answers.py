@@ -8,7 +8,6 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -75,9 +74,7 @@ def rows(tree: Tree, **settings: str) -> list[Episode]:
 
 @settings(max_examples=40, deadline=None)
 @given(rollouts, st.integers(0, 1 << 20))
-def test_every_sampled_token_is_trained_once_with_the_log_prob_it_was_sampled_with(
-    rollout: TreeRollout, seed: int
-) -> None:
+def test_every_sampled_token_is_trained_once_with_its_log_prob(rollout: TreeRollout, seed: int) -> None:
     sampling = engine()
     trees = grown(rollout, seed, engine=sampling)
     trained = [episode.trained for tree in trees for episode in rows(tree)]
@@ -110,9 +107,7 @@ def test_nodes_are_what_was_sampled_and_answers_are_their_ways(rollout: TreeRoll
 
 @settings(max_examples=15, deadline=None)
 @given(rollouts, st.integers(0, 1 << 20), st.integers(0, 1 << 20))
-def test_a_tree_is_the_same_in_whatever_order_its_answers_come(
-    rollout: TreeRollout, seed: int, order: int
-) -> None:
+def test_a_tree_is_the_same_in_any_order_of_its_answers(rollout: TreeRollout, seed: int, order: int) -> None:
     assert answers_of(grown(rollout, seed)) == answers_of(grown(rollout, seed, engine=engine(order)))
 
 
@@ -231,11 +226,12 @@ segments = st.builds(
     origin=st.sampled_from(["sampled", "injected"]),
     branch=st.sampled_from([(), ((0, 0),), ((0, 1),)]),
 )
+Paths = list[tuple[Segment, ...]]
 answers = st.lists(st.lists(segments, max_size=4).map(tuple), min_size=1, max_size=6)
 
 
 def answer(sample: int, path: tuple[Segment, ...], fork: Fork | None = None) -> Trajectory:
-    return Trajectory(PROBLEM, sample, (9,), path, "stop", "", Grade(0.0, "ok"), (), fork=fork)  # type: ignore[arg-type]
+    return Trajectory(PROBLEM, sample, (9,), path, "stop", "", Grade(0.0, "ok"), (), fork=fork)
 
 
 def prefix(tree: Tree, state: State) -> tuple[Segment, ...]:
@@ -246,7 +242,7 @@ def prefix(tree: Tree, state: State) -> tuple[Segment, ...]:
     return (*before, replace(last, token_ids=last.token_ids[: state.offset]))
 
 
-def tree_of(paths: list[tuple[Segment, ...]]) -> Tree:
+def tree_of(paths: Paths) -> Tree:
     (tree,) = trees_of(answer(sample, path) for sample, path in enumerate(paths))
     return tree
 
@@ -257,36 +253,22 @@ def marked(path: tuple[Segment, ...]) -> list[tuple[object, ...]]:
 
 
 @given(answers)
-def test_equal_prefixes_are_one_state_and_others_are_not(paths: list[tuple[Segment, ...]]) -> None:
+def test_equal_prefixes_are_one_state_which_is_the_way_to_it(paths: Paths) -> None:
     tree = tree_of(paths)
     prefixes = [
         (tree.state(leaf, length), marked(path)[:length])
         for leaf, path in enumerate(paths)
         for length in range(len(marked(path)) + 1)
     ]
-    for state, prefix in prefixes:
-        for other_state, other_prefix in prefixes:
-            assert (state == other_state) == (prefix == other_prefix)
+    for state, expected in prefixes:
+        assert marked(prefix(tree, state)) == expected
+        assert (state == (PROBLEM.id, ROOT, 0)) == (not expected)
+        for other, of_other in prefixes:
+            assert (state == other) == (expected == of_other)
 
 
 @given(answers)
-def test_a_state_is_the_way_to_it_and_is_called_after_whoever_came_first(
-    paths: list[tuple[Segment, ...]],
-) -> None:
-    tree = tree_of(paths)
-    for leaf, path in enumerate(paths):
-        assert tree.state(leaf, 0) == (PROBLEM.id, ROOT, 0)
-        for length in range(len(marked(path)) + 1):
-            state = tree.state(leaf, length)
-            assert marked(prefix(tree, state)) == marked(path)[:length]
-            first = next(
-                i for i, other in enumerate(paths) if marked(other)[:length] == marked(path)[:length]
-            )
-            assert state == tree.state(first, length)
-
-
-@given(answers)
-def test_rows_train_what_was_sampled_once_behind_what_it_saw(paths: list[tuple[Segment, ...]]) -> None:
+def test_rows_train_what_was_sampled_once_behind_what_it_saw(paths: Paths) -> None:
     tree = tree_of(paths)
     for path in paths:
         expected = []
@@ -303,37 +285,23 @@ def test_rows_train_what_was_sampled_once_behind_what_it_saw(paths: list[tuple[S
 
 def test_answers_may_share_their_beginning_and_grow_one_by_one() -> None:
     tree = Tree(PROBLEM, joined([]))
-    trunk = Segment([1, 2])  # type: ignore[arg-type]
+    trunk = Segment([1, 2])
     for sample, last in enumerate(([3], [4, 5], [3, 6])):
-        end = Segment(last)  # type: ignore[arg-type]
+        end = Segment(last)
         tree.take(answer(sample, (trunk, end), Fork(0, 2) if sample else None))
     assert len(tree.nodes) == 4
     assert [plain(one.response_ids) for one in tree.leaves] == [(1, 2, 3), (1, 2, 4, 5), (1, 2, 3, 6)]
     assert tree.state(0, 2) == tree.state(1, 2) == tree.state(2, 2) == (PROBLEM.id, 0, 2)
     assert tree.state(0, 3) == tree.state(2, 3) != tree.state(1, 3)
-    tree.take(answer(3, (trunk, Segment([7])), Fork(0, 2)))  # type: ignore[arg-type]
+    tree.take(answer(3, (trunk, Segment([7])), Fork(0, 2)))
     assert tree.state(3, 2) == (PROBLEM.id, 0, 2)
     assert len(tree.nodes) == 5
 
 
 @given(answers)
-def test_other_answers_in_a_trees_place_leave_its_states_as_they_are(
-    paths: list[tuple[Segment, ...]],
-) -> None:
+def test_other_answers_in_a_trees_place_leave_its_states_as_they_are(paths: Paths) -> None:
     tree = tree_of(paths)
     (other,) = with_answers([tree], answers_of([tree])[::-1])
     assert [one.sample for one in other.leaves] == list(range(len(paths)))[::-1]
-    lengths = [sum(lengths) for lengths in ([len(s.token_ids) for s in path] for path in paths)]
-    assert [other.state(i, n) for i, n in enumerate(lengths)] == [
-        tree.state(i, n) for i, n in enumerate(lengths)
-    ]
-
-
-@given(answers)
-def test_a_path_has_each_segment_behind_the_one_before(paths: list[tuple[Segment, ...]]) -> None:
-    tree = tree_of(paths)
-    ends = [0, *accumulate(len(path) for path in paths)]
-    for begin, end in pairwise(ends):
-        for number in range(begin, end):
-            assert tree.nodes[number].parent == (number - 1 if number > begin else ROOT)
-            assert tree.path(number) == list(range(begin, number + 1))
+    lengths = [len(marked(path)) for path in paths]
+    assert all(other.state(i, n) == tree.state(i, n) for i, n in enumerate(lengths))

@@ -249,9 +249,7 @@ looks = st.lists(
 
 
 @given(looks, st.floats(0, 1), st.floats(0.001, 0.5))
-def test_smoothing_is_the_least_squares_solution(
-    path: list[Value | None], reward: float, step: float
-) -> None:
+def test_smoothing_is_the_least_squares_answer(path: list[Value | None], reward: float, step: float) -> None:
     path = [Value(0.5, 0.1), *path, Value(reward, 0.2)]
     found = smoothed(path, step)
     assert [one is None for one in found] == [one is None for one in path]
