@@ -1,10 +1,12 @@
-"""The default grader of MATH: right where math-verify and the VinePPO paper's code are known to be wrong."""
+"""Graders of MATH: the default, and the preset with the verdicts that the VinePPO paper's code gives."""
 
 from __future__ import annotations
 
 import json
 import logging
+import random
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,143 +14,76 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.cases import cases
+from tests.tasks import minerva_reference
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.graders.math import MathGrader
 from treetune_domains.graders.math_text import given_answer, gold_answer
-from treetune_domains.graders.minerva import Minerva
+from treetune_domains.graders.minerva import Minerva, extract, lists_agree
 
-CORPUS = [
-    json.loads(line) for line in (Path(__file__).parent / "math_answers.jsonl").read_text().splitlines()
-]
+HERE = Path(__file__).parent
+CASES, PRESET = HERE / "cases/math.txt", HERE / "cases/minerva.txt"
+CORPUS = [json.loads(line) for line in (HERE / "math_answers.jsonl").read_text().splitlines()]
 
-LABELLED = Path(__file__).parent / "labelled/math.jsonl"
+
+def box(answer: str) -> str:
+    return f"\\boxed{{{answer}}}"
 
 
 def grade(answer: str, gold: str, question: str = "?", grader: MathGrader | Minerva | None = None) -> Grade:
     problem = Problem(id="test/0", prompt=question, gold=gold)
-    return (grader or MathGrader()).grade(f"So it is $\\boxed{{{answer}}}$.", problem)
+    return (grader or MathGrader()).grade(f"So it is ${box(answer)}$.", problem)
 
 
-def boxed(answer: str, gold: str) -> bool:
+def right(answer: str, gold: str) -> bool:
     return grade(answer, gold).reward == 1.0
 
 
-def test_every_answer_of_the_corpus_is_judged_as_it_should_be() -> None:
-    wrong = [row for row in CORPUS if boxed(row["answer"], row["gold"]) is not row["right"]]
-    assert not wrong
-
-
-def test_the_corpus_is_judged_better_than_by_math_verify_alone() -> None:
+def test_every_answer_of_the_corpus_is_judged_as_it_should_be_and_better_than_by_math_verify_alone() -> None:
     from math_verify import parse, verify
 
+    assert [row for row in CORPUS if right(row["answer"], row["gold"]) is not row["right"]] == []
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    rows = [
-        row
-        for row in CORPUS
-        if row["kind"] in ("full stop", "base", "matrix", "unit", "text", "percent", "mixed number")
-    ]
+    kinds = ("full stop", "base", "matrix", "unit", "text", "percent", "mixed number")
     alone: Counter[bool] = Counter()
-    ours: Counter[bool] = Counter()
+    for row in CORPUS:
+        if row["kind"] in kinds:
+            said = verify(parse(box(row["gold"])), parse(box(row["answer"])))
+            alone[row["right"]] += said is not row["right"]
+    assert min(alone[True], alone[False]) > 0, "it rejects right ones and accepts wrong ones"
+
+
+def test_at_most_one_wrong_answer_in_a_thousand_is_accepted_and_three_right_ones_in_a_hundred_rejected() -> (
+    None
+):
+    rows = [json.loads(line) for line in (HERE / "labelled/math.jsonl").read_text().splitlines()][::3]
+    wrong: Counter[bool] = Counter()
     for row in rows:
-        said = verify(parse(f"\\boxed{{{row['gold']}}}"), parse(f"\\boxed{{{row['answer']}}}"))
-        alone[row["right"]] += said is not row["right"]
-        ours[row["right"]] += boxed(row["answer"], row["gold"]) is not row["right"]
-    assert ours[True] < alone[True], "rejects fewer right ones"
-    assert ours[False] < alone[False], "accepts fewer wrong ones"
+        problem = Problem("test/0", row["data"].get("prompt", "?"), row["gold"])
+        wrong[row["label"]] += MathGrader().grade(row["response"], problem).correct is not row["label"]
+    assert wrong[False] <= 0.001 * sum(not row["label"] for row in rows)
+    assert wrong[True] <= 0.03 * sum(row["label"] for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold", "right"),
-    [
-        ("(1,2)", "[1,2]", False),  # the type of brackets
-        ("[1,2)", "[1,2]", False),
-        ("500", "5", False),  # a factor of a hundred
-        ("0.05", "5", False),
-        ("0.0002", "0.0001", False),  # absolute closeness of small numbers
-        ("3.0005", "3", False),
-        ("3.1416", r"\pi", False),
-        ("1024", "2^{10}", True),  # refused because of "^{"
-        (r"\text{information}", r"\infty", False),  # "inf" within a word
-        (r"\text{information}", r"\text{information}", True),
-        (r"50\%", r"\frac12", True),
-        (
-            "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}",
-            r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}",
-            True,
-        ),  # lines
-        ("\\begin{pmatrix}\n1 \\\\\n3\n\\end{pmatrix}", "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}", False),
-        (r"7\cdot 1", "7", True),  # a product that lost its sign
-        (r"7\cdot 1", "71", False),
-    ],
-)
-def test_the_default_is_right_where_the_reference_is_not(answer: str, gold: str, right: bool) -> None:
-    assert boxed(answer, gold) is right
-    assert (
-        grade(answer, gold, grader=Minerva()).reward == 1.0
-    ) is not right or answer == r"\text{information}"
+@pytest.mark.parametrize(("answer", "gold", "verdict"), cases(CASES, "where the reference is wrong"))
+def test_the_default_is_right_where_the_reference_is_not(answer: str, gold: str, verdict: bool) -> None:
+    assert right(answer, gold) is verdict
+    reference = grade(answer, gold, grader=Minerva()).reward == 1.0
+    assert reference is not verdict or answer == r"\text{information}"
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold", "right"),
-    [
-        (r"\text{4:30 p.m.}", r"4:30 \text{ p.m.}", True),  # the same words, split differently
-        ("4:30 PM", r"\text{4:30 p.m.}", True),
-        (r"4:30 \text{ a.m.}", r"\text{4:30 p.m.}", False),
-        (r"\text{3 dollars}", "3", True),
-        (r"\text{3 dollars}", r"\$3", True),
-        (r"\text{3 cents}", r"\$3", False),
-        (r"\text{145 degrees}", r"145^\circ", True),
-        ("75^\\circ", "75\\%", False),
-        ("twenty-five", "25", True),  # numbers in words
-        (r"\text{three hundred and twelve}", "312", True),
-        (r"\text{two thirds}", r"\frac{2}{3}", True),
-        (r"\text{three dollars}", "3", True),
-        (r"\text{two or more}", "2", False),
-        (r"\text{one to one}", "1", False),
-        (r"\text{third}", r"\frac13", False),
-        (r"\sfrac{3}{8}", r"\frac{3}{8}", True),
-        (r"\nicefrac{8}{3}", r"\frac{3}{8}", False),
-        ("x = 2+3 = 5", "5", True),  # the end of a chain
-        (r"\frac{10!}{5!} = 10\cdot 9\cdot 8\cdot 7\cdot 6 = 30{,}240", "30240", True),
-        ("P(A) = \\frac13", r"\frac{1}{3}", True),
-        ("x = 5 = 6", "5", False),
-        ("2+2 = 5", "5", False),
-        ("x+2 = 5", "5", False),
-        (r"0.1666\ldots", r"\frac16", True),
-        ("0.1666", r"\frac16", False),
-        (r"\sin 60^\circ", r"\frac{\sqrt{3}}{2}", True),
-        ("3-x", "|x-3|", False),  # equal where x is small
-        (r"x > 1 \text{ and } x \le 2", "(1,2]", True),
-        (r"x < -3 \text{ and } x > 4", r"(-\infty,-3)\cup(4,\infty)", False),
-        ("12 000", "12000", True),
-        ("1 2", "12", False),
-        ("1  2", "12", False),
-    ],
-)
+@pytest.mark.parametrize(("answer", "gold", "verdict"), cases(CASES, "what says the same"))
 def test_what_says_the_same_is_right_and_what_only_looks_like_it_is_not(
-    answer: str, gold: str, right: bool
+    answer: str, gold: str, verdict: bool
 ) -> None:
-    assert boxed(answer, gold) is right
+    assert right(answer, gold) is verdict
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold", "question", "right"),
-    [
-        (r"0.5\%", "0.5", "What is the ratio?", False),
-        (r"\frac37\%", r"\frac{3}{7}", "What is the ratio?", False),
-        (r"(50\%, 1)", "(50, 1)", "Which pair?", False),
-        (r"50\%", "0.5", "What is the ratio?", True),
-        (r"50\%", "50", "What is the ratio?", False),
-        (r"50\%", "50", "What percent of them?", True),
-        (r"50\%", "50", r"How many \% of them?", True),
-        ("50", r"50\%", "What is the ratio?", True),
-        (r"0.5\%", r"50\%", "What percent of them?", False),
-    ],
-)
-def test_a_percent_sign_is_dropped_only_where_percent_are_asked_for(
-    answer: str, gold: str, question: str, right: bool
+@pytest.mark.parametrize(("answer", "gold", "question", "verdict"), cases(CASES, "what the question decides"))
+def test_percent_bases_and_equations_are_read_as_the_question_asks(
+    answer: str, gold: str, question: str, verdict: bool
 ) -> None:
-    assert grade(answer, gold, question).correct is right
+    assert grade(answer, gold, question).correct is verdict
 
 
 @given(st.integers(-999, 999), st.integers(0, 9), st.integers(-9, 9), st.sampled_from(["e", "E", "e+"]))
@@ -159,108 +94,153 @@ def test_a_number_may_have_its_power_of_ten_behind_an_e(
     written = f"{whole}.{digit}{'e' if power < 0 else sign}{power}"
     value = Fraction(f"{whole}.{digit}") * Fraction(10) ** power
     for gold in (f"{value.numerator}/{value.denominator}", rf"{whole}.{digit} \times 10^{{{power}}}"):
-        assert boxed(written, gold)
-        assert boxed(f"{whole}.{digit}e{power + 1}", gold) is (value == 0)
+        assert right(written, gold)
+        assert right(f"{whole}.{digit}e{power + 1}", gold) is (value == 0)
 
 
-def test_an_equation_says_what_was_asked_for() -> None:
-    assert grade("a+b = 7", "7", "What is $a + b$?").reward == 1.0
-    assert grade("a+b = 7", "7", "What is $a$, if $a - b = 3$?").reward == 0.0
+@settings(max_examples=60)
+@given(st.fractions(min_value=-1000, max_value=1000, max_denominator=500), st.fractions(max_denominator=50))
+def test_a_fraction_equals_itself_in_every_dress_and_no_other(value: Fraction, other: Fraction) -> None:
+    sign = "-" if value < 0 else ""
+    dressed = rf"{sign}\dfrac{{{2 * abs(value.numerator)}}}{{{2 * value.denominator}}}"
+    assert right(dressed, f"{value.numerator}/{value.denominator}")
+    whole, rest = divmod(abs(value.numerator), value.denominator)
+    assert right(rf"{sign}{whole}\frac{{{rest}}}{{{value.denominator}}}", str(value))
+    assert right(str(other), str(value)) is (other == value)
 
 
-def test_at_most_one_wrong_answer_in_a_thousand_is_accepted_and_three_right_ones_in_a_hundred_rejected() -> (
-    None
-):
-    rows = [json.loads(line) for line in LABELLED.read_text().splitlines()][::3]
-    wrong: Counter[bool] = Counter()
-    for row in rows:
-        problem = Problem("test/0", row["data"].get("prompt", "?"), row["gold"])
-        wrong[row["label"]] += MathGrader().grade(row["response"], problem).correct is not row["label"]
-    assert wrong[False] <= 0.001 * sum(not row["label"] for row in rows)
-    assert wrong[True] <= 0.03 * sum(row["label"] for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        (r"\boxed {5}", "5"),
-        (r"\boxed 5", "5"),
-        (r"\boxed{\boxed{5}}", r"\boxed{5}"),
-        (r"\boxed{1} and so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        (r"\boxed{5", None),
-        (r"\boxed{5} is $\boxed{6", "5"),
-        (r"\boxed{}", None),
-        ("The answer is $5$.", "5"),
-        ("The answer is: 3.5. We are done.", "3.5"),
-        ("Final answer: x = 7\nbye", "x = 7"),
-        ("It is 5", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("response", "answer"), cases(CASES, "boxes"))
 def test_the_answer_stands_in_the_last_box_or_behind_answer_is(response: str, answer: str | None) -> None:
     assert given_answer(response) == answer
 
 
 def test_several_boxes_are_one_answer_where_the_gold_has_as_many_parts() -> None:
     problem = Problem(id="test/0", prompt="?", gold="1, 2")
-    assert MathGrader().grade(r"$x=\boxed{1}$ or $x=\boxed{2}$", problem).reward == 1.0
-    assert MathGrader().grade(r"$x=\boxed{1}$ or $x=\boxed{3}$", problem).reward == 0.0
-    assert MathGrader().grade("First $\\boxed{1}$.\n\nThen $\\boxed{2}$", problem).reward == 0.0
+    for response, reward in (
+        (r"$x=\boxed{1}$ or $x=\boxed{2}$", 1.0),
+        (r"$x=\boxed{1}$ or $x=\boxed{3}$", 0.0),
+        ("First $\\boxed{1}$.\n\nThen $\\boxed{2}$", 0.0),
+    ):
+        assert MathGrader().grade(response, problem).reward == reward
 
 
 def test_a_gold_may_be_a_worked_solution() -> None:
-    assert (
-        gold_answer(r"We have $\boxed{\frac{1}{2}}$, as asked. The answer is: \frac{1}{2}") == r"\frac{1}{2}"
-    )
-    assert gold_answer("So it goes.The answer is: (1,2)") == "(1,2)"
-    assert gold_answer("  x+1 ") == "x+1"
-
-
-def test_a_base_that_only_the_answer_names_must_be_the_problems() -> None:
-    assert grade("66_7", "66", "Write it in base $7$.").reward == 1.0
-    assert grade("66_8", "66", "Write it in base $7$.").reward == 0.0
+    boxed = r"We have $\boxed{\frac{1}{2}}$, as asked. The answer is: \frac{1}{2}"
+    golds = {boxed: r"\frac{1}{2}", "So it goes.The answer is: (1,2)": "(1,2)", "  x+1 ": "x+1"}
+    assert {gold: gold_answer(gold) for gold in golds} == golds
+    problem = Problem(id="test/0", prompt="?", gold="7", data={"solution": r"It is $\boxed{8}$."})
+    assert Minerva().grade(box("8"), problem).reward == 1.0
+    assert Minerva().grade(box("7"), Problem(id="test/1", prompt="?", gold="7")).reward == 1.0
+    assert Minerva().grade("none", Problem(id="test/1", prompt="?", gold="7")).outcome == "no_answer"
 
 
 @pytest.mark.parametrize(
     "answer",
     ["9^{9^{9^{9}}}", "2^{999999999}", "(x+1)^{1000000}", "1000000!", "((3!)!)!!", "7" * 1000 + "^2",
-    "(" * 500 + "1" + ")" * 500,
-     "x" * 5000, r"\int_0^1 \int_0^1 \sin(xy) dx dy"],
+     "(" * 500 + "1" + ")" * 500, "x" * 5000, r"\int_0^1 \int_0^1 \sin(xy) dx dy"],
 )  # fmt: skip
 def test_what_would_take_for_ever_is_refused_at_once(answer: str) -> None:
     result = grade(answer, "5")
     assert (result.outcome, result.reward) == ("error", 0.0)
-    assert result.message is not None
-    assert "not computed" in result.message
+    assert "not computed" in (result.message or "")
 
 
 def test_an_answer_that_reads_like_the_gold_is_right_however_huge() -> None:
-    assert boxed("9^{9^{9^9}}", "9^{9^{9^{ 9}}}") is False
-    assert boxed("9^{9^{9^9}}", "9^{9^{9^9}}")
+    assert right("9^{9^{9^9}}", "9^{9^{9^{ 9}}}") is False
+    assert right("9^{9^{9^9}}", "9^{9^{9^9}}")
+
+
+@pytest.mark.parametrize("grader", [MathGrader(), Minerva()], ids=["default", "preset"])
+@settings(max_examples=100)
+@given(answer=st.text(alphabet="0123456789xyi\\{}()[]^_=,.;<>+-*/!%$& frac sqrt text pm cup", max_size=60))
+def test_no_mix_of_signs_makes_a_grader_raise(grader: MathGrader | Minerva, answer: str) -> None:
+    assert grade(answer, r"\frac{1}{2}", grader=grader).outcome in ("ok", "no_answer", "error")
+
+
+def test_nothing_that_a_model_wrote_is_run() -> None:
+    for code in ("__import__('os').system('touch /tmp/x')", "exit()", "[].__class__", "open('/etc/passwd')"):
+        assert [grade(code, "5", grader=one).reward for one in (MathGrader(), Minerva())] == [0.0, 0.0]
+
+
+# The preset.
+
+
+@pytest.mark.parametrize(("text", "answers"), cases(PRESET, "extraction"))
+def test_extraction_is_the_references(text: str, answers: list[str]) -> None:
+    assert extract(text, "?") == answers
+
+
+def test_commas_part_answers_where_the_problem_says_so() -> None:
+    asked = "Enter your answers, separated by commas."
+    assert [extract(box("1, 2"), asked), extract(box("(1, 2)"), asked)] == [["1", "2"], ["(1,2)"]]
+    assert extract(box("1, 2"), "?") == ["1,2"]
+
+
+@pytest.mark.parametrize(("given", "gold", "same"), cases(PRESET, "equality"))
+def test_equality_is_the_references(given: str, gold: str, same: bool) -> None:
+    assert lists_agree(extract(box(given), "?"), extract(box(gold), "?")) is same
 
 
 @pytest.mark.parametrize(
-    "code", ["__import__('os').system('touch /tmp/x')", "exit()", "[].__class__", "open('/etc/passwd')"]
+    ("given", "gold", "same"),
+    [("122", "2", True), ("", "2", False), ("12", "21", True), ("1", "12", False)],
 )
-def test_nothing_that_a_model_wrote_is_run(code: str) -> None:
-    assert grade(code, "5").reward == 0.0
-    assert grade(code, "5", grader=Minerva()).reward == 0.0
+def test_of_several_answers_the_last_ones_count_in_any_order(given: str, gold: str, same: bool) -> None:
+    assert lists_agree(list(given), list(gold)) is same
 
 
-@settings(max_examples=60)
-@given(st.fractions(min_value=-1000, max_value=1000, max_denominator=500), st.fractions(max_denominator=50))
-def test_a_fraction_equals_itself_in_every_dress_and_no_other(value: object, other: object) -> None:
-    assert isinstance(value, Fraction) and isinstance(other, Fraction)
-    sign = "-" if value < 0 else ""
-    dressed = rf"{sign}\dfrac{{{2 * abs(value.numerator)}}}{{{2 * value.denominator}}}"
-    assert boxed(dressed, f"{value.numerator}/{value.denominator}")
-    whole, rest = divmod(abs(value.numerator), value.denominator)
-    assert boxed(rf"{sign}{whole}\frac{{{rest}}}{{{value.denominator}}}", str(value))
-    assert boxed(str(other), str(value)) is (other == value)
+def answers(draw: random.Random) -> tuple[str, str]:
+    """Two answers of one kind, which often say the same: near misses are as likely as rewrites."""
+    a, b, c = (draw.randint(1, 12) for _ in range(3))
+    d = draw.choice((0, 0, 1))
+    x, y = draw.sample("xyab", 2)
+    kinds: list[Callable[[], tuple[str, str]]] = [
+        lambda: (f"{a}", f"{a + d}"),
+        lambda: (f"{a}", f"{(a + d) * 100}"),
+        lambda: (f"{a / 10}", f"{a * 10 + d}"),
+        lambda: (f"{a},{b}00", f"{a}{b + d}00"),
+        lambda: (f"\\frac{{{a}}}{{{b}}}", f"\\frac{{{a * c}}}{{{b * c + d}}}"),
+        lambda: (f"{a}/{b}", f"\\dfrac{{{a + d}}}{{{b}}}"),
+        lambda: (f"{a}\\frac{{{b}}}{{{c}}}", f"\\frac{{{a * c + b + d}}}{{{c}}}"),
+        lambda: (f"{a}\\frac{b % 9 + 1}{c % 9 + 1}", f"\\frac{{{a * (b % 9 + 1)}}}{{{c % 9 + 1}}}"),
+        lambda: (f"{a}\\sqrt{{{b}}}", f"\\sqrt{{{a * a * b + d}}}"),
+        lambda: (f"\\frac{{1}}{{\\sqrt{{{b}}}}}", f"\\frac{{\\sqrt{{{b + d}}}}}{{{b}}}"),
+        lambda: (f"{a}^{b % 5}+{c}^2", f"{a ** (b % 5) + c * c + d}"),
+        lambda: (f"{x}^2+{y}^2", f"{y}^2+{x}^2+{d}"),
+        lambda: (f"({x}+{a})^2", f"{x}^2+{2 * a}{x}+{a * a + d}"),
+        lambda: (f"{x}^{{{a}}}", f"{x}^{{{a}}}+{d}"),
+        lambda: (f"2^{a}^2", f"2^{a * 2}"),
+        lambda: (f"{a}\\pi", f"\\pi({a + d})"),
+        lambda: ("\\pi", draw.choice(("3.1416", "3.14", "\\frac{22}{7}"))),
+        lambda: (draw.choice(("\\fbox{%d}", "\\textbf{%d}", "%d\\degree", "%d^\\circ")) % a, f"{a + d}"),
+        lambda: (draw.choice(("[%d]", "\\{%d\\}", "(%d)", "|%d|")) % a, f"{a}"),
+        lambda: (f"{a}\\div{b}", f"\\frac{{{a}}}{{{b}}}"),
+        lambda: (f"{a}\\times{b}", f"{a * b + d}"),
+        lambda: (f"({a},{b})", draw.choice(("[%d,%d]", "(%d,%d]", "(%d,%d)")) % (a, b + d)),
+        lambda: (f"({a},{b})", f"({a},{b},{c})"),
+        lambda: (f"({a},{b})\\cup({b},{c})", f"({b},{c})\\cup({a},{b + d})"),
+        lambda: (f"x={a}", f"{a + d}"),
+        lambda: (f"y={a}x+{b}", f"{a}x-y+{b + d}=0"),
+        lambda: (f"{a}\\%", draw.choice((f"{a / 100}", f"{a}", f"\\frac{{{a}}}{{100}}"))),
+        lambda: (f"{a}\\text{{ cm}}", f"{a + d}"),
+        lambda: (f"\\text{{{draw.choice('ABC')}}}", f"\\text{{({draw.choice('ABC')})}}"),
+        lambda: (f"{x}{y}+{a}", f"{a}+{y}{x}"),
+        lambda: (f"{a}x+{b}y+{c}z", f"{c}z+{b}y+{a}x"),
+        lambda: (f"{a}.000", f"{a}.000{d * 9}"),
+    ]
+    pair = draw.choice(kinds)()
+    return pair if draw.random() < 0.5 else pair[::-1]
 
 
-@settings(max_examples=100)
-@given(st.text(alphabet="0123456789xyi\\{}()[]^_=,.;<>+-*/!%$& frac sqrt text pm cup", max_size=60))
-def test_no_mix_of_signs_makes_the_graders_raise(answer: str) -> None:
-    for grader in (MathGrader(), Minerva()):
-        assert grade(answer, r"\frac{1}{2}", grader=grader).outcome in ("ok", "no_answer", "error")
+def test_at_least_99_of_100_verdicts_are_those_of_a_plain_reference() -> None:
+    draw = random.Random(11)
+    differing = []
+    equal = 0
+    for _ in range(500):
+        given, gold = (extract(box(answer), "?") for answer in answers(draw))
+        expected = minerva_reference.equal_lists(given, gold)
+        equal += expected
+        if lists_agree(given, gold) is not expected:
+            differing.append((given, gold, expected))
+    assert 100 < equal < 400, "a test of one verdict says nothing"
+    assert len(differing) <= 5, differing
