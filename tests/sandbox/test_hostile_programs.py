@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import annotated_types
 import pytest
 
+import treetune
+import treetune_domains
 from tests.support.hostile_programs import COUNT, HostileProgram, Trap, hostile_programs
 from treetune_domains.sandbox.base import Limits
 from treetune_domains.sandbox.bubblewrap import Bubblewrap, Started, uids_of_programs
-from treetune_domains.sandbox.program import descendants
+from treetune_domains.sandbox.program import UnsafeLocal, descendants
 
 SAMPLE = [one for one in hostile_programs(seed=11) if one.kind != "forging"][:30]
 """A sample; tests/endurance/hostile.py programs runs them all."""
@@ -36,8 +45,6 @@ def test_a_hostile_program_gets_nothing(sandbox: Bubblewrap, program: HostilePro
 
 
 def test_a_trap_notices_what_a_program_without_a_sandbox_gets(tmp_path: Path) -> None:
-    from treetune_domains.sandbox.program import UnsafeLocal
-
     with Trap(tmp_path).set() as trap:
         for code in ("print(open('$SECRET').read())", "open('$OUTSIDE/file', 'w')", "print('ESCAPED: x')"):
             outcome = UnsafeLocal().run(trap.code(HostileProgram("", "", code)))
@@ -49,30 +56,27 @@ def test_a_trap_notices_what_a_program_without_a_sandbox_gets(tmp_path: Path) ->
         assert trap.faults("") == ["it reached AF_INET"]
 
 
-def test_memory_is_counted_over_all_processes(sandbox: Bubblewrap) -> None:
-    code = "import os, time\nfor _ in range(3): os.fork()\nx = b'x' * (40 << 20)\ntime.sleep(60)"
-    assert sandbox.run(code, limits=Limits(seconds=20, memory_mib=128)).killed_by == "memory"
+def test_memory_and_processor_time_are_counted_over_all_processes(sandbox: Bubblewrap) -> None:
+    fill = "import os, time\nfor _ in range(3): os.fork()\nx = b'x' * (40 << 20)\ntime.sleep(60)"
+    assert sandbox.run(fill, limits=Limits(seconds=20, memory_mib=128)).killed_by == "memory"
+    spin = "import os\nfor _ in range(2): os.fork()\nwhile True: pass"
+    assert sandbox.run(spin, limits=Limits(seconds=30, cpu_seconds=1)).killed_by == "time"
 
 
-def test_processor_time_is_counted_over_all_processes(sandbox: Bubblewrap) -> None:
-    code = "import os\nfor _ in range(2): os.fork()\nwhile True: pass"
-    assert sandbox.run(code, limits=Limits(seconds=30, cpu_seconds=1)).killed_by == "time"
+LASTING = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(600)"
+GRADER = f"""
+import subprocess, time
+from treetune_domains.sandbox.bubblewrap import Bubblewrap, Started
+from treetune_domains.sandbox.base import Limits
+started = Started(Bubblewrap(), {LASTING!r}, {{}}, Limits(), stdin=subprocess.DEVNULL)
+print(started.process.pid, flush=True)
+time.sleep(600)
+"""
 
 
-def test_a_program_ends_with_the_thread_that_ran_it(sandbox: Bubblewrap) -> None:
-    import subprocess
-    import sys
-    import time
-
+def test_a_program_ends_with_the_process_that_ran_it(sandbox: Bubblewrap) -> None:
     # The process that grades is killed in the middle: nobody is left who could end the program.
-    script = (
-        "import os, sys\nfrom treetune_domains.sandbox.bubblewrap import Bubblewrap, Started\n"
-        "from treetune_domains.sandbox.base import Limits\nimport subprocess\n"
-        "code = 'import os, time\\nif os.fork() == 0: os.setsid()\\ntime.sleep(600)'\n"
-        "started = Started(Bubblewrap(), code, {}, Limits(), stdin=subprocess.DEVNULL)\n"
-        "print(started.process.pid, flush=True)\nimport time; time.sleep(600)"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as grader:
+    with subprocess.Popen([sys.executable, "-c", GRADER], stdout=subprocess.PIPE) as grader:
         assert grader.stdout is not None
         monitor = int(grader.stdout.readline())
         while len(pids := [monitor, *descendants(monitor)]) < 4:
@@ -86,15 +90,11 @@ def test_a_program_ends_with_the_thread_that_ran_it(sandbox: Bubblewrap) -> None
 
 
 def test_a_session_is_ended_with_what_it_started(sandbox: Bubblewrap) -> None:
-    import subprocess
-
-    code = "import os, time\nif os.fork() == 0: os.setsid()\ntime.sleep(600)"
-    started = Started(sandbox, code, {}, Limits(), stdin=subprocess.DEVNULL)
+    started = Started(sandbox, LASTING, {}, Limits(), stdin=subprocess.DEVNULL)
     pids = descendants(started.process.pid)
     started.kill()
     started.process.communicate()
-    assert pids
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert pids and not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def _owner(entry: Path) -> int:
@@ -102,3 +102,59 @@ def _owner(entry: Path) -> int:
         return entry.stat().st_uid
     except OSError:
         return -1
+
+
+# The sandbox holds as well where whoever runs it is not root.
+
+NOBODY = 65534
+PYTHON = "/usr/bin/python3"
+
+TRIED = """
+from treetune_domains.sandbox.base import Limits
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
+sandbox = Bubblewrap()
+assert not sandbox.missing(), sandbox.missing()
+limits = Limits(seconds=2, memory_mib=128, processes=8)
+assert sandbox.run("print(input())", stdin="1").stdout == "1\\n"
+assert sandbox.run("import os\\nwhile True: os.fork()", limits=limits).exit == 1
+assert sandbox.run("import os, time\\nos.fork(), os.fork()\\nx = b'x' * (50 << 20)\\ntime.sleep(9)", limits=limits).killed_by == "memory"
+assert sandbox.run("import os, time\\nif os.fork() == 0: os.setsid()\\ntime.sleep(9)", limits=limits).killed_by == "time"
+for code in ("open('/etc/passwd')", "import os; os.listdir('/home')", "import socket; socket.socket()",
+             "open('/boot.py', 'w')", "import os; os.setuid(0)", "import os; os.kill(%d, 0)"):
+    outcome = sandbox.run(code.replace("%d", str(__import__("os").getpid())))
+    assert outcome.exit == 1, (code, outcome)
+print("held")
+"""  # noqa: E501
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """One that everybody can read."""
+    path = Path(tempfile.mkdtemp(prefix="sandbox-of-a-user-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="all other tests of the sandbox show it, where nobody is root")
+def test_the_sandbox_holds_for_a_user_too(sandbox: Bubblewrap, folder: Path) -> None:
+    new_enough = [PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+    if not Path(PYTHON).exists() or subprocess.run(new_enough).returncode:
+        pytest.skip(f"needs a {PYTHON} of 3.11 or later, that any user can run")
+    for package in (treetune, treetune_domains, annotated_types):
+        assert package.__file__ is not None
+        source = Path(package.__file__).parent
+        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
+    done = subprocess.run(
+        [PYTHON, "-c", TRIED],
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        cwd="/",
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "held\n", done.stderr

@@ -24,20 +24,37 @@ class Server(ThreadingHTTPServer):
     """Speaks as SandboxFusion does. `fails` says how it answers instead of running anything; where there is
     `together`, it answers when the others have been asked as well."""
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.asked = 0
-        self.fails: str | None = None
-        self.together: threading.Barrier | None = None
+    asked = 0
+    fails: str | None = None
+    together: threading.Barrier | None = None
 
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
+    def answer(self, asked: dict[str, Any]) -> Any:
+        if self.fails == "says so":
+            return {"status": "SandboxError", "message": "no room", "run_result": None}
+        if self.fails == "nonsense":
+            return ["?"]
+        files = {name: base64.b64decode(data).decode() for name, data in asked["files"].items()}
+        limits = Limits(seconds=asked["run_timeout"])
+        outcome = UnsafeLocal().run(asked["code"], stdin=asked["stdin"], files=files, limits=limits)
+        result = {
+            "status": "TimeLimitExceeded" if outcome.killed_by == "time" else "Finished",
+            "execution_time": outcome.seconds,
+            "return_code": outcome.exit,
+            "stdout": outcome.stdout,
+            "stderr": outcome.stderr,
+        }
+        status = "Success" if outcome.ok else "Failed"
+        return {"status": status, "message": "", "compile_result": None, "run_result": result}
+
 
 class Handler(BaseHTTPRequestHandler):
+    server: Server
+
     def do_POST(self) -> None:
-        assert isinstance(self.server, Server)
         self.server.asked += 1
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert self.path == "/run_code"
@@ -45,32 +62,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.together.wait(timeout=20)
         if self.server.fails == "status":
             return self.send_error(503)
-        self.answer(asked)
-
-    def answer(self, asked: dict[str, Any]) -> None:
-        assert isinstance(self.server, Server)
-        body: Any
-        if self.server.fails == "says so":
-            body = {"status": "SandboxError", "message": "no room", "run_result": None}
-        elif self.server.fails == "nonsense":
-            body = ["?"]
-        else:
-            files = {name: base64.b64decode(data).decode() for name, data in asked["files"].items()}
-            limits = Limits(seconds=asked["run_timeout"])
-            outcome = UnsafeLocal().run(asked["code"], stdin=asked["stdin"], files=files, limits=limits)
-            body = {
-                "status": "Success" if outcome.ok else "Failed",
-                "message": "",
-                "compile_result": None,
-                "run_result": {
-                    "status": "TimeLimitExceeded" if outcome.killed_by == "time" else "Finished",
-                    "execution_time": outcome.seconds,
-                    "return_code": outcome.exit,
-                    "stdout": outcome.stdout,
-                    "stderr": outcome.stderr,
-                },
-            }
-        data = json.dumps(body).encode()
+        data = json.dumps(self.server.answer(asked)).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -82,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def servers() -> Iterator[list[Server]]:
-    found = [Server(), Server()]
+    found = [Server(("127.0.0.1", 0), Handler) for _ in range(2)]
     for server in found:
         threading.Thread(target=server.serve_forever, daemon=True).start()
     yield found
@@ -126,12 +118,14 @@ def test_a_server_that_fails_costs_no_verdict(servers: list[Server], fails: str)
         fusion.run("print(1)")
 
 
-def test_a_server_that_is_gone_costs_no_verdict(servers: list[Server]) -> None:
+def test_a_server_that_is_gone_costs_no_verdict_and_an_address_that_is_none_is_refused(
+    servers: list[Server],
+) -> None:
     gone = "http://127.0.0.1:9"
-    fusion = SandboxFusion(addresses=(gone, servers[0].address))
-    assert fusion.run("print(1)").ok
-    alone = SandboxFusion(addresses=(gone,))
-    assert "no server" in alone.missing()[0]
+    assert SandboxFusion(addresses=(gone, servers[0].address)).run("print(1)").ok
+    assert "no server" in SandboxFusion(addresses=(gone,)).missing()[0]
+    with pytest.raises(ValueError, match=r"http://10\.0\.0\.1:8080"):
+        SandboxFusion(addresses=("10.0.0.1:8080",))
 
 
 def test_code_is_graded_there_and_stays_without_a_verdict_when_all_are_gone(servers: list[Server]) -> None:
@@ -147,8 +141,3 @@ def test_code_is_graded_there_and_stays_without_a_verdict_when_all_are_gone(serv
         for server in servers:
             server.fails = None
         assert pool.submit(right + "\n\n", problem).result(60).correct
-
-
-def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"http://10\.0\.0\.1:8080"):
-        SandboxFusion(addresses=("10.0.0.1:8080",))

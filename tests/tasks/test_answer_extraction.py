@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.cases import cases
 from treetune.tasks.graders.conformance import hostile_answers
 from treetune.tasks.graders.extraction import (
     DEEPEST_VALUE,
@@ -22,6 +24,8 @@ from treetune.tasks.graders.extraction import (
     values,
 )
 
+CASES = Path(__file__).parent / "cases/extraction.txt"
+
 
 def test_only_what_stands_behind_the_last_thought_counts() -> None:
     assert after_thought("<think>a</think>b</think> c") == " c"
@@ -29,21 +33,7 @@ def test_only_what_stands_behind_the_last_thought_counts() -> None:
     assert after_thought("a || b", "||") == " b"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("<answer>a</answer>", "a"),
-        ("<answer>\n a\n b \n</answer>", "a\n b"),
-        ("<answer>a</answer> no, <answer>b</answer> it is", "b"),
-        ("<answer>a <answer>b</answer>", "b"),
-        ("<answer>a</answer> <answer>b", "a"),
-        ("<answer>a", None),
-        ("a</answer>", None),
-        ("</answer>a<answer>", None),
-        ("<answer> \n </answer>", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "found"), cases(CASES, "between tags"))
 def test_a_tagged_answer_is_the_last_closed_one(text: str, found: str | None) -> None:
     assert last_between(text) == found
 
@@ -62,18 +52,7 @@ def test_fenced_blocks_come_in_their_order_and_by_their_language() -> None:
     assert fenced_blocks("an `inline` ```one``` is none") == []
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (r"\boxed{a} then \boxed{ b }", "b"),
-        (r"\fbox{x^{2}}", "x^{2}"),
-        (r"\boxed{\boxed{C}}", "C"),
-        (r"\boxed{\boxed{1}+\boxed{2}}", r"\boxed{1}+\boxed{2}"),
-        (r"\boxed{a} and \boxed{b", "a"),
-        (r"\boxed{}", None),
-        ("nothing", None),
-    ],
-)
+@pytest.mark.parametrize(("text", "found"), cases(CASES, "in a box"))
 def test_a_box_is_the_last_whose_brace_is_closed(text: str, found: str | None) -> None:
     assert last_box(text) == found
 
@@ -86,6 +65,7 @@ def test_a_box_is_the_last_whose_brace_is_closed(text: str, found: str | None) -
         (" [ [ 1 , 0 ],\n [0, 1 ] ] ", [[1, 0], [0, 1]]),
         ('"(((("', "(((("),
         ("-3.5", -3.5),
+        (json.dumps({"output": "(" * 200}), {"output": "(" * 200}),  # brackets in strings are no nesting
     ],
 )
 def test_json_and_literals_are_values(text: str, value: Any) -> None:
@@ -106,24 +86,7 @@ def test_everything_else_is_refused_and_never_evaluated(text: str) -> None:
         read_value(text)
 
 
-def test_brackets_in_strings_are_not_nesting() -> None:
-    assert read_value(json.dumps({"output": "(" * 200})) == {"output": "(" * 200}
-
-
-@pytest.mark.parametrize(
-    ("text", "last"),
-    [
-        ('It\'s (see the {table}) {"a": "}"} or so', '{"a": "}"}'),
-        ('first {"a": 1} then {"b": [2]} :)', '{"b": [2]}'),
-        ("(the answer is [[1, 0], [0, 1]])", "[[1, 0], [0, 1]]"),
-        (r"\[ [[1, 0]] \]", "[[1, 0]]"),
-        ("from [0, 5) to {'a': 'it\\'s'}", "{'a': 'it\\'s'}"),
-        ('{"a": 1} and {"b": ', '{"a": 1}'),
-        ("{no value} [1]", "[1]"),
-        ("[1] {no value}", "[1]"),
-        ('{"a": {"b": 1}}', '{"a": {"b": 1}}'),
-    ],
-)
+@pytest.mark.parametrize(("text", "last"), cases(CASES, "last value"))
 def test_the_last_whole_value_is_found_among_prose(text: str, last: str) -> None:
     assert next(values(text))[0] == last
 
@@ -144,7 +107,7 @@ _json = st.recursive(
     st.text(alphabet="ab'\". \n", max_size=20),
     st.booleans(),
 )
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_a_value_is_found_behind_any_prose_and_read_back(value: Any, prose: str, literal: bool) -> None:
     text = repr(value) if literal else json.dumps(value)
     assert next(values(f"{prose} {text} {prose}"))[1] == value
@@ -157,7 +120,7 @@ _functions = (
 
 
 @given(st.text(alphabet="[]{}()\"'\\`\n ab1,:<>/answer", max_size=120))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_any_text_is_searched_without_an_error(text: str) -> None:
     for function in _functions:
         function(text)

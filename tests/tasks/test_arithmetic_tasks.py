@@ -1,3 +1,5 @@
+"""Sums and products: problems, what the teacher writes, and what its half-written answers are worth."""
+
 from __future__ import annotations
 
 import itertools
@@ -10,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.thread_text import without_threads
 from treetune.tasks.arithmetic import SLIPS, AdditionChain, Line, WrittenArithmetic
-from treetune.tasks.graders.final_answer import FinalAnswer
+from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.multiplication import Multiplication
 from treetune.vocabulary import Problem
+from treetune_threads.format import faults, text_segments
 
 SMALL = {"train_size": 60, "validation_size": 10, "test_size": 20}
 SPLITS = ("train", "validation", "test")
@@ -25,37 +29,28 @@ def problem_of(task: WrittenArithmetic, *numbers: int) -> Problem:
     return Problem(id="test/0", prompt="", gold=str(gold), data={"numbers": numbers})
 
 
+SIZES = {
+    "seed": st.integers(),
+    "train_size": st.integers(1, 300),
+    "validation_size": st.integers(1, 30),
+    "test_size": st.integers(1, 30),
+    "digits": st.integers(2, 4),
+}
 tasks = st.one_of(
-    st.builds(
-        AdditionChain,
-        count=st.integers(2, 6),
-        digits=st.integers(2, 4),
-        seed=st.integers(),
-        train_size=st.integers(1, 300),
-        validation_size=st.integers(1, 30),
-        test_size=st.integers(1, 30),
-    ),
-    st.builds(
-        Multiplication,
-        factors=st.integers(2, 8),
-        digits=st.integers(2, 4),
-        seed=st.integers(),
-        train_size=st.integers(1, 300),
-        validation_size=st.integers(1, 30),
-        test_size=st.integers(1, 30),
-    ),
+    st.builds(AdditionChain, count=st.integers(2, 6), **SIZES),
+    st.builds(Multiplication, factors=st.integers(2, 8), **SIZES),
 )
 
 
 @given(tasks)
 @settings(max_examples=30)
-def test_splits_have_their_sizes_and_never_share_a_problem(task: WrittenArithmetic) -> None:
-    seen: set[Sequence[int]] = set()
-    for split in SPLITS:
-        problems = task.problems(split)
-        assert len(problems) == getattr(task, f"{split}_size")
-        seen |= {tuple(sorted(problem.data["numbers"])) for problem in problems}
-    assert len(seen) == task.train_size + task.validation_size + task.test_size
+def test_splits_never_share_a_problem_and_a_teacher_without_noise_is_right(task: WrittenArithmetic) -> None:
+    numbers = [tuple(sorted(problem.data["numbers"])) for split in SPLITS for problem in task.problems(split)]
+    assert len(set(numbers)) == len(numbers) == sum(map(task.size, SPLITS))
+    for problem in task.problems("test"):
+        solution = task.demonstration(problem, 0)
+        assert task.grader.grade(solution, problem).reward == 1.0
+        assert set(problem.prompt + solution) <= set(task.alphabet())
 
 
 def test_all_problems_there_are_can_be_used_and_one_more_is_refused() -> None:
@@ -80,15 +75,6 @@ def test_solutions_are_written_as_documented() -> None:
     assert re.fullmatch(r"\d\d(\*\d\d){2}=\n", prompts[1])
 
 
-@given(tasks)
-@settings(max_examples=30)
-def test_a_teacher_without_noise_is_right_and_keeps_to_the_alphabet(task: WrittenArithmetic) -> None:
-    for problem in task.problems("test"):
-        solution = task.demonstration(problem, 0)
-        assert task.grader.grade(solution, problem).reward == 1.0
-        assert set(problem.prompt + solution) <= set(task.alphabet())
-
-
 @pytest.mark.parametrize("digits", [1, 2, 3])
 def test_a_teacher_that_always_slips_goes_on_from_the_wrong_value(digits: int) -> None:
     task = Multiplication(factors=3, digits=digits, demonstration_noise=1.0, **SMALL | {"train_size": 5})
@@ -99,12 +85,6 @@ def test_a_teacher_that_always_slips_goes_on_from_the_wrong_value(digits: int) -
             assert int(written) - eval(asked) in SLIPS
         assert answer == f"#{written}"
         assert task.grader.grade(answer, problem).reward == 0.0
-
-
-def test_a_task_without_forms_is_measured_against_its_own_solution() -> None:
-    task = AdditionChain(demonstration_noise=0.5, **SMALL)
-    problem = task.problems("train")[0]
-    assert task.sequential_demonstration(problem, 7) == task.demonstration(problem, 7)
 
 
 def test_factors_are_as_many_and_as_large_as_asked() -> None:
@@ -145,12 +125,9 @@ def test_sizes_that_make_no_problems_are_refused(given: dict[str, Any], message:
 @given(st.text())
 def test_step_boundaries_lose_nothing_of_any_text(response: str) -> None:
     boundaries = AdditionChain().step_boundaries(response)
-    assert boundaries[0] == 0
-    assert boundaries[-1] == len(response)
+    assert (boundaries[0], boundaries[-1]) == (0, len(response))
     assert all(a < b for a, b in itertools.pairwise(boundaries))
-    steps = [response[a:b] for a, b in itertools.pairwise(boundaries)]
-    assert "".join(steps) == response
-    assert all("\n" not in step[:-1] for step in steps)
+    assert all("\n" not in response[a : b - 1] for a, b in itertools.pairwise(boundaries))
 
 
 def _solution_with(
@@ -217,18 +194,23 @@ def test_the_teachers_value_is_how_often_it_is_right(task: WrittenArithmetic) ->
     assert abs(right / 4000 - value) < 4 * (value * (1 - value) / 4000) ** 0.5
 
 
-def test_values_follow_a_solution_from_step_to_step() -> None:
+@pytest.mark.parametrize(
+    ("prefix", "value"),
+    [
+        ("12+34=46\n", 0.81),
+        ("12+34=46\n46+56=102\n102+78=180\n", 1.0),
+        ("12+34=46\n46+56=112\n", 0.0),
+        ("12+34=46\n46+56=92\n", 0.05),  # a slip by 10 makes up for it
+        ("12+34=46\n46+56=102\n102+78=180\n#180", 1.0),
+        ("12+34=46\n#180", 1.0),
+        ("12+34=46\n#46", 0.0),
+    ],
+)
+def test_values_follow_a_solution_from_step_to_step(prefix: str, value: float) -> None:
     task = AdditionChain(demonstration_noise=0.1)
     problem = problem_of(task, 12, 34, 56, 78)
-    assert task.teacher_value(problem, "12+34=46\n") == pytest.approx(0.81)
-    assert task.teacher_value(problem, "12+34=46\n46+56=102\n102+78=180\n") == 1.0
-    assert task.teacher_value(problem, "12+34=46\n46+56=112\n") == 0.0
-    assert task.teacher_value(problem, "12+34=46\n46+56=92\n") == pytest.approx(
-        0.05
-    )  # a slip by 10 makes up for it
-    assert task.teacher_value(problem, "12+34=46\n46+56=102\n102+78=180\n#180") == 1.0
-    assert task.teacher_value(problem, "12+34=46\n#180") == 1.0
-    assert task.teacher_value(problem, "12+34=46\n#46") == 0.0
+    assert task.teacher_value(problem, prefix) == pytest.approx(value)
+    assert task.sequential_demonstration(problem, 7) == task.demonstration(problem, 7)
 
 
 def test_values_are_exact_and_quick_however_many_steps_are_left() -> None:
@@ -245,23 +227,150 @@ def test_values_are_exact_and_quick_however_many_steps_are_left() -> None:
 
 @pytest.mark.parametrize(
     "prefix",
-    [
-        "46",
-        "46\n102",
-        "46\n\n",
-        "x\n",
-        "46\n",
-        "12+34=46\n46+56=102",
-        "12+34=46\n0+46=46\n46+56=102\n102+78=180\n",
-        "-46\n",
-    ],
-)
+    ["46", "46\n102", "46\n\n", "x\n", "46\n", "12+34=46\n46+56=102",
+     "12+34=46\n0+46=46\n46+56=102\n102+78=180\n", "-46\n"],
+)  # fmt: skip
 def test_a_prefix_that_is_no_complete_steps_has_no_value(prefix: str) -> None:
     task = AdditionChain()
     with pytest.raises(ValueError, match=r"prefix|no step"):
         task.teacher_value(problem_of(task, 12, 34, 56, 78), prefix)
 
 
-def test_the_grader_that_a_task_was_given_grades() -> None:
-    task = AdditionChain(grader=FinalAnswer(marker="##"), **SMALL)
-    assert task.grader == FinalAnswer(marker="##")
+# Products in threads.
+
+WRITTEN_IN_THREADS = """\
+<Parallel><Outlines><Outline>1:40</Outline><Outline>2:7</Outline></Outlines>
+<Thread>
+1:20*40=800
+3*40=120
+800+120=920
+</Thread><Thread>
+2:20*7=140
+3*7=21
+140+21=161
+</Thread>
+</Parallel>
+920+161=1081
+#1081"""
+
+WRITTEN_IN_PAIRS = """\
+<Parallel><Outlines><Outline>1:2*13</Outline><Outline>2:30*5</Outline></Outlines>
+<Thread>
+1:2*10=20
+2*3=6
+20+6=26
+</Thread><Thread>
+2:30*5=150
+</Thread>
+</Parallel>
+<Parallel><Outlines><Outline>1:26*100</Outline><Outline>2:26*50</Outline></Outlines>
+<Thread>
+1:26*100=2600
+</Thread><Thread>
+2:26*50=1300
+</Thread>
+</Parallel>
+2600+1300=3900
+#3900"""
+
+WRITTEN_IN_WORDS = """\
+<think>
+<Parallel>
+<Outlines>
+<Outline>1: Multiply 23 by 40.</Outline>
+<Outline>2: Multiply 23 by 7.</Outline>
+</Outlines>
+<Thread>
+1: 23*40=920
+</Thread><Thread>
+2: 23*7=161
+</Thread>
+</Parallel>
+920+161=1081
+</think>
+
+The product is \\boxed{1081}."""
+
+IN_WORDS = {"wording": "words", "grader": Numeric(without_marker="boxed")}
+
+
+def test_products_in_threads_are_written_as_documented() -> None:
+    digits = Multiplication(form="digits", detail="digits")
+    assert digits.demonstration(problem_of(digits, 23, 47), 0) == WRITTEN_IN_THREADS
+    assert digits.demonstration(problem_of(digits, 23, 40), 0) == "20*40=800\n3*40=120\n800+120=920\n#920"
+    tree, tree_digits = (
+        Multiplication(form=form, factors=4, min_value=0, max_value=30) for form in ("tree", "tree_digits")
+    )
+    in_pairs = tree.demonstration(problem_of(tree, 2, 13, 30, 5), 0)
+    assert in_pairs.startswith(WRITTEN_IN_PAIRS[: WRITTEN_IN_PAIRS.index("<Parallel>", 1)])
+    assert in_pairs.endswith("</Parallel>\n26*100=2600\n26*50=1300\n2600+1300=3900\n#3900")
+    of_places = tree_digits.demonstration(problem_of(tree_digits, 2, 13, 30, 5), 0)
+    assert "<Outline>1:2*10</Outline><Outline>2:2*3</Outline><Outline>3:30*5</Outline>" in of_places
+    assert of_places.endswith(WRITTEN_IN_PAIRS[WRITTEN_IN_PAIRS.rindex("<Parallel>") :])
+    words = Multiplication(form="digits", **IN_WORDS)
+    assert words.demonstration(problem_of(words, 23, 47), 0) == WRITTEN_IN_WORDS
+    assert "product of 23, 47 and 5?" in words._prompt((23, 47, 5))
+
+
+threaded = st.builds(
+    Multiplication,
+    form=st.sampled_from(["tree", "digits", "tree_digits"]),
+    factors=st.one_of(st.integers(4, 6), st.just((4, 7))),
+    detail=st.sampled_from(["partials", "digits"]),
+    parallelise=st.sampled_from([0.0, 0.5, 1.0]),
+    demonstration_noise=st.sampled_from([0.0, 0.3]),
+    min_value=st.just(0),
+    max_value=st.sampled_from([9, 40, 1000]),
+    train_size=st.just(3),
+    validation_size=st.just(1),
+    test_size=st.just(1),
+)
+
+
+@given(threaded, st.integers(0, 9))
+@settings(max_examples=40)
+def test_solutions_in_threads_are_well_formed_and_their_lines_go_on_from_each_other(
+    task: Multiplication, seed: int
+) -> None:
+    for problem in task.problems("train"):
+        text = task.demonstration(problem, seed)
+        assert "".join(piece.text for piece in text_segments(text)) == text
+        assert faults(text, adjacent=True, conclusions="refused") == []
+        assert ("<Parallel>" in text) <= (task.parallelise > 0)
+        lines = without_threads(text).split("\n")
+        for asked, written in (line.split("=") for line in lines[:-1]):
+            slips = SLIPS if task.demonstration_noise else ()
+            assert int(written) - eval(asked) in (0, *slips)
+        assert lines[-1] == f"#{written}"
+        if not task.demonstration_noise:
+            assert task.grader.grade(text, problem).reward == 1.0
+        for piece in text_segments(text):
+            assert set(re.sub("</?[A-Z][a-z]+>", "", piece.text)) <= set(task.alphabet())
+
+
+@given(threaded, st.integers(0, 9))
+@settings(max_examples=30)
+def test_the_fold_in_threads_has_the_lines_of_the_sequential_solution_slips_included(
+    task: Multiplication, seed: int
+) -> None:
+    task = replace(task, form="digits", demonstration_noise=0.3)
+    for problem in task.problems("train"):
+        sequential = task.sequential_demonstration(problem, seed)
+        assert "<" not in sequential
+        threads = without_threads(task.demonstration(problem, seed))
+        assert sorted(threads.split("\n")) == sorted(sequential.split("\n"))
+
+
+def test_a_share_of_the_blocks_is_opened() -> None:
+    task = Multiplication(form="digits", parallelise=0.3, digits=3, train_size=400)
+    opened = sum("<Parallel>" in task.demonstration(problem, 1) for problem in task.problems("train"))
+    assert 80 < opened < 160
+
+
+def test_the_teachers_value_of_products_digit_by_digit_is_exact_and_of_threads_unknown() -> None:
+    task = Multiplication(detail="digits", demonstration_noise=0.1)
+    problem = problem_of(task, 23, 47)
+    assert task.teacher_value(problem, "20*40=800\n3*40=120\n") == pytest.approx(0.9**5)
+    for otherwise in ({"form": "digits"}, {"factors": 3}, IN_WORDS):
+        with pytest.raises(ValueError, match="only known for form 'sequential' and wording 'symbols'"):
+            replace(task, **otherwise).teacher_value(problem, "")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.cases import cases
 from treetune.tasks.graders.conformance import hostile_answers
 from treetune.tasks.graders.countdown import (
     DEEPEST,
@@ -21,13 +23,14 @@ from treetune.tasks.graders.countdown import (
     gold_of,
     read_expression,
 )
-from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
 
 SCORES = CountdownScores(no_answer=0.0, malformed=0.1, wrong=0.2, correct=1.0)
 VERDICTS = {0.0: "no answer", 0.1: "malformed", 0.2: "wrong", 1.0: "right"}
 
 NUMBERS = [62, 70, 71]
+PROBLEM = Problem(id="x", prompt="", gold=gold_of(61, NUMBERS))
+CASES = Path(__file__).parent / "cases/countdown.txt"
 
 
 def verdict(response: str, target: int = 61, numbers: list[int] = NUMBERS, **options: object) -> str:
@@ -39,29 +42,26 @@ def of(expression: str, target: int = 61, numbers: list[int] = NUMBERS, **option
     return verdict(f"<think>…</think> <answer>{expression}</answer>", target, numbers, **options)
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
+EXPRESSIONS = {
+    "right": [
         "62+70-71", "70 + 62 - 71", "(62+70)-71", "-71+62+70", "70-(71-62)", "((62))+(70-71)", "62 + 70 − 71",
-        " 62\n+70\t-71 ", "62+70-71=61", "62+70-71 = 7", "062+70-71", "-(71-62-70)",
+        " 62\n+70\t-71 ", "62+70-71=61", "62+70-71 = 7", "062+70-71", "-(71-62-70)", "62+70-71=61=61",
     ],
-)  # fmt: skip
-def test_an_expression_of_the_numbers_with_the_targets_value_is_right(expression: str) -> None:
-    assert of(expression) == "right"
-
-
-@pytest.mark.parametrize("expression", ["62+71-70", "(62*70)/71", "70-62-71", "62*(70-71)"])
-def test_an_expression_of_the_numbers_with_another_value_is_wrong(expression: str) -> None:
-    assert of(expression) == "wrong"
+    "wrong": ["62+71-70", "(62*70)/71", "70-62-71", "62*(70-71)", "62+71-70=61"],
+    "malformed": [  # read, but of other numbers than the given ones
+        "71-71+62", "71-71+61", "62", "62+70", "62+70-71+0", "62+70-71+62-62", "61", "6270-71",
+        "62+(70-71)*1",
+        "61=62+70-71", "62=62+70-71",  # the right side of an equation is no answer
+    ],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "expression",
-    ["71-71+62", "71-71+61", "62", "62+70", "62+70-71+0", "62+70-71+62-62", "61", "6270-71", "62+(70-71)*1"],
+    ("expression", "expected"), [(text, verdict) for verdict, texts in EXPRESSIONS.items() for text in texts]
 )
-def test_other_numbers_than_the_given_ones_are_malformed(expression: str) -> None:
-    read_expression(expression)
-    assert of(expression) == "malformed"
+def test_an_expression_is_judged_by_its_numbers_and_then_by_its_value(expression: str, expected: str) -> None:
+    read_expression(expression.partition("=")[0])
+    assert of(expression) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,18 +74,13 @@ def test_other_numbers_than_the_given_ones_are_malformed(expression: str) -> Non
         "(62)(70)-71", "62(70-71)", "62+70-71)", "(62+70-71", "()62+70-71", ")62+70-71(", "()",  # brackets
         "62+70-71 is it", "sixty-two", "abs(62)+70-71", "[62,70,71][0]", "62+70-71;", "62+70-71\x00",
         "__import__('os').system('true')", "62+70-71 if True else 0", "lambda: 61", "\\frac{62}{70}-71",
-        "$62+70-71$", "\\timesx 3", "62 \\divide 70",
+        "$62+70-71$", "\\timesx 3", "62 \\divide 70", "=62+70-71",
     ],
 )  # fmt: skip
 def test_what_the_grammar_does_not_have_is_no_expression(expression: str) -> None:
     with pytest.raises(NotAnExpression):
         read_expression(expression)
     assert of(expression) in ("malformed", "no answer")
-
-
-@pytest.mark.parametrize("expression", ["61=62+70-71", "=62+70-71", "62=62+70-71"])
-def test_the_right_side_of_an_equation_is_no_answer(expression: str) -> None:
-    assert of(expression) == "malformed"
 
 
 @pytest.mark.parametrize(
@@ -105,29 +100,20 @@ def test_values_are_rational_and_exact() -> None:
     assert of("100000000000000+1/100000000000000", 10**14, [10**14, 10**14, 1]) == "wrong"
 
 
-@pytest.mark.parametrize("expression", ["62/(70-70)", "62/(0*71)", "71/0", "62/(71-71)+70"])
-def test_a_division_by_zero_is_malformed_and_nothing_more(expression: str) -> None:
-    assert of(expression, 61, [62, 70, 70, 71, 71, 0]) == "malformed"
-
-
-def test_a_division_by_zero_with_the_given_numbers_is_malformed() -> None:
+def test_a_division_by_zero_is_malformed_and_nothing_more() -> None:
+    for expression in ("62/(70-70)", "62/(0*71)", "71/0", "62/(71-71)+70"):
+        assert of(expression, 61, [62, 70, 70, 71, 71, 0]) == "malformed"
     assert of("5/(3-3)", 5, [5, 3, 3]) == "malformed"
 
 
 @pytest.mark.parametrize(
     "expression",
     [
-        "(" * 10_000 + "62" + ")" * 10_000 + "+70-71",
-        "(" * (DEEPEST + 1) + "62" + ")" * (DEEPEST + 1) + "+70-71",
-        "9" * 1_000_000,
-        "9" * (MOST_DIGITS + 1) + "+70-71",
-        "+".join(["62"] * 300_000),
-        "(" * 400,
-        "-" * 900,
-        "1-" * (MOST_TOKENS // 2) + "1",
-        "9" * 12 + "*" + "9" * 12,
+        "(" * 10_000 + "62" + ")" * 10_000 + "+70-71", "9" * 1_000_000, "+".join(["62"] * 300_000),
+        "(" * (DEEPEST + 1) + "62" + ")" * (DEEPEST + 1) + "+70-71", "9" * (MOST_DIGITS + 1) + "+70-71",
+        "(" * 400, "-" * 900, "1-" * (MOST_TOKENS // 2) + "1", "9" * 12 + "*" + "9" * 12,
     ],
-)
+)  # fmt: skip
 def test_what_is_huge_or_deep_is_malformed_without_being_computed(expression: str) -> None:
     assert of(expression) == "malformed"
 
@@ -146,27 +132,7 @@ def test_each_number_counts_as_often_as_it_was_given() -> None:
     assert of("62", 62, require_all=False) == "right"
 
 
-@pytest.mark.parametrize(
-    ("response", "expected"),
-    [
-        ("", "no answer"),
-        ("62+70-71", "no answer"),
-        ("<answer></answer>", "no answer"),
-        ("<answer> \n </answer>", "no answer"),
-        ("<answer>62+70-71", "no answer"),
-        ("62+70-71</answer>", "no answer"),
-        ("</answer>62+70-71<answer>", "no answer"),
-        ("<ANSWER>62+70-71</ANSWER>", "no answer"),
-        ("<answer>\n62+70\n-71\n</answer>", "right"),
-        ("<answer>1</answer> no: <answer>62+70-71</answer>", "right"),
-        ("<answer>62+70-71</answer> or <answer>62+71-70</answer>", "wrong"),
-        ("<answer>62+70-71</answer><answer>", "right"),
-        ("<answer> <answer>62+70-71</answer>", "right"),
-        ("<answer>62+70-71</answer></answer>", "malformed"),
-        ("<answer>(62+70)-71</answer> and so on <|im_end|>", "right"),
-        ("<answer>62+70-71 62+70-71</answer>", "malformed"),
-    ],
-)
+@pytest.mark.parametrize(("response", "expected"), cases(CASES, "last answer"))
 def test_the_last_answer_counts(response: str, expected: str) -> None:
     # Two closing tags: the last answer runs up to the last of them.
     assert verdict(response) == expected
@@ -181,29 +147,26 @@ def test_an_answer_that_a_stop_string_ended_counts_where_that_is_said() -> None:
     assert verdict("1+1=2\n#62+70-71\nand more", opening="#", closing="\n", unclosed=True) == "right"
 
 
-def test_an_equation_counts_by_its_left_side_or_not_at_all() -> None:
-    assert of("62+70-71=61=61") == "right"
-    assert of("62+71-70=61") == "wrong"
+def test_an_equation_may_be_refused() -> None:
     assert of("62+70-71=61", equation="refused") == "malformed"
     assert of("62+70-71", equation="refused") == "right"
 
 
 def test_a_malformed_answer_is_told_what_is_wrong_with_it_in_few_words() -> None:
-    problem = Problem(id="x", prompt="", gold=gold_of(61, NUMBERS))
-    grade = CountdownGrader().grade(f"<answer>{'7' * 100_000}</answer>", problem)
+    grade, too_often, left = (
+        CountdownGrader().grade(f"<answer>{text}</answer>", PROBLEM)
+        for text in ("7" * 100_000, "71-71+62", "71-62")
+    )
     assert (grade.outcome, grade.reward) == ("ok", 0.0)
     assert grade.extracted is not None and len(grade.extracted) < 300
-    message = CountdownGrader().grade("<answer>71-71+62</answer>", problem).message
-    assert message == "71 not given, or used too often"
-    assert CountdownGrader().grade("<answer>71-62</answer>", problem).message == "70 not used"
+    assert (too_often.message, left.message) == ("71 not given, or used too often", "70 not used")
 
 
 def test_scores_tell_right_from_wrong_for_everyone_else() -> None:
-    problem = Problem(id="x", prompt="", gold=gold_of(61, NUMBERS))
     scores = CountdownScores(no_answer=0.01, malformed=0.01, wrong=0.02, correct=1.01)
     grader = CountdownGrader(scores=scores)
     answers = ["", "<answer>61</answer>", "<answer>62+71-70</answer>", "<answer>62+70-71</answer>"]
-    grades = [grader.grade(answer, problem) for answer in answers]
+    grades = [grader.grade(answer, PROBLEM) for answer in answers]
     assert [grade.reward for grade in grades] == [0.01, 0.01, 0.02, 1.01]
     assert [grade.correct for grade in grades] == [False, False, False, True]
     with pytest.raises(ValueError, match=r"scores\.wrong is 1\.0.*less than 1"):
@@ -258,7 +221,7 @@ def printed(tree: Tree, draw: random.Random) -> str:
 
 
 @given(trees, st.randoms(use_true_random=False), st.sampled_from([0, 0, 1, -1]), st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_a_printed_tree_is_right_exactly_if_its_value_is_the_target(
     tree: Tree, draw: random.Random, off: int, require_all: bool
 ) -> None:
@@ -286,7 +249,7 @@ def test_a_printed_tree_is_right_exactly_if_its_value_is_the_target(
 
 
 @given(st.text(alphabet="0123456789+-*/()=x.e \n", max_size=40))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_what_python_reads_otherwise_never_passes(text: str) -> None:
     """Where both have a value, it is the same; what only Python reads is malformed here."""
     try:
@@ -310,16 +273,10 @@ def _parts(text: str) -> list[str]:
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_any_text_gets_a_verdict(text: str) -> None:
-    assert of(text) in VERDICTS.values()
-    assert verdict(text) in VERDICTS.values()
+    assert {of(text), verdict(text)} <= set(VERDICTS.values())
 
 
-def test_every_hostile_answer_gets_a_grade_in_the_pool() -> None:
-    responses = [f"<answer>{response}</answer>" for response, _ in hostile_answers(5, 150)]
-    problem = Problem(id="x", prompt="", gold=gold_of(61, NUMBERS))
-    with GraderPool(CountdownGrader(), workers=1, deadline=60.0) as pool:
-        grades = [future.result(timeout=300) for future in [pool.submit(one, problem) for one in responses]]
-    assert {grade.outcome for grade in grades} <= {"ok", "no_answer"}
-    assert not any(grade.correct for grade in grades)
+def test_no_hostile_answer_is_right() -> None:
+    assert all(of(response) in ("malformed", "no answer", "wrong") for response, _ in hostile_answers(5, 150))

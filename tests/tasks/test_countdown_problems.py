@@ -41,15 +41,7 @@ def solutions(
         for operator in operators:
             if (operator in "+*" and i > j) or (operator == "/" and b == 0):
                 continue
-            value = (
-                a + b
-                if operator == "+"
-                else a - b
-                if operator == "-"
-                else a * b
-                if operator == "*"
-                else a / b
-            )
+            value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else a}[operator]
             if natural and (value <= 0 or value.denominator != 1):
                 continue
             yield from solutions([*rest, (value, f"({first}{operator}{second})")], operators, natural)
@@ -78,14 +70,11 @@ tasks = st.builds(
 
 
 @given(tasks)
-@settings(max_examples=25)
-def test_splits_have_their_sizes_and_never_share_a_problem(task: Countdown) -> None:
+@settings(max_examples=15)
+def test_splits_share_no_problem_and_problems_are_of_the_shape_that_was_asked_for(task: Countdown) -> None:
     seen: set[tuple[tuple[int, ...], int]] = set()
     for split in SPLITS:
-        problems = task.problems(split)
-        assert len(problems) == getattr(task, f"{split}_size")
-        assert problems == task.problems(split)
-        for problem in problems:
+        for problem in task.problems(split):
             numbers, target = problem.data["numbers"], problem.data["target"]
             assert (target, Counter(numbers)) == read_gold(problem.gold)
             assert task.numbers[0] <= len(numbers) <= task.numbers[1]
@@ -113,13 +102,10 @@ def test_problems_of_six_numbers_have_a_solution() -> None:
 
 
 def test_without_fractions_on_the_way_every_problem_can_do_without_them() -> None:
-    shape: dict[str, Any] = {
-        "numbers": (3, 3),
-        "operands": (1, 9),
-        "targets": (1, 99),
-        "operators": ("/", "-"),
-    }
-    natural, any_way = (Countdown(natural=natural, **shape, **SMALL) for natural in (True, False))
+    shape: dict[str, Any] = {"numbers": (3, 3), "operands": (1, 9), "targets": (1, 99)}
+    natural, any_way = (
+        Countdown(natural=natural, operators=("/", "-"), **shape, **SMALL) for natural in (True, False)
+    )
     assert all(solved(natural, problem) for problem in natural.problems("train"))
     assert all(solved(any_way, problem) for problem in any_way.problems("train"))
     assert not all(solved(natural, problem) for problem in any_way.problems("train"))
@@ -132,9 +118,8 @@ def test_a_shape_with_too_few_problems_is_told_and_all_of_a_small_one_can_be_use
         "validation_size": 1, "test_size": 1,
     }  # fmt: skip
     assert len(Countdown(train_size=7, **shape).problems("train")) == 7
-    with pytest.raises(
-        ValueError, match=r"10 problems are asked for .* expressions drawn of this shape gave 9, the last"
-    ):
+    few = r"10 problems are asked for .* expressions drawn of this shape gave 9, the last"
+    with pytest.raises(ValueError, match=few):
         Countdown(train_size=8, **shape).problems("train")
 
 
@@ -160,8 +145,6 @@ def test_a_shape_without_problems_is_told_and_a_narrow_one_is_searched_for_long(
 def test_a_wrong_shape_is_told(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Countdown(**wrong)
-    with pytest.raises(ValueError, match="no split 'dev'"):
-        Countdown(**SMALL).problems("dev")  # type: ignore[arg-type]
 
 
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=5))
@@ -227,13 +210,6 @@ def test_products_and_differences_alone_have_no_demonstrations(operators: tuple[
             asked()
 
 
-@given(st.text())
-def test_step_boundaries_lose_nothing_of_any_text(response: str) -> None:
-    boundaries = Countdown().step_boundaries(response)
-    assert (boundaries[0], boundaries[-1]) == (0, len(response))
-    assert all(a < b for a, b in itertools.pairwise(boundaries))
-
-
 def file_of(path: Path, *rows: object) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -246,25 +222,20 @@ SYSTEM = [{"role": "system", "content": "Think."}, *CHAT]
 def test_rows_of_published_data_become_problems(tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.jsonl", {"messages": CHAT, "target": 15, "nums": [3, 5, 7]})
     (problem,) = CountdownRows(test=(path,)).problems("test")
-    assert (problem.id, problem.prompt, problem.gold) == (
-        "test/0",
-        CHAT[0]["content"],
-        gold_of(15, [3, 5, 7]),
-    )
-    assert problem.data == {"numbers": (3, 5, 7), "target": 15}
+    data = {"numbers": (3, 5, 7), "target": 15}
+    assert problem == Problem("test/0", CHAT[0]["content"], gold_of(15, [3, 5, 7]), data)
     task = CountdownRows(test=(path,), prompt="{target} of {numbers}: <think>")
     assert task.problems("test")[0].prompt == "15 of 3, 5, 7: <think>"
     assert task.grader.grade("<answer>3+5+7</answer>", task.problems("test")[0]).correct
 
 
-def test_a_rows_prompt_may_be_a_text_and_its_fields_have_other_names(tmp_path: Path) -> None:
+def test_a_rows_prompt_may_be_a_text_its_fields_have_other_names_and_its_system_message_is_the_tasks(
+    tmp_path: Path,
+) -> None:
     path = file_of(tmp_path / "a.jsonl", {"prompt": "Make 15.", "target": 15, "numbers": [3, 5, 7]})
     task = CountdownRows(test=(path,), numbers_field="numbers", prompt_field="prompt")
     assert task.problems("test")[0].prompt == "Make 15."
-
-
-def test_a_rows_system_message_is_the_tasks_or_bad(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "a.jsonl", {"messages": SYSTEM, "target": 15, "nums": [3, 5, 7]})
+    path = file_of(tmp_path / "b.jsonl", {"messages": SYSTEM, "target": 15, "nums": [3, 5, 7]})
     assert CountdownRows(test=(path,), system="Think.").problems("test")[0].prompt == CHAT[0]["content"]
     with pytest.raises(ValueError, match=r"its system message is 'Think\.', and the task's is None"):
         CountdownRows(test=(path,)).problems("test")
@@ -293,10 +264,7 @@ def test_a_bad_row_is_told_with_its_line_or_left_out(
     with pytest.raises(ValueError, match=rf"a\.jsonl:2: .*{message}.*bad_rows"):
         CountdownRows(test=(path,)).problems("test")
     assert len(CountdownRows(test=(path,), bad_rows="skip").problems("test")) == 1
-
-
-def test_a_row_without_a_field_says_what_it_has(tmp_path: Path) -> None:
-    path = file_of(tmp_path / "a.jsonl", {"messages": CHAT, "target": 15})
+    path = file_of(tmp_path / "b.jsonl", {"messages": CHAT, "target": 15})
     with pytest.raises(ValueError, match=r"it has no 'nums' .it has 'messages', 'target'"):
         CountdownRows(test=(path,)).problems("test")
 

@@ -65,12 +65,8 @@ def strict(data_source, solution_str, ground_truth):
     return float(ground_truth in solution_str and data_source == "sums")
 """
 
-PROBLEM = Problem(
-    id="p",
-    prompt="?",
-    gold="4",
-    data={"counted": True, "data_source": "sums", "extra_info": {"split": "train"}},
-)
+DATA = {"counted": True, "data_source": "sums", "extra_info": {"split": "train"}}
+PROBLEM = Problem(id="p", prompt="?", gold="4", data=DATA)
 
 
 @pytest.fixture(autouse=True)
@@ -84,44 +80,41 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("own_rewards", None)
 
 
-def grades(name: str, *responses: str, deadline: float = 30, **arguments: object) -> list[Any]:
-    grader = FunctionGrader(path=f"own_rewards:{name}", arguments=arguments)
+def grades(name: str, *responses: str, deadline: float = 30, **settings: Any) -> list[Any]:
+    grader = FunctionGrader(path=f"own_rewards:{name}", **settings)
     with GraderPool(grader, workers=1, deadline=deadline) as pool:
         return [(g.outcome, g.reward) for g in pool.grade_many([(one, PROBLEM) for one in responses])]
 
 
-def test_a_number_is_the_reward() -> None:
-    assert grades("contains", "2 + 2 = 4", "2 + 2 = 5") == [("ok", 1.0), ("ok", 0.0)]
-
-
-def test_a_function_may_ask_for_the_whole_problem_and_for_arguments() -> None:
-    assert grades("lengths", "abcde") == [("ok", 0.5)]
-    assert grades("lengths", "abcde", most=20) == [("ok", 0.75)]
-
-
-def test_a_function_may_give_a_grade() -> None:
-    assert grades("whole", "x") == [("ok", 0.5)]
+@pytest.mark.parametrize(
+    ("name", "response", "arguments", "reward"),
+    [
+        ("contains", "2 + 2 = 4", {}, 1.0),
+        ("contains", "2 + 2 = 5", {}, 0.0),
+        ("lengths", "abcde", {}, 0.5),  # asks for the whole problem
+        ("lengths", "abcde", {"most": 20}, 0.75),
+        ("whole", "x", {}, 0.5),
+        ("scored", "x", {}, 0.5),
+        ("compute_score", "x", {}, 1.0),  # has verl's parameters
+        ("compute_score", "y", {}, 0.0),
+        ("strict", "4", {}, 1.0),
+    ],
+)
+def test_a_number_a_grade_or_a_dictionary_with_a_score_is_the_reward_of_what_a_function_asks_for(
+    name: str, response: str, arguments: dict[str, Any], reward: float
+) -> None:
+    grade = FunctionGrader(path=f"own_rewards:{name}", arguments=arguments).grade(response, PROBLEM)
+    assert (grade.outcome, grade.reward) == ("ok", reward)
 
 
 def test_a_coroutine_is_awaited_in_processes_and_in_threads() -> None:
     assert grades("waits", "2 + 2 = 4", "2 + 2 = 5") == [("ok", 1.0), ("ok", 0.0)]
-    service = FunctionGrader(path="own_rewards:waits", isolation="service")
-    with GraderPool(service, workers=1, deadline=30) as pool:
-        assert pool.grade_many([("4", PROBLEM)])[0].reward == 1.0
-
-
-def test_a_dictionary_gives_its_score() -> None:
-    assert grades("scored", "x") == [("ok", 0.5)]
-    assert grades("lacks", "x") == [("error", 0.0)]
-
-
-def test_a_function_with_verls_parameters_gets_them_by_name() -> None:
-    assert grades("compute_score", "x", "y") == [("ok", 1.0), ("ok", 0.0)]
-    assert grades("strict", "4") == [("ok", 1.0)]
+    assert grades("waits", "4", isolation="service") == [("ok", 1.0)]
 
 
 @pytest.mark.parametrize(
-    ("name", "outcome"), [("hangs", "timeout"), ("crashes", "error"), ("raises", "error"), ("text", "error")]
+    ("name", "outcome"),
+    [("hangs", "timeout"), ("crashes", "error"), ("raises", "error"), ("text", "error"), ("lacks", "error")],
 )
 def test_a_function_that_fails_costs_an_answer_its_reward_and_nothing_else(name: str, outcome: str) -> None:
     assert grades(name, "x", deadline=2.0 if name == "hangs" else 30.0) == [(outcome, 0.0)]
@@ -130,25 +123,21 @@ def test_a_function_that_fails_costs_an_answer_its_reward_and_nothing_else(name:
 def test_keys_reach_those_alone_who_wait_for_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWN_API_KEY", "secret")
     assert grades("key", "x") == [("ok", 0.0)]
-    service = FunctionGrader(path="own_rewards:key", isolation="service")
-    with GraderPool(service, workers=1, deadline=30) as pool:
-        assert pool.grade_many([("x", PROBLEM)])[0].reward == 1.0
+    assert grades("key", "x", isolation="service") == [("ok", 1.0)]
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "arguments", "words"),
     [
-        ("own_rewards.contains", "such as 'my_rewards:score'"),
-        ("own_rewards:contain", "did you mean 'contains'"),
-        ("own_reward:contains", "did you mean 'own_rewards'"),
-        ("own_rewards:one", "can't be called with a response and a gold answer"),
+        ("own_rewards.contains", {}, "such as 'my_rewards:score'"),
+        ("own_rewards:contain", {}, "did you mean 'contains'"),
+        ("own_reward:contains", {}, "did you mean 'own_rewards'"),
+        ("own_rewards:one", {}, "can't be called with a response and a gold answer"),
+        ("own_rewards:lengths", {"least": 1}, "and the given arguments"),
     ],
 )
-def test_a_path_that_names_no_such_function_is_refused_at_once(path: str, words: str) -> None:
+def test_a_path_or_arguments_that_fit_no_function_are_refused_at_once(
+    path: str, arguments: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
-        FunctionGrader(path=path)
-
-
-def test_arguments_that_the_function_does_not_take_are_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="and the given arguments"):
-        FunctionGrader(path="own_rewards:lengths", arguments={"least": 1})
+        FunctionGrader(path=path, arguments=arguments)

@@ -1,4 +1,4 @@
-"""Every grader that can be named in a configuration stands the conformance suite."""
+"""Every grader that can be named in a configuration stands the conformance suite, and hostile answers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 import treetune.parts  # noqa: F401
 from tests.support.grader_cases import ELSEWHERE, LABELLED, Labelled, problem
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.conformance import Case, conformance
+from treetune.tasks.graders.conformance import Case, conformance, hostile_answers
+from treetune.tasks.graders.numeric import Numeric
+from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Problem
+from treetune_domains.graders.math import MathGrader
+from treetune_domains.graders.minerva import Minerva
 
 
 def test_every_registered_grader_has_labelled_cases() -> None:
@@ -65,11 +70,8 @@ class Bad(Grader):
         return super().grade(response, problem)
 
 
-CASE = Case(problem("7"), right=["7"], wrong=["8"], nearly=["7.5"])
-
-
 def test_a_good_grader_of_ones_own_conforms() -> None:
-    conformance(Bad(), [CASE])
+    conformance(Bad(), [Case(problem("7"), right=["7"], wrong=["8"], nearly=["7.5"])])
 
 
 @pytest.mark.parametrize(
@@ -86,9 +88,27 @@ def test_a_good_grader_of_ones_own_conforms() -> None:
     ],
 )
 def test_what_no_grader_may_do_is_found(how: str, told: str) -> None:
-    deadline = 1.0 if how == "slow" else 10.0
-    wrong = ["77"] if how == "other" else ["8"]
+    case = Case(problem("7"), right=["7"], wrong=["77" if how == "other" else "8"], nearly=["7.5"])
     with pytest.raises(AssertionError, match=told):
-        conformance(
-            Bad(how), [Case(problem("7"), right=["7"], wrong=wrong, nearly=["7.5"])], deadline=deadline
-        )
+        conformance(Bad(how), [case], deadline=1.0 if how == "slow" else 10.0)
+
+
+def test_hostile_answers_are_the_same_for_the_same_seed_and_of_many_kinds() -> None:
+    first, again = list(hostile_answers(3, 50)), list(hostile_answers(3, 50))
+    assert first == again
+    assert first != list(hostile_answers(4, 50))
+    assert max(len(response) for response, _ in hostile_answers(3, 200)) > 90_000
+
+
+@pytest.mark.parametrize("grader", [MathGrader(), Minerva(), Numeric()])
+def test_every_hostile_answer_gets_a_grade_and_no_process_is_left(grader: Grader) -> None:
+    pairs = [
+        (response, Problem(id=f"hostile/{number}", prompt="?", gold=gold))
+        for number, (response, gold) in enumerate(hostile_answers(11, 250))
+    ]
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with GraderPool(grader, workers=1, deadline=60.0) as pool:
+        grades = [future.result(timeout=300) for future in [pool.submit(*pair) for pair in pairs]]
+    assert {grade.outcome for grade in grades} <= {"ok", "no_answer", "error"}
+    assert sum(grade.reward for grade in grades) == 0
+    assert not {child.pid for child in psutil.Process().children(recursive=True)} - before

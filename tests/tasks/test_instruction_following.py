@@ -64,55 +64,45 @@ def test_what_was_only_thought_is_not_checked() -> None:
 def test_the_language_is_told_the_same_way_every_time_and_none_where_there_is_none() -> None:
     german = ("language:response_language", {"language": "de"})
     assert {grade(GERMAN, german).reward for _ in range(20)} == {1.0}
-    assert not grade("This is a short sentence on the weather.", german).correct
-    assert not grade("12345 !!! 678", german).correct
+    for text in ("This is a short sentence on the weather.", "12345 !!! 678"):
+        assert not grade(text, german).correct
     assert not grade("12345", ("change_case:english_capital", {})).correct
 
 
 def test_signs_are_counted_where_the_library_would_draw_a_letter() -> None:
-    twice = ("keywords:letter_frequency", {"letter": "!", "let_frequency": 2, "let_relation": "at least"})
-    less = ("keywords:letter_frequency", {"letter": "!", "let_frequency": 2, "let_relation": "less than"})
-    assert grade("wow!!", twice).correct and not grade("wow!", twice).correct
-    assert grade("wow!", less).correct and not grade("wow!!", less).correct
+    for relation, right, wrong in (("at least", "wow!!", "wow!"), ("less than", "wow!", "wow!!")):
+        two = {"letter": "!", "let_frequency": 2, "let_relation": relation}
+        assert grade(right, ("keywords:letter_frequency", two)).correct
+        assert not grade(wrong, ("keywords:letter_frequency", two)).correct
 
 
 def test_grading_draws_nothing_from_the_generator_of_others() -> None:
     random.seed(5)
     expected = random.random()
     random.seed(5)
-    grade(
-        GERMAN,
-        COMMA,
-        ("keywords:letter_frequency", {"letter": "a", "let_frequency": 1, "let_relation": "at least"}),
-    )
+    frequency = {"letter": "a", "let_frequency": 1, "let_relation": "at least"}
+    grade(GERMAN, COMMA, ("keywords:letter_frequency", frequency))
     assert random.random() == expected
 
 
-def test_instructions_that_are_not_there_are_told() -> None:
+def test_instructions_are_those_of_the_published_rows_and_others_are_told() -> None:
+    assert len(_library()) == 25
     with pytest.raises(ValueError, match="did you mean 'punctuation:no_comma'"):
         grade("a", ("punctuation:no_commas", {}))
     with pytest.raises(ValueError, match="lacks its arguments num_words"):
         grade("a", ("length_constraints:number_words", {"relation": "at least"}))
 
 
-def test_every_instruction_of_the_published_rows_is_known() -> None:
-    assert len(_library()) == 25
-
-
-def _nltk_looks_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import nltk
-
-    monkeypatch.setattr(nltk.data, "path", [str(folder)])
-    from lm_eval.tasks.ifeval import instructions_util
-
-    instructions_util._get_sentence_tokenizer.cache_clear()
-
-
 def test_without_the_data_for_sentences_nothing_is_said_about_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import nltk
+
     _library()
-    _nltk_looks_in(tmp_path, monkeypatch)
+    from lm_eval.tasks.ifeval import instructions_util
+
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    instructions_util._get_sentence_tokenizer.cache_clear()
     two = ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "at least"})
     assert InstructionFollowing().missing() == (NO_SENTENCES,)
     with pytest.raises(Unavailable, match="punkt_tab"):

@@ -37,11 +37,15 @@ def grader(judge: StandIn, *, endpoint: dict[str, Any] | None = None, **settings
 
 
 def grades(
-    grader: JudgeGrader, *responses: str, context: ServiceContext | None = None
+    grader: JudgeGrader, *responses: str, folder: Path | None = None, run: str = "run-0", services: Any = ()
 ) -> tuple[list[Grade], dict[str, float]]:
+    """The grades, and what was counted; with the journal of a run in a folder, where one is given."""
+    context = ServiceContext(folder, run, services=services)
     with GraderPool(grader, workers=1, context=context) as pool:
         found = [pool.submit(response, PROBLEM).result(60) for response in responses]
-        return found, {name: value / (over or 1) for name, (value, over) in pool.counted().items()}
+        counted = {name: value / (over or 1) for name, (value, over) in pool.counted().items()}
+    context.close()
+    return found, counted
 
 
 def test_the_verdict_of_a_judge_is_the_reward(judge: StandIn) -> None:
@@ -65,9 +69,7 @@ def test_what_an_answer_says_is_no_placeholder_and_only_its_end_is_shown(judge: 
 
 def test_nothing_is_asked_twice_not_even_by_another_process(judge: StandIn, tmp_path: Path) -> None:
     for name, new in (("run-0", 2), ("run-0", 0), ("run-1", 0)):
-        context = ServiceContext(tmp_path / "judge", name)
-        (first, second), counts = grades(grader(judge), "It is 7", "It is 8", context=context)
-        context.close()
+        (first, second), counts = grades(grader(judge), "It is 7", "It is 8", folder=tmp_path, run=name)
         assert (first.reward, second.reward) == (1.0, 0.0)
         assert (counts.get("judge/asked", 0), counts.get("judge/known", 0)) == (new, 2 - new)
     assert len(judge.asked) == 2
@@ -75,9 +77,7 @@ def test_nothing_is_asked_twice_not_even_by_another_process(judge: StandIn, tmp_
 
 def test_another_question_is_another_one(judge: StandIn, tmp_path: Path) -> None:
     for settings in ({}, {"prompt": "{problem} {gold} {response}?"}, {"endpoint": {"temperature": 0.5}}):
-        context = ServiceContext(tmp_path, "run-0")
-        grades(grader(judge, **settings), "It is 7", context=context)
-        context.close()
+        grades(grader(judge, **settings), "It is 7", folder=tmp_path)
     assert len(judge.asked) == 3
 
 
@@ -87,16 +87,13 @@ def test_the_key_is_sent_and_stands_nowhere(
     monkeypatch.setenv("JUDGE_KEY", KEY)
     caplog.set_level("DEBUG")
     asking = grader(judge, endpoint={"api_key_variable": "JUDGE_KEY"})
-    context = ServiceContext(tmp_path, "run-0")
-    grades(asking, "It is 7", context=context)
+    grades(asking, "It is 7", folder=tmp_path)
     judge.mood = "401"
-    (lost,), _ = grades(asking, "It is 8", context=context)
-    context.close()
+    (lost,), _ = grades(asking, "It is 8", folder=tmp_path)
     assert judge.keys == [KEY, KEY]
     written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     assert KEY not in written + caplog.text + str(lost) + repr(asking)
-    assert "JUDGE_KEY" in (lost.message or "")
-    assert lost.outcome == "unavailable"
+    assert lost.outcome == "unavailable" and "JUDGE_KEY" in (lost.message or "")
 
 
 def test_a_key_that_is_not_there_is_told_before_the_run(judge: StandIn) -> None:
@@ -104,12 +101,14 @@ def test_a_key_that_is_not_there_is_told_before_the_run(judge: StandIn) -> None:
     assert "export NO_SUCH_KEY" in words
 
 
-def test_a_judge_that_is_down_at_the_start_is_noted(judge: StandIn) -> None:
+def test_a_judge_that_is_down_is_noted_at_the_start_and_told_with_a_grade(judge: StandIn) -> None:
     part = grader(judge)
     assert list(part.notes(None)) == []
     judge.close()
     (note,) = part.notes(None)
     assert "is not there now (Connection refused)" in note and part.endpoint.base_url in note
+    (grade,), _ = grades(part, "It is 7")
+    assert grade.outcome == "unavailable" and "ClientConnectorError" in (grade.message or "")
 
 
 def test_a_judge_that_is_back_in_time_costs_nothing(judge: StandIn, caplog: pytest.LogCaptureFixture) -> None:
@@ -134,14 +133,6 @@ def test_a_judge_that_gives_no_verdict_costs_no_answer_its_reward(judge: StandIn
     assert grade.message
 
 
-def test_a_judge_that_was_killed_is_told_as_such(judge: StandIn) -> None:
-    asking = grader(judge)
-    judge.close()
-    (grade,), _ = grades(asking, "It is 7")
-    assert grade.outcome == "unavailable"
-    assert "ClientConnectorError" in (grade.message or "")
-
-
 def test_nobody_is_kept_waiting_for_a_judge_that_is_down_and_it_is_noticed_when_it_is_back(
     judge: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,14 +150,12 @@ def test_nobody_is_kept_waiting_for_a_judge_that_is_down_and_it_is_noticed_when_
 
 def test_a_reply_without_a_verdict_is_asked_about_and_not_kept(judge: StandIn, tmp_path: Path) -> None:
     judge.mood = "nonsense"
-    context = ServiceContext(tmp_path, "run-0")
-    (lost,), counts = grades(grader(judge, again=2), "It is 7", context=context)
+    (lost,), counts = grades(grader(judge, again=2), "It is 7", folder=tmp_path)
     assert (lost.outcome, lost.message) == ("unavailable", "the judge's replies hold no verdict")
     assert (counts["judge/asked"], counts["judge/without_verdict"]) == (3, 3)
     assert [len(body["messages"]) for body in judge.asked] == [1, 3, 5]
     judge.mood = "well"
-    (found,), _ = grades(grader(judge, again=2), "It is 7", context=context)
-    context.close()
+    (found,), _ = grades(grader(judge, again=2), "It is 7", folder=tmp_path)
     assert found.reward == 1.0
 
 
@@ -221,16 +210,12 @@ def test_a_verdict_is_the_last_one_in_the_form_that_was_asked_for(
         ({"verdict_pattern": "yes|no"}, "0 groups"),
         ({"scores": {"yes": 0.5}}, "earns 1 or more"),
         ({"when": "rule_rejects"}, "needs a rule"),
+        ({}, "no model is served here"),
     ],
 )
 def test_settings_that_give_no_verdict_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        JudgeGrader(**settings)
-
-
-def test_a_judge_that_nobody_serves_is_refused() -> None:
-    with pytest.raises(ValueError, match="no model is served here"):
-        GraderPool(JudgeGrader())
+        GraderPool(JudgeGrader(**settings))
 
 
 def test_a_judge_that_the_run_serves_is_asked_where_it_is_just_now(judge: StandIn) -> None:
@@ -243,7 +228,7 @@ def test_a_judge_that_the_run_serves_is_asked_where_it_is_just_now(judge: StandI
         identity="a model",
         succeeded=lambda: told.append("succeeded"),
     )
-    (grade,), counts = grades(JudgeGrader(), "It is 7", context=ServiceContext(services=[served]))
+    (grade,), counts = grades(JudgeGrader(), "It is 7", services=[served])
     assert (grade.reward, counts["judge/failed_attempts"], told) == (1.0, 1.0, ["succeeded"])
     assert (judge.asked[0]["model"], judge.keys) == ("policy", ["its key"])
 
@@ -257,7 +242,7 @@ def test_whoever_serves_a_judge_is_told_once_that_it_is_down() -> None:
         identity="a model",
         failed=lambda place, reason: told.append(place.url),
     )
-    found, _ = grades(JudgeGrader(), "1", "2", "3", "4", context=ServiceContext(services=[served]))
+    found, _ = grades(JudgeGrader(), "1", "2", "3", "4", services=[served])
     assert {grade.outcome for grade in found} == {"unavailable"}
     assert told == ["http://127.0.0.1:9/v1"]
 
@@ -266,19 +251,14 @@ def test_a_question_has_its_deadline(judge: StandIn) -> None:
     judge.mood = "silent"
     began = time.monotonic()
     (grade,), _ = grades(grader(judge, deadline=1.0, endpoint={"timeout": 100.0}), "It is 7")
-    assert grade.outcome == "unavailable"
-    assert "deadline" in (grade.message or "")
+    assert grade.outcome == "unavailable" and "deadline" in (grade.message or "")
     assert time.monotonic() - began < 30
 
 
 def test_a_journal_with_lines_that_are_none_is_read_as_far_as_it_goes(judge: StandIn, tmp_path: Path) -> None:
-    context = ServiceContext(tmp_path, "run-0")
-    grades(grader(judge), "It is 7", context=context)
-    context.close()
+    grades(grader(judge), "It is 7", folder=tmp_path)
     whole = (tmp_path / "run-0.jsonl").read_text()
     assert json.loads(row_of(whole.encode()))["step"] == "judge"
     (tmp_path / "run-0.jsonl").write_text("{}\n" + whole + whole[:20])
-    context = ServiceContext(tmp_path, "run-1")
-    grades(grader(judge), "It is 7", context=context)
-    context.close()
+    grades(grader(judge), "It is 7", folder=tmp_path, run="run-1")
     assert len(judge.asked) == 1

@@ -1,5 +1,8 @@
+"""Which problems an iteration gets."""
+
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from itertools import chain
 
@@ -37,22 +40,16 @@ def test_the_choice_depends_on_seed_and_iteration_alone(
 @settings(max_examples=40)
 def test_in_epochs_every_problem_comes_once_before_any_comes_again(sizes: tuple[int, int], seed: int) -> None:
     size, count = sizes
-    stream = list(
-        chain.from_iterable(
-            sample_problems(range(size), count, seed, i, "epochs") for i in range(min(3 * size, 30))
-        )
-    )
+    iterations = range(min(3 * size, 30))
+    stream = [one for i in iterations for one in sample_problems(range(size), count, seed, i, "epochs")]
     for start in range(0, len(stream) - size + 1, size):
         assert sorted(stream[start : start + size]) == list(range(size))
 
 
 @pytest.mark.parametrize("mode", ["between_iterations", "epochs"])
 def test_iterations_and_seeds_choose_differently(mode: Replacement) -> None:
-    choices = {
-        tuple(sample_problems(range(1000), 64, seed, iteration, mode))
-        for seed in range(3)
-        for iteration in range(3)
-    }
+    seeds_and_iterations = itertools.product(range(3), range(3))
+    choices = {tuple(sample_problems(range(1000), 64, *place, mode)) for place in seeds_and_iterations}
     assert len(choices) == 9
 
 
@@ -61,12 +58,9 @@ def test_between_iterations_all_problems_are_as_likely() -> None:
     assert all(abs(times - 1000) < 5 * 22.4 for times in drawn.values())  # 5 standard deviations
 
 
-@pytest.mark.parametrize("count", [0, -1, 11])
-def test_a_count_that_the_split_cannot_give_is_refused(count: int) -> None:
-    with pytest.raises(ValueError, match="between 1 and 10"):
-        sample_problems(range(10), count, 0, 0)
-
-
-def test_an_empty_split_is_refused() -> None:
+def test_a_count_that_the_split_cannot_give_is_refused() -> None:
+    for count in (0, -1, 11):
+        with pytest.raises(ValueError, match="between 1 and 10"):
+            sample_problems(range(10), count, 0, 0)
     with pytest.raises(ValueError, match="no problems"):
         sample_problems([], 1, 0, 0)

@@ -1,13 +1,17 @@
+"""Steps of answers: lossless for any text, those of the default, and those that published code makes."""
+
 from __future__ import annotations
 
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import treetune.parts  # noqa: F401
+from treetune.models.tokenizer import step_ends
 from treetune.tasks.steps import Gsm8kReference, Lines, StepSplitter
+from treetune.vocabulary import TextCodec
 from treetune_domains.math_reference_steps import MathReference
 from treetune_domains.math_tasks import Sentences
 
@@ -23,11 +27,23 @@ def steps(splitter: StepSplitter, text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", SPLITTERS)
 @given(text=st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=60).map("".join)))
-def test_boundaries_rise_from_0_to_the_length_for_any_text(name: str, text: str) -> None:
-    offsets = StepSplitter.registered()[name]().boundaries(text)
-    assert offsets[0] == 0
-    assert offsets[-1] == len(text)
+@example(text="abc")
+@example(text="\n#### 1\n#### 2")
+@example(text="#### 5")
+@example(text="\n\n\n")
+@example(text="")
+def test_boundaries_rise_from_0_to_the_length_for_any_text_and_any_token_ids(name: str, text: str) -> None:
+    splitter = StepSplitter.registered()[name]()
+    offsets = splitter.boundaries(text)
+    assert (offsets[0], offsets[-1]) == (0, len(text))
     assert all(start < end for start, end in pairwise(offsets))
+    codec = TextCodec(
+        encode=lambda t: tuple(map(ord, t)), decode=lambda ids: "".join(map(chr, ids)), eos_id=0
+    )
+    ids = codec.encode(text)
+    ends = step_ends(ids, offsets, codec, text)
+    parts = [codec.decode(ids[start:end]) for start, end in pairwise((0, *ends))]
+    assert parts == steps(splitter, text) and "".join(parts) == text
 
 
 def test_a_line_begins_with_its_newline_and_the_answer_goes_with_the_last() -> None:
@@ -38,11 +54,6 @@ def test_a_line_begins_with_its_newline_and_the_answer_goes_with_the_last() -> N
 def test_the_reference_counts_blank_lines_in_the_middle() -> None:
     text = "\nOne.\n\nTwo.\n\n#### 6"
     assert steps(Gsm8kReference(), text) == ["\nOne.", "\n", "\nTwo.\n\n#### 6"]
-
-
-@pytest.mark.parametrize("text", ["abc", "\n#### 1\n#### 2", "#### 5", "\n\n\n", ""])
-def test_short_and_odd_answers_are_not_lost(text: str) -> None:
-    assert "".join(steps(Lines(), text)) == text
 
 
 @given(text=st.lists(st.sampled_from(["\n", " ", "a", "b", "#### 5"]), max_size=30).map("".join))
@@ -78,3 +89,131 @@ def test_an_answer_that_ends_is_cut_as_if_another_line_followed(
     splitter: StepSplitter, text: str, boundaries: list[int]
 ) -> None:
     assert splitter.answer_boundaries(text) == boundaries
+
+
+# Steps of MATH's solutions.
+
+ALIGNED = "We have\n\\begin{align*}\nx &= 1 + 2 \\\\\n&= 3 \\\\\n&= 4\n\\end{align*}"
+NESTED = (
+    "We have\n\\begin{align*}\nx &= \\text{ if $x>0$} \\\\\n&= 3\n\\end{align*}\nSo it is done here, at last."
+)
+
+
+def test_a_step_is_a_sentence_or_a_line_and_begins_with_its_white_space() -> None:
+    text = "Let $x=2.5$. Then we see that\n$y=3$, as Mr. Smith says.\n\nSo $z. W$ is it."
+    assert steps(Sentences(), text) == [
+        "Let $x=2.5$.", " Then we see that\n$y=3$, as Mr. Smith says.", "\n\nSo $z. W$ is it.",
+    ]  # fmt: skip
+
+
+def test_rows_of_a_displayed_formula_are_steps_and_those_of_a_matrix_are_not() -> None:
+    assert steps(Sentences(), ALIGNED) == [
+        "We have\n\\begin{align*}\nx &= 1 + 2 \\\\",
+        "\n&= 3 \\\\",
+        "\n&= 4\n\\end{align*}",
+    ]
+    matrix = "So \\[A = \\begin{pmatrix}\n1 & 2 \\\\\n3 & 4\n\\end{pmatrix}\\] is the matrix."
+    assert steps(Sentences(), matrix) == [matrix]
+
+
+def test_a_formula_within_an_environment_is_no_obstacle() -> None:
+    assert steps(Sentences(), NESTED)[-1] == "\nSo it is done here, at last."
+    assert steps(MathReference(), NESTED)[-1] == "\nSo it is done here, at last."
+
+
+@pytest.mark.parametrize(
+    "text", ["abc", "Hi. A", "Short\nok", "The answer is 5.", "$", "\\begin{align*}", "\n", "[asy]"]
+)
+@pytest.mark.parametrize("splitter", [Sentences(), MathReference()])
+def test_short_answers_are_one_step(splitter: StepSplitter, text: str) -> None:
+    assert steps(splitter, text) == [text]
+
+
+def test_dollars_that_are_money_do_not_swallow_sentences() -> None:
+    text = "A pen costs $5 and a pencil $3. Then they cost $8 in all. So it is $8."
+    assert len(steps(Sentences(), text)) == 3
+
+
+def test_long_sentences_are_cut_at_a_clause_near_the_middle() -> None:
+    text = "We count the ways to choose an apple of the many, and then we multiply it by $f(a,b,c)$, too."
+    first, second = steps(Sentences(longest=90), text)
+    assert first.endswith("many,")
+    assert second.startswith(" and then")
+    assert steps(Sentences(longest=None), text) == [text]
+    formula = "$" + "a, " * 100 + "b$"
+    assert steps(Sentences(), formula) == [formula]
+
+
+def test_the_references_steps() -> None:
+    text = "Let $x=2$. Therefore $y=3$. So the answer is 5."
+    assert steps(MathReference(), text) == ["Let $x=2$. Therefore $y=3$.", " So the answer is 5."]
+    text = "Let $a$ be the first number. Mr. Smith gave two to Bob.\nThen he has 1.\nThe answer is it."
+    assert steps(MathReference(), text) == [
+        "Let $a$ be the first number.", " Mr. Smith gave two to Bob.", "\nThen he has 1.\nThe answer is it.",
+    ]  # fmt: skip
+    assert steps(MathReference(), ALIGNED)[-1] == "\n\\end{align*}"
+    text = "First $a.$ Then the sum is $b.$ And so it goes on and on."
+    assert steps(MathReference(), text) == [
+        "First $a.$",
+        " Then the sum is $b.$",
+        " And so it goes on and on.",
+    ]
+
+
+def test_the_reference_cuts_long_parts_behind_commas_and_then_behind_signs() -> None:
+    first, second = (
+        "We know that the number of ways is large,",
+        " and that there are as many apples as there are ripe pears in it.",
+    )
+    assert steps(MathReference(), first + second) == [first, second]
+    formula = "\\[" + "a" * 60 + "=" + "b" * 60 + "\\]"
+    assert steps(MathReference(), formula) == [formula[:63], formula[63:]]
+
+
+@pytest.mark.parametrize("word", [" and", "\nand", " to"])
+def test_the_reference_cuts_behind_a_word_and_before_the_blank_that_follows(word: str) -> None:
+    first, second = "w" * 50 + word, " " + "w" * 60
+    # A newline is a cut of its own: of stage 2, with the newline first in the part that follows.
+    expected = [first, second] if word[0] == " " else ["w" * 50, word + second]
+    assert steps(MathReference(), first + second) == expected
+
+
+def test_the_reference_looks_for_the_middle_with_each_formula_counted_as_sixty_characters() -> None:
+    # By its characters the text's middle is nearer to the second comma.
+    text = "$x+y$ " + "w" * 43 + ", " + "w" * 28 + ", " + "w" * 59
+    assert steps(MathReference(), text)[0] == "$x+y$ " + "w" * 43 + ","
+
+
+def test_the_reference_tries_the_next_sign_and_not_the_next_place_of_the_same_one() -> None:
+    # Less than 40 characters stand before the comma in the middle; behind the other one it could be cut.
+    text = "$x$ " + "w" * 20 + ", " + "w" * 22 + " and www, " + "w" * 47
+    assert steps(MathReference(), text)[0].endswith(" and")
+
+
+LONG_FORMULA = "$" + "a" * 100 + "=" + "b" * 100 + "$"
+
+
+def test_the_reference_cuts_text_again_that_stands_before_a_cut_in_a_formula_and_not_behind_one() -> None:
+    before = "w" * 50 + ", " + LONG_FORMULA + " " + "v" * 5 + ", $x$" + "u" * 34
+    behind = "$x$" + "u" * 34 + ", " + LONG_FORMULA + " " + "v" * 45 + ", " + "w" * 45
+    for text, lengths in ((before, [51, 103, 146]), (behind, [141, 194])):
+        assert [len(part) for part in steps(MathReference(), text)] == lengths
+
+
+@pytest.mark.parametrize(
+    ("word", "ends"),
+    [("neighbours", True), ("Carla's", False), ("p.m", False), ("J", False), ("St", False), ("Bob", True)],
+)
+def test_a_single_letter_before_a_full_stop_ends_no_sentence_of_the_references(word: str, ends: bool) -> None:
+    first, second = f"In the end it was the turn of {word}.", " Then they all went home at last."
+    assert steps(MathReference(), first + second) == ([first, second] if ends else [first + second])
+
+
+@pytest.mark.parametrize(
+    "piece", ["$", "\\[", "\\begin{a}", "a. B", "\n", "a\n", ".$", "=", ", ", "{", "$\n"]
+)
+@pytest.mark.parametrize("splitter", [Sentences(), MathReference()])
+def test_long_texts_of_one_sign_are_cut(splitter: StepSplitter, piece: str) -> None:
+    # Were it quadratic in the text, this would not end in a minute.
+    offsets = splitter.boundaries(piece * (20_000 // len(piece)))
+    assert offsets[-1] == len(piece) * (20_000 // len(piece))

@@ -1,3 +1,5 @@
+"""Graders of numbers and of short final answers."""
+
 from __future__ import annotations
 
 from fractions import Fraction
@@ -7,28 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.cases import cases
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.numeric import Gsm8kExact, Gsm8kLenientSubstring, Numeric, read_number
 from treetune.tasks.rows import Gsm8k
 from treetune.vocabulary import Grade, Problem
+
+CASES = Path(__file__).parent / "cases/numeric.txt"
+THINKING = Numeric(think_end="</think>", without_marker="boxed")
+STRICT = Numeric(think_end="</think>", without_marker="boxed", require_think_end=True)
 
 
 def grade(grader: Grader, response: str, gold: str) -> Grade:
     return grader.grade(response, Problem(id="test/0", prompt="?", gold=gold))
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1,080", "1080"), ("$1,234.50", "1234.5"), ("-$5", "-5"), ("$-5", "-5"), ("- 5", "-5"), ("−5", "-5"),
-        ("٣٤", "34"), ("１８", "18"), ("18.", "18"), ("**18**", "18"), ("\\boxed{18}", "18"), ("$18$", "18"),
-        ("\\$18", "18"), ("18\\%", "18%"), ("50 percent", "50%"), ("9 * 2 = 18", "18"), ("18 m^2", "18"),
-        ("18 m2", "18"),
-        ("18 km/h", "18"), ("1e3", "1000"), ("½", "0.5"), ("2½", "2.5"), ("2 1/2", "2.5"), ("-1/2", "-0.5"),
-        ("\\frac{3}{4}", "0.75"), ("1/3", "1/3"), (".5", "0.5"), ("10{,}000", "10000"), ("x = 5", "5"),
-        ("3 million dollars", "3000000"), ("1 234 567", "1234567"), ("minus 5", "-5"), ("18 eggs", "18"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "value"), cases(CASES, "numbers"))
 def test_a_number_is_read_by_value(text: str, value: str) -> None:
     assert str(read_number(text)) == value
 
@@ -46,22 +43,18 @@ def test_what_is_not_one_number_is_none(text: str) -> None:
 def test_a_decimal_equals_its_fraction_and_no_neighbour(number: object) -> None:
     value = Fraction(str(number))
     written = read_number(f"{number:,}")
-    assert written is not None
-    assert written.value == value
+    assert written is not None and written.value == value
     answer = f"#### {value.numerator}/{value.denominator}"
     assert grade(Numeric(), answer, f"so\n#### {number}").reward == 1.0
     assert grade(Numeric(), f"#### {value + Fraction(1, 1000)}", f"{number}").reward == 0.0
 
 
-@given(st.text(), st.text())
-def test_no_text_makes_the_grader_raise(response: str, gold: str) -> None:
+@given(st.text(), st.text(), st.text(alphabet="0123456789.,/%$-+eE =^\\{}½²٣ k", max_size=30))
+def test_no_text_makes_a_grader_raise(response: str, gold: str, signs: str) -> None:
+    read_number(signs)
+    assert FinalAnswer().grade(response, Problem("test/0", "?", gold)).outcome in ("ok", "no_answer")
     for grader in (Numeric(), THINKING, STRICT, Gsm8kLenientSubstring()):
         assert grade(grader, "####" + response, gold).reward in (0.0, 1.0)
-
-
-@given(st.text(alphabet="0123456789.,/%$-+eE =^\\{}½²٣ k", max_size=30))
-def test_no_mix_of_signs_makes_reading_raise(text: str) -> None:
-    read_number(text)
 
 
 @pytest.mark.parametrize(
@@ -76,56 +69,33 @@ def test_what_a_number_is_not_is_no_answer(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["72, not counting the tax", "72 notes", "That is 72", "72 eggs, nothing else"]
-)
-def test_a_word_of_denial_elsewhere_leaves_the_number(text: str) -> None:
-    assert grade(Numeric(), f"#### {text}", "72").reward == 1.0
-
-
-def test_the_last_marker_counts_and_none_is_no_answer() -> None:
-    assert grade(Numeric(), "#### 1\n#### 18\n\nProblem: 7", "It is\n#### 18").reward == 1.0
-    assert grade(Numeric(), "It is 18", "18").outcome == "no_answer"
-    assert grade(Numeric(without_marker="last_number"), "It is $1,080.", "1080").reward == 1.0
-
-
-def test_a_percent_sign_is_a_unit_or_a_hundredth() -> None:
-    assert grade(Numeric(), "#### 50%", "50").reward == 1.0
-    assert grade(Numeric(), "#### 50%", "0.5").reward == 1.0
-    assert grade(Numeric(), "#### 0.5", "50").reward == 0.0
-
-
-@pytest.mark.parametrize(
-    ("answer", "gold", "reward"),
+    ("response", "gold", "settings", "reward"),
     [
-        ("1,080", "1080", 1.0),
-        ("1080", "1,080", 0.0),
-        ("18.0", "18", 0.0),
-        ("$18", "18", 0.0),
-        ("ABC", "abc", 1.0),
+        ("#### 72, not counting the tax", "72", {}, 1.0),
+        ("#### 72 notes", "72", {}, 1.0),
+        ("#### That is 72", "72", {}, 1.0),
+        ("#### 72 eggs, nothing else", "72", {}, 1.0),
+        ("#### 1\n#### 18\n\nProblem: 7", "It is\n#### 18", {}, 1.0),
+        ("It is $1,080.", "1080", {"without_marker": "last_number"}, 1.0),
+        ("#### 50%", "50", {}, 1.0),
+        ("#### 50%", "0.5", {}, 1.0),
+        ("#### 0.5", "50", {}, 0.0),
     ],
 )
+def test_the_last_marker_counts_words_of_denial_elsewhere_do_not_and_a_percent_sign_has_two_readings(
+    response: str, gold: str, settings: dict[str, str], reward: float
+) -> None:
+    assert grade(Numeric(**settings), response, gold).reward == reward  # type: ignore[arg-type]
+    assert grade(Numeric(), response.replace("#", ""), gold).outcome == "no_answer"
+
+
+@pytest.mark.parametrize(("answer", "gold", "reward"), cases(CASES, "the reference"))
 def test_the_reference_compares_letters(answer: str, gold: str, reward: float) -> None:
     assert grade(Gsm8kExact(), f"#### {answer}", f"so\n#### {gold}").reward == reward
     assert grade(Gsm8kExact(), answer, gold).outcome == "no_answer"
 
 
-THINKING = Numeric(think_end="</think>", without_marker="boxed")
-STRICT = Numeric(think_end="</think>", without_marker="boxed", require_think_end=True)
-
-
-@pytest.mark.parametrize(
-    ("response", "reward"),
-    [
-        ("It is 17, #### 17.\n</think>\n\nSo:\n#### 18", 1.0),
-        ("#### 18\n</think>\n\n#### 17", 0.0),
-        ("first 18\n</think>\n#### 1\n#### $18.00", 1.0),
-        ("so\n</think>\nThe answer is \\boxed{18}.", 1.0),
-        ("so \\boxed{18}\n</think>\nThe answer is \\boxed{1,800}.", 0.0),
-        ("so\n</think>\nIt is \\boxed{17}, no:\n#### 18", 1.0),
-        ("a</think>#### 17 b</think>#### 18", 1.0),
-        ("so\n</think>\n#### 118", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("response", "reward"), cases(CASES, "thought"))
 def test_what_was_thought_is_no_answer(response: str, reward: float) -> None:
     assert grade(THINKING, response, "so\n#### 18").reward == reward
     assert grade(STRICT, response, "so\n#### 18").reward == reward
@@ -140,25 +110,31 @@ def test_a_thought_that_never_ends_may_count_as_the_answer_or_as_none() -> None:
         Numeric(require_think_end=True)
 
 
-@pytest.mark.parametrize(
-    ("response", "gold", "reward"),
-    [
-        ("#### 18", "18", 1.0),
-        ("#### 118", "18", 1.0),
-        ("#### 1 2 3 4 18 99", "18", 1.0),
-        ("#### $18", "18", 1.0),
-        ("#### 18.0 dollars", "18", 1.0),
-        ("#### 1800", "1,800", 0.0),
-        ("#### 17\n#### 18", "18", 0.0),
-        ("#### 17\n18", "18", 0.0),
-        ("#### 17</think>so\n#### 18\n</think>#### 19", "18", 1.0),
-        ("#### 18</think>so\n#### 17", "18", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("response", "gold", "reward"), cases(CASES, "the lenient preset"))
 def test_the_lenient_preset_takes_whatever_holds_the_gold(response: str, gold: str, reward: float) -> None:
     """What the reference was found to take, and where it looks: the first marker after the first thought."""
     assert grade(Gsm8kLenientSubstring(), response, f"so\n#### {gold}").reward == reward
     assert grade(Gsm8kLenientSubstring(), response.replace("#### ", ""), gold).outcome == "no_answer"
+
+
+@pytest.mark.parametrize(("response", "gold", "reward", "extracted"), cases(CASES, "final answer"))
+def test_the_text_after_the_last_marker_counts(
+    response: str, gold: str, reward: float, extracted: str | None
+) -> None:
+    found = grade(FinalAnswer(), response, gold)
+    outcome = "ok" if extracted is not None else "no_answer"
+    assert (found.outcome, found.reward, found.extracted) == (outcome, reward, extracted)
+    assert grade(FinalAnswer(marker="####"), response.replace("#", "####"), gold).reward == reward
+
+
+@given(st.integers(), st.integers())
+def test_whole_numbers_are_right_exactly_if_they_are_equal(number: int, gold: int) -> None:
+    assert grade(FinalAnswer(), f"#{number:+05d}", str(gold)).reward == (number == gold)
+
+
+def test_numbers_of_any_length_are_compared() -> None:
+    digits = "7" * 1_000_000
+    assert grade(FinalAnswer(), f"#{digits}", f"0{digits}").reward == 1.0
 
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "gsm8k"

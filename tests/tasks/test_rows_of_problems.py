@@ -1,0 +1,223 @@
+"""Rows of files and of Hugging Face data sets, and what the tasks of mathematical problems make of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treetune.main import main
+from treetune.tasks.rows import Gsm8k
+from treetune.tasks.sources import OnDisk, OnHub
+from treetune_domains.math_tasks import CollegeMath, Math, OlympiadBench
+
+ROWS = [
+    {
+        "problem": f"What is $\\frac{{{n}}}{{1}}$?", "solution": f"It is $\\boxed{{{n}}}$.", "answer": str(n),
+        "level": "Level 1", "type": "Prealgebra",
+    }
+    for n in range(8)
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from datasets import Dataset, DatasetDict
+
+    path = tmp_path_factory.mktemp("data") / "math"
+    splits = {"train": Dataset.from_list(ROWS[:6]), "test": Dataset.from_list(ROWS[6:])}
+    DatasetDict(splits).save_to_disk(str(path))
+    return str(path)
+
+
+def test_a_data_set_on_disk_gives_the_same_problems_as_files(folder: str, tmp_path: Path) -> None:
+    on_disk = Math(source=OnDisk(path=folder), validation_size=2)
+    file = tmp_path / "train.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS[:6]))
+    from_files = Math(train=(str(file),), validation_size=2)
+    for split in ("train", "validation"):
+        assert on_disk.problems(split) == from_files.problems(split)
+    problem = on_disk.problems("test")[0]
+    assert problem.prompt == "[MATH_TASK] Problem:\nWhat is $\\frac{6}{1}$?\n\nSolution:"
+    assert problem.gold == "6"
+    assert problem.data == {"level": "Level 1", "type": "Prealgebra", "solution": "It is $\\boxed{6}$."}
+    assert on_disk.demonstration(problem, 0) == "\nIt is $\\boxed{6}$."
+    assert on_disk.grader.grade(on_disk.demonstration(problem, 0), problem).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("source", "split", "words"),
+    [
+        ({}, "validation", r"has no split 'validation': it has 'train', 'test'"),
+        ({"validation": None}, "validation", "the task has no validation split"),
+        ({"path": "nowhere"}, "test", r"there is no data set in .*nowhere"),
+        ({"path": "."}, "test", r"it has no dataset_dict\.json"),
+    ],
+)
+def test_a_missing_split_names_those_that_are_there_and_a_folder_without_any_is_told(
+    folder: str, tmp_path: Path, source: dict[str, Any], split: Any, words: str
+) -> None:
+    path = str(tmp_path / source["path"]) if "path" in source else folder
+    with pytest.raises(ValueError, match=words):
+        Math(source=OnDisk(**source | {"path": path}), validation_size=None).problems(split)
+    there = Math(source=OnDisk(path=folder, validation="test"), validation_size=None)
+    assert len(there.problems("validation")) == 2
+
+
+def test_a_hub_is_asked_for_a_revision_or_for_files_and_one_that_cannot_be_reached_is_told_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def load(*arguments: object, **options: Any) -> dict[str, Any]:
+        asked.append((arguments, options))
+        return dict.fromkeys(options.get("data_files", ["test"]), ROWS[:2])
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    assert len(Math(source=OnHub(name="a/b", revision="abc", subset="main")).problems("test")) == 2
+    files = {"train": "train/*.parquet"}
+    source = OnHub(name="a/b", revision="abc", files=files)
+    assert len(list(source.rows("train"))) == 2
+    assert asked[0] == (("a/b", "main"), {"revision": "abc"}) and asked[1][1]["data_files"] == files
+    with pytest.raises(ValueError, match="files of a/b has no pattern for its split 'test'"):
+        list(source.rows("test"))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("datasets.load_dataset", refuse)
+    remedy = r"someone/something \(revision abc\) cannot be fetched: no network.*type: 'disk'"
+    with pytest.raises(ValueError, match=remedy):
+        Math(source=OnHub(name="someone/something", revision="abc")).problems("test")
+
+
+def test_the_gold_is_the_solution_where_a_row_has_no_answer(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    row = {"problem": "1+1?", "solution": "Clearly $\\boxed{2}$."}
+    path.write_text(json.dumps(row) + "\n")
+    task = Math(test=(str(path),))
+    (problem,) = task.problems("test")
+    assert problem.gold == row["solution"]
+    assert task.grader.grade("So \\boxed{2}", problem).reward == 1.0
+    path.write_text(json.dumps({"problem": "1+1?", "answer": " "}) + "\n")
+    with pytest.raises(ValueError, match=r"t.jsonl:1: a row without a gold answer: its 'answer' is empty"):
+        Math(test=(str(path),), bad_rows="stop", keep=()).problems("test")
+
+
+@pytest.mark.parametrize("task", [CollegeMath(), OlympiadBench()])
+def test_sets_to_measure_on_have_no_training_split(task: CollegeMath) -> None:
+    with pytest.raises(ValueError, match="the task has no train split"):
+        task.problems("train")
+
+
+def test_a_template_without_the_problem_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"prompt needs \{problem\} exactly once"):
+        Gsm8k(prompt="Solve it:")
+    assert Gsm8k(prompt="Q: {problem}\nA:").prompted(" {x}? ") == "Q: {x}?\nA:"
+
+
+@pytest.mark.parametrize(
+    ("name", "response", "reward", "steps"),
+    [
+        ("math", "Let us see what it is.\nIt is $\\boxed{0.5}$ there.", 1.0, 3),
+        ("math_reference", "It is $\\boxed{\\frac12}$.", 1.0, 2),
+        ("college_math", "It is $\\boxed{1/2}$.", 1.0, 2),
+        ("olympiadbench", "It is $\\boxed{5}$.", 0.0, 2),
+    ],
+)
+def test_the_configured_tasks_score_responses(
+    tmp_path: Path, name: str, response: str, reward: float, steps: int
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({"problem": "?", "gold": "\\frac{1}{2}", "response": response}) + "\n")
+    arguments = ["--configs", f"tasks/{name}.jsonnet", "score_responses", "--workers", "1", "--steps"]
+    arguments += ["--deadline", "60", "--input", str(source), "--output", str(output)]
+    assert main(arguments) == 0
+    row = json.loads(output.read_text())
+    assert (row["reward"], len(row["step_boundaries"])) == (reward, steps)
+
+
+def file(path: Path, count: int) -> str:
+    rows = [
+        {"question": f" What is {{{n}}}? ", "answer": f"It is <<{n}+0={n}>>{n}.\n#### {n}"}
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_problem_has_the_papers_prompt_and_the_solution_as_demonstration(tmp_path: Path) -> None:
+    task = Gsm8k(test=(file(tmp_path / "a.jsonl", 3),))
+    problem = task.problems("test")[2]
+    assert problem.prompt == "[MATH_TASK] Problem:\nWhat is {2}?\n\nSolution:"
+    assert task.demonstration(problem, 0) == "\nIt is 2.\n#### 2"
+    assert task.grader.grade(task.demonstration(problem, 0), problem).reward == 1.0
+
+
+def test_a_held_out_validation_split_is_the_same_every_time_and_apart_from_train(tmp_path: Path) -> None:
+    task = Gsm8k(train=(file(tmp_path / "a.jsonl", 20),), validation_size=5)
+    train, validation = task.problems("train"), task.problems("validation")
+    assert (len(train), len(validation)) == (15, 5)
+    assert {problem.id for problem in [*train, *validation]} == {f"train/{n}" for n in range(20)}
+    again = Gsm8k(train=task.train, validation_size=5)
+    assert again.problems("validation") == validation
+
+
+def test_holding_out_all_rows_is_told_before_they_are_read(tmp_path: Path) -> None:
+    train = (file(tmp_path / "a.jsonl", 5),)
+    (finding,) = Gsm8k(train=train, validation_size=5).check(None)
+    assert (finding.key, finding.what) == (
+        "validation_size",
+        "validation_size is 5, but the train split holds 5 problems",
+    )
+    assert Gsm8k(train=train, validation_size=5).size("train") is None
+    assert Gsm8k(train=train, validation_size=4).size("train") == 1
+    assert not list(Gsm8k(train=train, validation_size=4).check(None))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the test split is empty"),
+        ('{"question": "?", "answer": "1"}\n{"question": "?"}\n', "t.jsonl:2: a row without a gold answer"),
+        (
+            '{"question": "?", "answer": ""}\n',
+            "t.jsonl:1: a row without a gold answer: its 'answer' is empty",
+        ),
+        ('{"question": \n', "t.jsonl:1: not a line of JSON"),
+        ("[1]\n", "t.jsonl:1: a row must be a JSON object"),
+    ],
+)
+def test_a_bad_file_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Gsm8k(test=(str(path),)).problems("test")
+
+
+def test_bad_rows_can_be_left_out_and_missing_files_and_splits_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"question": "?", "answer": ""}\n{"question": "?", "answer": "1"}\n')
+    assert len(Gsm8k(test=(str(path),), bad_rows="skip").problems("test")) == 1
+    with pytest.raises(ValueError, match=r"there is no file .*nowhere\.jsonl"):
+        Gsm8k(test=(str(tmp_path / "nowhere.jsonl"),)).problems("test")
+    with pytest.raises(ValueError, match="the task has no validation split"):
+        Gsm8k(validation_size=None).problems("validation")
+    there, missing = file(tmp_path / "a.jsonl", 1), str(tmp_path / "b.jsonl")
+    assert Gsm8k(train=(there, missing), test=(there,)).missing() == [missing]
+
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "math500" / "test.jsonl"
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="no ../shared/data here")
+def test_math_500s_golds_are_right_and_its_solutions_split() -> None:
+    task = Math(test=(str(SHARED),), problem_field="question", demonstration_field=None)
+    for problem in task.problems("test"):
+        bare = problem.gold.rpartition("The answer is: ")[2]
+        assert task.grader.grade(problem.gold, problem).reward == 1.0
+        assert task.grader.grade(f"\\boxed{{{bare}}}", problem).reward == 1.0
+        offsets = task.step_boundaries(problem.gold)
+        assert (offsets[0], offsets[-1]) == (0, len(problem.gold))
