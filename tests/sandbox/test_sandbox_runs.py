@@ -5,45 +5,25 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.support.cases import cases
 from treetune_domains.sandbox import bubblewrap
 from treetune_domains.sandbox.base import Limits, Outcome, SandboxUnavailable
 from treetune_domains.sandbox.bubblewrap import Bubblewrap, choose
 from treetune_domains.sandbox.program import UnsafeLocal
 from treetune_domains.sandbox.python_tool import PythonSession, PythonTool
 
-ORDINARY = {
-    "reads its input": ("print(sum(map(int, input().split())))", "1 2 3\n", "6\n"),
-    "reads all of its input": ("import sys; print(len(sys.stdin.read()))", "x" * 200_000, "200000\n"),
-    "imports a file beside it": ("import helper; print(helper.NUMBER)", "", "7\n"),
-    "writes a file and reads it": ("open('a', 'w').write('b'); print(open('/tmp/a').read())", "", "b\n"),
-    "has many processes": (
-        "import multiprocessing as m\n"
-        "def f(x): return x * x\n"
-        "if __name__ == '__main__':\n"
-        "    with m.Pool(3) as pool: print(pool.map(f, range(4)))",
-        "",
-        "[0, 1, 4, 9]\n",
-    ),
-    "is asynchronous": ("import asyncio\nasync def f(): print(1)\nasyncio.run(f())", "", "1\n"),
-    "has a dataclass": (
-        "from dataclasses import dataclass\n@dataclass\nclass A: b: int\nprint(A(1))",
-        "",
-        "A(b=1)\n",
-    ),
-    "recurses deeply": (
-        "import sys; sys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)\nprint(f(50_000))",
-        "",
-        "50000\n",
-    ),
-    "prints in any script": ("print('日本語 ü')", "", "日本語 ü\n"),
-}
+PROGRAMS = Path(__file__).with_name("programs.txt")
+LONG_INPUT = ["reads all of its input", "import sys; print(len(sys.stdin.read()))", "x" * 200_000, "200000\n"]
 
 
-@pytest.mark.parametrize(("code", "stdin", "stdout"), ORDINARY.values(), ids=ORDINARY)
-def test_an_ordinary_program_runs(sandbox: Bubblewrap, code: str, stdin: str, stdout: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "code", "stdin", "stdout"), [*cases(PROGRAMS, "ordinary"), LONG_INPUT], ids=lambda one: one[:20]
+)
+def test_an_ordinary_program_runs(sandbox: Bubblewrap, what: str, code: str, stdin: str, stdout: str) -> None:
     outcome = sandbox.run(code, stdin=stdin, files={"helper.py": "NUMBER = 7"})
     assert (outcome.stdout, outcome.stderr, outcome.exit) == (stdout, "", 0)
 
@@ -53,27 +33,10 @@ def test_sets_of_strings_come_in_the_same_order_every_time(sandbox: Bubblewrap) 
     assert len({sandbox.run(code).stdout for _ in range(3)}) == 1
 
 
-ENDS = {
-    "an exit status": ("exit(3)", 3, None),
-    "an exception": ("1 / 0", 1, None),
-    "a syntax error": ("1 +", 1, None),
-    "a crash": ("import ctypes; ctypes.string_at(0)", -11, None),
-    "killing itself": ("import os; os.kill(os.getpid(), 9)", -9, None),
-    "no time left": ("while True: pass", None, "time"),
-    "no time left, asleep": ("import time; time.sleep(60)", None, "time"),
-    "too much printed": ("while True: print('x' * 1000)", None, "output"),
-    "too much printed as errors": (
-        "import sys\nwhile True: print('x' * 1000, file=sys.stderr)",
-        None,
-        "output",
-    ),
-}
-
-
-@pytest.mark.parametrize(("code", "exit", "killed_by"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize(("how", "code", "exit", "killed_by"), cases(PROGRAMS, "ends"))
 @pytest.mark.parametrize("where", ["bubblewrap", "unsafe_local"])
 def test_the_end_of_a_program_is_told(
-    request: pytest.FixtureRequest, where: str, code: str, exit: int | None, killed_by: str | None
+    request: pytest.FixtureRequest, where: str, how: str, code: str, exit: int | None, killed_by: str | None
 ) -> None:
     found = request.getfixturevalue("sandbox") if where == "bubblewrap" else UnsafeLocal()
     outcome: Outcome = found.run(code, limits=Limits(seconds=1, output_kib=64))

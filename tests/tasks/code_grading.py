@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.cases import texts
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.graders.code import Code
 from treetune_domains.sandbox.base import Limits
@@ -62,9 +63,8 @@ def programs(file: str) -> dict[str, tuple[str, str, str]]:
     Lines of the form ``=== name`` stand before programs, ``--- kind`` before their tests.
     """
     found = {}
-    for section in (PROGRAMS / f"{file}.txt").read_text(encoding="utf-8").split("=== ")[1:]:
-        name, _, body = section.partition("\n")
-        code, *tests = re.split(r"^--- (\w+)\n", body, flags=re.MULTILINE)
+    for name, text in texts(PROGRAMS / f"{file}.txt").items():
+        code, *tests = re.split(r"^--- (\w+)\n", text, flags=re.MULTILINE)
         found[name] = (code, *tests) if tests else (code, "", "")
     return found
 

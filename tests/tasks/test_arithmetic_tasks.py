@@ -6,12 +6,14 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.cases import texts
 from tests.support.thread_text import without_threads
 from treetune.tasks.arithmetic import SLIPS, AdditionChain, Line, WrittenArithmetic
 from treetune.tasks.graders.numeric import Numeric
@@ -238,77 +240,26 @@ def test_a_prefix_that_is_no_complete_steps_has_no_value(prefix: str) -> None:
 
 # Products in threads.
 
-WRITTEN_IN_THREADS = """\
-<Parallel><Outlines><Outline>1:40</Outline><Outline>2:7</Outline></Outlines>
-<Thread>
-1:20*40=800
-3*40=120
-800+120=920
-</Thread><Thread>
-2:20*7=140
-3*7=21
-140+21=161
-</Thread>
-</Parallel>
-920+161=1081
-#1081"""
-
-WRITTEN_IN_PAIRS = """\
-<Parallel><Outlines><Outline>1:2*13</Outline><Outline>2:30*5</Outline></Outlines>
-<Thread>
-1:2*10=20
-2*3=6
-20+6=26
-</Thread><Thread>
-2:30*5=150
-</Thread>
-</Parallel>
-<Parallel><Outlines><Outline>1:26*100</Outline><Outline>2:26*50</Outline></Outlines>
-<Thread>
-1:26*100=2600
-</Thread><Thread>
-2:26*50=1300
-</Thread>
-</Parallel>
-2600+1300=3900
-#3900"""
-
-WRITTEN_IN_WORDS = """\
-<think>
-<Parallel>
-<Outlines>
-<Outline>1: Multiply 23 by 40.</Outline>
-<Outline>2: Multiply 23 by 7.</Outline>
-</Outlines>
-<Thread>
-1: 23*40=920
-</Thread><Thread>
-2: 23*7=161
-</Thread>
-</Parallel>
-920+161=1081
-</think>
-
-The product is \\boxed{1081}."""
-
+_TEXTS = texts(Path(__file__).parent / "cases/products_in_threads.txt")
+WRITTEN = {form: text.removesuffix("\n") for form, text in _TEXTS.items()}
 IN_WORDS = {"wording": "words", "grader": Numeric(without_marker="boxed")}
 
 
 def test_products_in_threads_are_written_as_documented() -> None:
     digits = Multiplication(form="digits", detail="digits")
-    assert digits.demonstration(problem_of(digits, 23, 47), 0) == WRITTEN_IN_THREADS
+    assert digits.demonstration(problem_of(digits, 23, 47), 0) == WRITTEN["threads"]
     assert digits.demonstration(problem_of(digits, 23, 40), 0) == "20*40=800\n3*40=120\n800+120=920\n#920"
     tree, tree_digits = (
         Multiplication(form=form, factors=4, min_value=0, max_value=30) for form in ("tree", "tree_digits")
     )
     in_pairs = tree.demonstration(problem_of(tree, 2, 13, 30, 5), 0)
-    assert in_pairs.startswith(WRITTEN_IN_PAIRS[: WRITTEN_IN_PAIRS.index("<Parallel>", 1)])
+    assert in_pairs.startswith(WRITTEN["pairs"][: WRITTEN["pairs"].index("<Parallel>", 1)])
     assert in_pairs.endswith("</Parallel>\n26*100=2600\n26*50=1300\n2600+1300=3900\n#3900")
     of_places = tree_digits.demonstration(problem_of(tree_digits, 2, 13, 30, 5), 0)
     assert "<Outline>1:2*10</Outline><Outline>2:2*3</Outline><Outline>3:30*5</Outline>" in of_places
-    assert of_places.endswith(WRITTEN_IN_PAIRS[WRITTEN_IN_PAIRS.rindex("<Parallel>") :])
+    assert of_places.endswith(WRITTEN["pairs"][WRITTEN["pairs"].rindex("<Parallel>") :])
     words = Multiplication(form="digits", **IN_WORDS)
-    assert words.demonstration(problem_of(words, 23, 47), 0) == WRITTEN_IN_WORDS
+    assert words.demonstration(problem_of(words, 23, 47), 0) == WRITTEN["words"]
     assert "product of 23, 47 and 5?" in words._prompt((23, 47, 5))
 
 

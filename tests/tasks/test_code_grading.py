@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.tasks.code_grading import GOLDS, SQUARE, gold_of, grade, needs_sandbox, programs
+from tests.support.cases import texts
+from tests.tasks.code_grading import GOLDS, PROGRAMS, SQUARE, gold_of, grade, needs_sandbox, programs
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Problem
 from treetune_domains.graders.code import Code, same_output
@@ -16,6 +17,7 @@ from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 pytestmark = needs_sandbox
 
+PREFIXES = texts(PROGRAMS / "prefixes.txt")
 RIGHT, AS_IF_IN_ONE_PROCESS, ENDS = map(programs, ("right", "as_if_in_one_process", "ends"))
 
 
@@ -110,41 +112,14 @@ def test_unittest_that_fails_is_no_success() -> None:
     assert grade("def f(n): return 8", gold_of(*tests)).reward == 0.0
 
 
-LISTS = """
-class Node:
-    def __init__(self, value, next=None):
-        self.value, self.next = value, next
-
-def chain(values):
-    head = None
-    for value in reversed(values):
-        head = Node(value, head)
-    return head
-
-def values(head):
-    found = []
-    while head:
-        found.append(head.value)
-        head = head.next
-    return found
-"""
-
-
 def test_what_stands_before_the_answer_is_known_to_answer_and_tests() -> None:
     numbers = "list(range(3000))"
     gold = {"functional": f"assert values(Solution().reverse(chain({numbers}))) == {numbers}[::-1]"}
-    code = """
-class Solution:
-    def reverse(self, head):
-        back = None
-        while head:
-            head.next, back, head = back, head, head.next
-        return back
-"""
-    assert grade(code, gold, data={"prefix": LISTS}).message is None
+    code = PREFIXES["reverse"]
+    assert grade(code, gold, data={"prefix": PREFIXES["lists"]}).message is None
     # What the tests use of it is theirs: another one in the answer changes nothing.
     forged = code.replace("return back", "return head") + f"def values(head): return {numbers}[::-1]"
-    assert grade(forged, gold, data={"prefix": LISTS}).reward == 0.0
+    assert grade(forged, gold, data={"prefix": PREFIXES["lists"]}).reward == 0.0
 
 
 @pytest.mark.parametrize("prefix", ["def f(n):\n", 'def f(n):\n    """Squares."""\n', "import math\n"])
@@ -155,29 +130,9 @@ def test_the_answer_may_go_on_with_the_prefix_or_fill_it_in(prefix: str) -> None
 
 def test_a_function_may_rest_on_another_of_the_prefix() -> None:
     """As in HumanEval: the prompt holds a helper and the head of what is to be written."""
-    prefix = '''
-from typing import List
-import math
-
-def poly(xs: List[float], x: float) -> float:
-    """The value at x."""
-    return sum(c * math.pow(x, i) for i, c in enumerate(xs))
-
-def find_zero(xs: List[float]) -> float:
-    """A zero of poly."""
-'''
+    prefix = PREFIXES["zeros"]
     code = prefix + "    return -xs[0] / xs[1]\n"
-    tests = """
-METADATA = {}
-def check(candidate):
-    import random
-    rng = random.Random(42)
-    for _ in range(20):
-        xs = [rng.uniform(-9, 9), rng.uniform(1, 9)]
-        assert math.fabs(poly(xs, candidate(xs.copy()))) < 1e-4
-check(find_zero)
-"""
-    gold = {"functional": tests}
+    gold = {"functional": PREFIXES["tests of zeros"]}
     assert grade(code, gold, data={"prefix": prefix}).message is None
     forged = code.replace("-xs[0]", "xs[0]") + "def poly(xs, x): return 0.0\n"
     assert grade(forged, gold, data={"prefix": prefix}).reward == 0.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,63 +15,13 @@ from treetune.tasks.graders.function import FunctionGrader
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
 
-REWARDS = """
-import os, time
-from treetune.vocabulary import Grade
-
-def contains(response, gold):
-    return gold in response
-
-def lengths(response, problem, *, most=10):
-    return 1 - len(response) / most if problem.data["counted"] else None
-
-def whole(response, gold):
-    return Grade(reward=0.5, outcome="ok", extracted=response)
-
-def hangs(response, gold):
-    time.sleep(60)
-
-def crashes(response, gold):
-    os._exit(3)
-
-def raises(response, gold):
-    raise KeyError(response)
-
-def text(response, gold):
-    return "good"
-
-def key(response, gold):
-    return float("OWN_API_KEY" in os.environ)
-
-def one(response):
-    return 1
-
-async def waits(response, gold):
-    import asyncio
-    await asyncio.sleep(0)
-    return gold in response
-
-def scored(response, gold):
-    return {"score": 0.5, "acc": True}
-
-def lacks(response, gold):
-    return {"acc": 1.0}
-
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    return {"score": float((data_source, ground_truth, extra_info) == ("sums", "4", {"split": "train"})
-            and solution_str == "x")}
-
-def strict(data_source, solution_str, ground_truth):
-    return float(ground_truth in solution_str and data_source == "sums")
-"""
-
 DATA = {"counted": True, "data_source": "sums", "extra_info": {"split": "train"}}
 PROBLEM = Problem(id="p", prompt="?", gold="4", data=DATA)
 
 
 @pytest.fixture(autouse=True)
 def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "own_rewards.py").write_text(textwrap.dedent(REWARDS))
+    shutil.copy(Path(__file__).parent / "programs/own_rewards.txt", tmp_path / "own_rewards.py")
     monkeypatch.setattr(folders, "_OWN", folders.OwnFolders())
     finders = list(sys.meta_path)
     folders.search_in([tmp_path])

@@ -14,19 +14,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tasks.code_grading import needs_sandbox
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.tasks.base import GeneratedTask, Split
 from treetune.tasks.countdown import Countdown
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.multiplication import Multiplication
+from treetune.vocabulary import Problem
 from treetune_domains.environments.base import EnvironmentTask
 from treetune_domains.environments.games import GuessNumber, Maze
+from treetune_domains.graders.code import Code
 from treetune_domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader, read_grid, written
 from treetune_domains.graders.tagged import OneWord
 from treetune_domains.puzzles.grid_puzzles import GridPuzzles, Rule, applied, explanations, rules_of
 from treetune_domains.puzzles.logic_puzzles import GraphPaths, OrderingPuzzles
 from treetune_domains.puzzles.reasoning_gym import ReasoningGym
-from treetune_domains.puzzles.short_programs import ShortPrograms
+from treetune_domains.puzzles.short_programs import INPUTS, STEPS, ShortPrograms, result
 from treetune_domains.puzzles.zebra_puzzles import (
     KINDS,
     Shape,
@@ -362,3 +365,69 @@ def test_one_neighbour_of_the_start_alone_leads_to_the_goal() -> None:
         entered = [after for _, after in edges]
         assert max(map(entered.count, entered)) <= 2
         assert len(edges) == len(set(edges)) > 4 * 2
+
+
+# Short programs: descriptions, golds and demonstrations agree.
+
+
+def run(program: str) -> list[int]:
+    found = []
+    for value in INPUTS:
+        printed: list[int] = []
+        exec(program, {"x": value, "print": printed.append})
+        found += printed
+    return found
+
+
+def expected(problem: Problem) -> list[int]:
+    known = {step.symbols: step for step in STEPS}
+    return [result([known[name] for name in problem.data["steps"]], value) for value in INPUTS]
+
+
+def test_a_demonstration_without_slips_does_what_the_description_says() -> None:
+    task = ShortPrograms(wording="symbols", train_size=100, validation_size=10, test_size=10)
+    for problem in task.problems("train"):
+        assert problem.prompt == ",".join(problem.data["steps"]) + ":\n"
+        assert run(task.demonstration(problem, seed=1)) == expected(problem)
+        gold = json.loads(problem.gold)
+        assert gold["inputs"] == [str(value) for value in INPUTS]
+        assert gold["outputs"] == [str(value) for value in expected(problem)]
+        assert problem.data["prefix"] == "x=int(input())"
+
+
+def test_the_steps_lines_of_python_do_what_the_steps_do_and_the_inputs_tell_any_two_apart() -> None:
+    results = {step.symbols: [step.value(value) for value in INPUTS] for step in STEPS}
+    assert {step.symbols: run(f"{step.line}\nprint(x)") for step in STEPS} == results
+    assert len(set(map(tuple, results.values()))) == len(STEPS)
+
+
+def test_a_teacher_who_slips_is_right_about_as_often_as_no_line_slips() -> None:
+    task = ShortPrograms(wording="symbols", steps=(3, 3), demonstration_noise=0.2, train_size=400)
+    problems = task.problems("train")
+    right = [run(task.demonstration(one, seed)) == expected(one) for seed, one in enumerate(problems)]
+    assert 0.8**3 - 0.07 < sum(right) / len(right) < 0.8**3 + 0.1
+
+
+def test_in_symbols_all_is_in_the_alphabet_and_in_words_a_program_is_asked_for_in_english() -> None:
+    task = ShortPrograms(wording="symbols", demonstration_noise=0.5, train_size=200)
+    for problem in task.problems("train"):
+        assert not set(problem.prompt + task.demonstration(problem, 0)) - set(task.alphabet())
+    in_words = ShortPrograms(train_size=5)
+    (problem, *_) = in_words.problems("train")
+    assert problem.prompt.startswith("Write a Python program")
+    assert in_words.demonstration(problem, 0).startswith("```python\nx=int(input())\n")
+    with pytest.raises(ValueError, match="real tokenizer"):
+        in_words.alphabet()
+
+
+@needs_sandbox
+@pytest.mark.parametrize("wording", ["symbols", "words"])
+def test_programs_are_graded_by_running_them_in_the_sandbox(wording: Any) -> None:
+    grader = Code(blocks="whole" if wording == "symbols" else "all")
+    task = ShortPrograms(
+        wording=wording, steps=(2, 2), train_size=2, validation_size=1, test_size=1, grader=grader
+    )
+    (problem, other) = task.problems("train")
+    assert grader.grade(task.demonstration(problem, 0), problem).correct
+    assert not grader.grade(task.demonstration(other, 0), problem).correct
+    assert grader.grade("\n", problem).outcome == "no_answer"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.cases import cases
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
 from treetune_domains.graders.reasoning_gym import ReasoningGymGrader, packed, unpacked
@@ -17,6 +19,9 @@ from treetune_domains.puzzles import reasoning_gym as library
 from treetune_domains.puzzles.reasoning_gym import ReasoningGym, data_sets, missing_packages
 
 pytestmark = pytest.mark.skipif(bool(missing_packages()), reason=f"lacks {', '.join(missing_packages())}")
+
+
+CASES = Path(__file__).parent / "cases/reasoning_gym.txt"
 
 
 def small(dataset: str, **settings: Any) -> ReasoningGym:
@@ -35,26 +40,7 @@ def test_every_data_set_of_the_library_is_known_by_its_name() -> None:
     assert set(data_sets()) == set(DATASETS) - {"composite"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "key", "words"),
-    [
-        ({"dataset": "spel_backward"}, "dataset", "did you mean 'spell_backward'"),
-        ({"dataset": "composite"}, "dataset", "mixture"),
-        ({"dataset": "spell_backward", "config": {"min_word_length": 3}}, "config", "'min_word_len'"),
-        ({"dataset": "spell_backward", "config": {"seed": 3}}, "config", "the task's own `seed`"),
-        ({"dataset": "spell_backward", "config": {"min_word_len": 11}}, "config", "max_word_len must be >="),
-        ({"dataset": "spell_backward", "config": {"min_word_len": "a"}}, "config", "doesn't take"),
-        (
-            {"dataset": "word_sorting", "config": {"transformation": "loud"}},
-            "config",
-            "'loud' is not a valid",
-        ),
-        ({"dataset": "chain_sum", "level": 99}, "level", "levels 0 to"),
-        ({"dataset": "chain_sum", "levels": {"num_term": 1}}, "levels", "did you mean 'num_terms'"),
-        ({"dataset": "acre", "level": 1}, "level", "has no levels"),
-        ({"dataset": "spell_backward", "question": "(no such words)"}, "question", "is nowhere in"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "key", "words"), cases(CASES, "refused settings"))
 def test_what_the_library_does_not_take_is_told_with_the_key_to_change(
     settings: dict[str, Any], key: str, words: str
 ) -> None:

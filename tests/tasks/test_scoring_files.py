@@ -37,11 +37,20 @@ ROWS = [
         "response": f"\nSo.\n#### {2 * (n // 2 * 2)}",
     }
     for n in range(6)
-]  # fmt: skip
+]
 
 
-def test_rows_come_out_in_their_order_with_grades_and_steps(tmp_path: Path) -> None:
-    source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write(tmp_path / "in.jsonl", ROWS)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+def test_rows_come_out_in_their_order_with_grades_and_steps(source: Path, output: Path) -> None:
     arguments = ["--configs", "tasks/gsm8k.jsonnet", "score_responses", "--workers", "1", "--steps"]
     assert main([*arguments, "--input", str(source), "--output", str(output)]) == 0
     rows = read(output)
@@ -51,8 +60,7 @@ def test_rows_come_out_in_their_order_with_grades_and_steps(tmp_path: Path) -> N
     assert rows[2]["step_boundaries"] == [0, len(ROWS[2]["response"])]
 
 
-def test_a_second_run_drops_a_torn_line_and_goes_on(tmp_path: Path) -> None:
-    source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+def test_a_second_run_drops_a_torn_line_and_goes_on(source: Path, output: Path) -> None:
     score_responses(Gsm8k(), source, output, workers=1)
     whole = output.read_bytes()
     kept = b"".join(whole.splitlines(keepends=True)[:2]).replace(b'"seconds": 0', b'"seconds": 7')
@@ -63,36 +71,34 @@ def test_a_second_run_drops_a_torn_line_and_goes_on(tmp_path: Path) -> None:
     assert [row["reward"] for row in read(output)] == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
 
 
-def test_another_inputs_output_is_refused(tmp_path: Path) -> None:
-    source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+def test_another_inputs_output_is_refused(source: Path, output: Path, tmp_path: Path) -> None:
     score_responses(Gsm8k(), source, output, workers=1)
     with pytest.raises(ValueError, match=r"out.jsonl:1 is another answer than .*other.jsonl:1"):
         score_responses(Gsm8k(), write(tmp_path / "other.jsonl", ROWS[::-1]), output, workers=1)
 
 
-def test_a_row_without_a_gold_answer_is_an_error_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_row_without_a_gold_answer_is_an_error_and_the_others_go_on(output: Path, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", [ROWS[0], {**ROWS[1], "gold": " "}, {"problem": "?"}, ROWS[2]])
-    scored = score_responses(Gsm8k(), source, tmp_path / "out.jsonl", workers=1)
-    rows = read(tmp_path / "out.jsonl")
+    scored = score_responses(Gsm8k(), source, output, workers=1)
+    rows = read(output)
     assert [row["outcome"] for row in rows] == ["ok", "error", "error", "ok"]
     assert "'gold' is empty" in rows[1]["message"]
     assert f"2 timeouts and errors (the first: {rows[1]['message']})" in str(scored)
     assert scored.failed == 2
 
 
-def test_what_nobody_could_grade_earns_nothing_and_no_zero(tmp_path: Path) -> None:
-    rows = [{**row, "response": "abc"} for row in ROWS[:4]]
-    source = write(tmp_path / "in.jsonl", rows)
+def test_what_nobody_could_grade_earns_nothing_and_no_zero(output: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [{**row, "response": "abc"} for row in ROWS[:4]])
     task = replace(Gsm8k(), grader=OutOfOrder())  # isn't there for responses of 3, 6, … characters
-    scored = score_responses(task, source, tmp_path / "out.jsonl", workers=1)
-    rows = read(tmp_path / "out.jsonl")
-    assert {(row["outcome"], row["reward"]) for row in rows} == {("unavailable", None)}
+    scored = score_responses(task, source, output, workers=1)
+    assert {(row["outcome"], row["reward"]) for row in read(output)} == {("unavailable", None)}
     assert (scored.unavailable, scored.correct, scored.failed) == (4, 0, 0)
     assert "nobody could grade" in str(scored)
 
 
-def test_what_nobody_could_grade_is_graded_again_and_the_others_are_not(tmp_path: Path) -> None:
-    source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+def test_what_nobody_could_grade_is_graded_again_and_the_others_are_not(
+    source: Path, output: Path, tmp_path: Path
+) -> None:
     score_responses(Gsm8k(), write(tmp_path / "first.jsonl", ROWS[:4]), output, workers=1)
     rows = read(output)
     for place in (1, 2):
@@ -107,21 +113,18 @@ def test_what_nobody_could_grade_is_graded_again_and_the_others_are_not(tmp_path
     assert again[3]["seconds"] == 77.0
 
 
-def test_progress_is_told_row_by_row_and_counts_what_was_there(tmp_path: Path) -> None:
-    source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+def test_progress_is_told_row_by_row_and_counts_what_was_there(
+    source: Path, output: Path, tmp_path: Path
+) -> None:
     score_responses(Gsm8k(), write(tmp_path / "first.jsonl", ROWS[:1]), output, workers=1)
     told: list[tuple[int, int]] = []
     score_responses(Gsm8k(), source, output, workers=1, progress=lambda *at: told.append(at))
     assert told == [(done, len(ROWS)) for done in range(2, len(ROWS) + 1)]
 
 
-def test_rows_of_a_mixture_are_graded_and_cut_by_their_domain(tmp_path: Path) -> None:
-    task = Mixture(
-        domains={
-            "words": Domain(task=Gsm8k()),
-            "sums": Domain(task=AdditionChain(train_size=1, validation_size=1, test_size=1)),
-        }
-    )
+def test_rows_of_a_mixture_are_graded_and_cut_by_their_domain(output: Path, tmp_path: Path) -> None:
+    sums = AdditionChain(train_size=1, validation_size=1, test_size=1)
+    task = Mixture(domains={"words": Domain(task=Gsm8k()), "sums": Domain(task=sums)})
     response = "\nSo.\n#4\n#### 8 apples"
     rows = [
         {"domain": "words", "problem": "?", "gold": "#### 8", "response": response},
@@ -129,7 +132,7 @@ def test_rows_of_a_mixture_are_graded_and_cut_by_their_domain(tmp_path: Path) ->
         {"domain": "other", "problem": "?", "gold": "8", "response": response},
         {"problem": "?", "gold": "8", "response": response},
     ]
-    source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    source = write(tmp_path / "in.jsonl", rows)
     score_responses(task, source, output, workers=1, steps=True)
     words, sums, other, unnamed = read(output)
     assert words["reward"] == 1.0 and words["step_boundaries"] == [0, 4, len(response)]
@@ -138,8 +141,7 @@ def test_rows_of_a_mixture_are_graded_and_cut_by_their_domain(tmp_path: Path) ->
     assert "says no domain: give it one of sums, words" in unnamed["message"]
 
 
-def test_nothing_is_graded_where_what_the_grader_needs_is_not_there(tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
+def test_nothing_is_graded_where_what_the_grader_needs_is_not_there(source: Path, output: Path) -> None:
     with pytest.raises(ValueError, match="can't be graded here: no judge"):
-        score_responses(replace(Gsm8k(), grader=Absent()), write(tmp_path / "in.jsonl", ROWS), output)
+        score_responses(replace(Gsm8k(), grader=Absent()), source, output)
     assert not output.exists()  # or the next run would keep what nobody has judged

@@ -129,14 +129,6 @@ def test_where_wandering_comes_first_the_way_behind_it_is_what_counts() -> None:
         assert task.grader.grade(response, problem) == plain.grader.grade("".join(way), same)
 
 
-def test_no_problem_is_in_two_splits_and_the_held_out_ones_stay() -> None:
-    small, large = signposts("all"), signposts("all", train_size=100)
-    prompts = [[one.prompt for one in large.problems(split)] for split in ("train", "validation", "test")]
-    assert len({prompt for of_split in prompts for prompt in of_split}) == sum(map(len, prompts))
-    assert small.problems("test") == large.problems("test")
-    assert small.problems("train") == large.problems("train")[:60]
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [({"train_size": 1000}, "6 make only 216"), ({"period": 4, "steps": 3}, "more than the 3 steps")],
