@@ -1,77 +1,71 @@
-"""The command, with an input and an output of its own."""
+"""A command of the data pipelines, with an input and an output of its own."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.data_pipeline.scripted import PROBLEM, SOLUTION, Endpoint
 from treetune.main import main
+from treetune_domains.domain_rows import read_domain_rows
 
-ROWS = [{"problem": f"{PROBLEM} ({i})", "solution": SOLUTION, "answer": "40", "level": i} for i in range(3)]
-REQUESTS = 10
-"""For one solution of three threads: six about its lines, three about references, one for outlines."""
+
+def write_lines(path: Path, rows: Sequence[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 class Work:
-    """An input, an output and the command between them."""
+    """A folder with rows, the settings of a command, and what it makes of them."""
 
-    def __init__(self, folder: Path, endpoint: Endpoint, rows: list[dict[str, Any]] = ROWS) -> None:
-        self.input, self.output, self.url = folder / "in.jsonl", folder / "out", endpoint.url
-        self.input.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    def __init__(self, folder: Path, command: str, rows: Sequence[Any], **settings: Any) -> None:
+        self.folder, self.command, self.settings = folder, command, settings
+        self.input, self.output = write_lines(folder / "rows.jsonl", rows), folder / "out"
+
+    def config(self, **settings: Any) -> Path:
+        file = self.folder / "config.jsonnet"
+        file.write_text(json.dumps({"type": self.command, **self.settings, **settings}))
+        return file
 
     def arguments(self, **settings: Any) -> list[str]:
-        endpoint = {
-            "base_url": self.url, "model": "scripted", "api_key_variable": "SCRIPTED_KEY",
-            "backoff": 0.01, "timeout": 20, "concurrency": 2, **settings.pop("endpoint", {}),
-        }  # fmt: skip
-        config = {
-            "type": "make_threads", "endpoint": endpoint, "prices": {"input": 1.25, "output": 10}, **settings
-        }  # fmt: skip
-        file = self.input.with_name("config.jsonnet")
-        file.write_text(json.dumps(config))
-        return [
-            "--configs",
-            str(file),
-            "make_threads",
-            "--input",
-            str(self.input),
-            "--output",
-            str(self.output),
-        ]
+        words = ["--configs", str(self.config(**settings)), self.command, "--output", str(self.output)]
+        # prepare_data's input is its configuration's source.
+        return words if self.command == "prepare_data" else [*words, "--input", str(self.input)]
 
     def run(self, **settings: Any) -> int:
         return main(self.arguments(**settings))
 
     @contextmanager
-    def started(self) -> Iterator[subprocess.Popen[str]]:
+    def started(self, **settings: Any) -> Iterator[subprocess.Popen[bytes]]:
         """The command as a process of its own, which has ended when this has."""
-        log = self.input.with_name("log").open("w+")
-        command = subprocess.Popen(
-            [sys.executable, "-m", "treetune.main", *self.arguments()], stderr=log, text=True
-        )
-        try:
-            yield command
-        finally:
-            command.kill()
-            command.wait()
-            log.close()
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.output / "threads.jsonl").read_text().splitlines()]
+        with (self.folder / "log").open("ab") as log:
+            words = [sys.executable, "-m", "treetune.main", *self.arguments(**settings)]
+            command = subprocess.Popen(words, stderr=log)
+            try:
+                yield command
+            finally:
+                command.kill()
+                command.wait()
 
     @property
     def summary(self) -> dict[str, Any]:
         return json.loads((self.output / "summary.json").read_text())
 
-    def record(self, number: int) -> dict[str, Any]:
-        return json.loads((self.output / "solutions" / "0000" / f"{number:07d}.json").read_text())
+    @property
+    def dropped(self) -> list[dict[str, str]]:
+        return read_lines(self.output / "dropped.jsonl")
 
-    def everything_written(self) -> str:
-        return "\n".join(path.read_text() for path in self.output.rglob("*") if path.is_file())
+    def rows(self, name: str = "rows") -> list[dict[str, Any]]:
+        """Of the schema, in a file of the output."""
+        return [row for _, row in read_domain_rows(self.output / f"{name}.parquet")]
+
+    def prompts(self, name: str = "rows") -> list[str]:
+        return [row["prompt"][0]["content"] for row in self.rows(name)]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -19,11 +17,15 @@ class Oracle:
     """Answers ``a+b`` rightly with the chance a/9, drawn by the request's seed. `asked` counts requests by
     prompt and seed; `seconds` is what an answer takes; `down` makes it answer nothing but errors."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
+    def __init__(self) -> None:
+        self.url = ""
+        self.begin()
+
+    def begin(self) -> None:
+        """As if nobody had asked yet."""
         self.asked: Counter[tuple[str, int]] = Counter()
         self.bodies: list[dict[str, Any]] = []
-        self.seconds, self.down = seconds, False
-        self.url = ""
+        self.seconds, self.down = 0.0, False
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -51,8 +53,3 @@ def sums(count: int) -> list[dict[str, Any]]:
         one, other = place % 10, place // 10 + 1
         rows.append(domain_row("math__sums", f"{one}+{other}=?", str(one + other)))
     return rows
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path

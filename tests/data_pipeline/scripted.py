@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
@@ -16,62 +17,10 @@ from aiohttp import web
 KEY = "sk-test-0123456789abcdef"
 
 PROBLEM = "How many of the numbers from 1 to 200 are divisible by 6 or by 15?"
-SOLUTION = """\
-Count the multiples of 6, add those of 15, and take away those of both.
-
-Multiples of 6: the last one that is not above 200 is 198, since 198 = 6 * 33 and 204 is too large.
-So there are 33 of them, one for each factor from 1 to 33.
-
-Multiples of 15: as with the 6, look for the last one. It is 195 = 15 * 13, because 210 is too large already.
-That leaves 13 of them, one for each factor from 1 to 13.
-
-Multiples of both are those of 30, their least one. The last is 180 = 30 * 6, for 210 is too large.
-There is one for each factor, just like the 33 before: 6 of them.
-
-Together: 33 + 13 - 6 = 40.
-The answer is \\boxed{40}."""
-PARALLEL = """\
-Count the multiples of 6, add those of 15, and take away those of both.
-
-<Parallel>
-<Outlines>
-<Outline>1: Count the multiples of 6 up to 200.</Outline>
-<Outline>2: Count the multiples of 15 up to 200. Look for the last one.</Outline>
-<Outline>3: Count the numbers that are multiples of both.</Outline>
-</Outlines>
-<Thread>
-1: Multiples of 6: the last one that is not above 200 is 198, since 198 = 6 * 33 and 204 is too large.
-So there are 33 of them, one for each factor from 1 to 33.
-</Thread><Thread>
-2: Multiples of 15: look for the last one. It is 195 = 15 * 13, because 210 is too large already.
-That leaves 13 of them, one for each factor from 1 to 13.
-</Thread><Thread>
-3: Multiples of both are those of 30, their least one. The last is 180 = 30 * 6, for 210 is too large.
-There is one for each factor: 6 of them.
-</Thread>
-</Parallel>
-
-Together: 33 + 13 - 6 = 40.
-The answer is \\boxed{40}."""
-
-ANSWERS: dict[str, str] = {
-    "steps": "1: lines 1-1 ...",
-    "substeps": "no sub-steps",
-    "groups": "2, 3 and 4",
-    "subgroups": "none",
-    "ranges": "<parallel><thread>3-5</thread>\n<thread>6-7</thread><thread>9-10</thread></parallel>",
-    "check": json.dumps([{"group": 1, "thread": i, "pass": True, "note": "fine"} for i in (1, 2, 3)]),
-    "references 2<-1": '```json\n[{"source": "as with the 6, ", "destination": ""}]\n```',
-    "references 3<-1": '[{"source": ", just like the 33 before", "destination": ""}]',
-    "references 3<-2": "[]",
-    "outlines": json.dumps(
-        [
-            "Count the multiples of 6 up to 200.",
-            "Count the multiples of 15 up to 200. Look for the last one.",
-            "Count the numbers that are multiples of both.",
-        ]
-    ),
-}
+DATA = Path(__file__).parent
+SOLUTION, PARALLEL = ((DATA / f"{name}.txt").read_text() for name in ("solution", "parallel_solution"))
+ANSWERS: dict[str, str] = json.loads((DATA / "scripted_answers.json").read_text())
+"""By what is asked; together they make PARALLEL of SOLUTION."""
 
 _TASKS = {"1": "steps", "2": "substeps", "3": "groups", "4": "subgroups", "5": "ranges", "6": "check"}
 

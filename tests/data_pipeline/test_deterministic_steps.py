@@ -25,24 +25,10 @@ from treetune_data.parallel_solutions import (
 )
 from treetune_data.thread_blocks import Block, Rule, cut, json_list, ranges, saved_characters
 from treetune_domains.endpoints.asking import Answer, AnswerJournal
-from treetune_domains.endpoints.settings import EndpointSettings
 from treetune_threads.format import faults, text_segments
 
-PIECES = st.sampled_from(
-    [
-        "<parallel>",
-        "</parallel>",
-        "<thread>",
-        "</thread>",
-        "<none/>",
-        "1-4",
-        "7",
-        "lines 2-3",
-        "9–12",
-        "\n",
-        "so",
-    ]
-)
+TAGS = ["<parallel>", "</parallel>", "<thread>", "</thread>", "<none/>"]
+PIECES = st.sampled_from([*TAGS, "1-4", "7", "lines 2-3", "9–12", "\n", "so"])
 LINES = st.lists(st.sampled_from(["", "a line", "and a longer line of words", "  indented"]), max_size=30)
 RANGES = st.tuples(st.integers(-1, 32), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
@@ -209,22 +195,6 @@ def test_requests_wait_for_what_those_in_flight_may_leave_over() -> None:
         return order
 
     assert asyncio.run(spend()) == ["a begins", "a ends", "b begins", "b ends", "c is refused"]
-
-
-@pytest.mark.parametrize(
-    "base_url",
-    [
-        "ftp://host/v1",
-        "host:8000",
-        "http://",
-        "https://me:secret@host/v1",
-        "http://host/v1?key=1",
-        "http://h:x",
-    ],
-)
-def test_an_address_that_is_none_is_refused(base_url: str) -> None:
-    with pytest.raises(ValueError, match="base_url"):
-        EndpointSettings(base_url=base_url, model="m")
 
 
 def test_a_block_is_dropped_with_what_was_wrong() -> None:

@@ -3,131 +3,122 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
 import sys
-import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.data_pipeline.oracle import Oracle, sums, write
+from tests.data_pipeline import command
+from tests.data_pipeline.command import write_lines
+from tests.data_pipeline.oracle import Oracle, sums
 from tests.data_pipeline.scripted import serving
 from treetune.inference.guard import descendants
 from treetune.main import main
 from treetune_cluster.jobs import ranges
-from treetune_data.difficulty.merging import bin_of, read_rates
-from treetune_domains.domain_rows import read_domain_rows
+from treetune_data.difficulty.merging import RowRate, bin_of, read_rates
 
 SAMPLES = 5
+LOCAL = {"type": "local", "at_once": 2, "poll": 0.05}
 WRITTEN = ("rates.parquet", "rows.parquet", "summary.json", "histogram.svg")
 
 
-class Work:
+class Work(command.Work):
     def __init__(self, folder: Path, oracle: Oracle) -> None:
-        self.folder, self.oracle = folder, oracle
-        self.input, self.output = folder / "rows.jsonl", folder / "out"
-        write(self.input, sums(40))
-
-    def arguments(self, **settings: Any) -> list[str]:
         address = {
-            "base_url": self.oracle.url, "model": "oracle", "concurrency": 2, "retries": 0, "timeout": 600,
+            "base_url": oracle.url, "model": "oracle", "concurrency": 2, "retries": 0, "timeout": 600,
             "give_up_after": 2,
         }  # fmt: skip
-        config = {
-            "type": "estimate_difficulty",
-            "task": {"type": "rows", "routes": {"math": {"type": "final_answer", "marker": "#"}}},
-            "policy": {"type": "endpoint", "addresses": [address]},
-            "answers": {"samples": SAMPLES, "max_tokens": 64},
-            "shards": 2,
-            "jobs": {"type": "local", "at_once": 2, "poll": 0.05},
-            "column": "low_pass_rate",
-            **settings,
-        }
-        file = self.folder / "config.jsonnet"
-        file.write_text(json.dumps(config))
-        command = ["--configs", str(file), "estimate_difficulty"]
-        return [*command, "--input", str(self.input), "--output", str(self.output)]
-
-    def run(self, **settings: Any) -> int:
-        return main(self.arguments(**settings))
-
-    @contextlib.contextmanager
-    def started(self, **settings: Any) -> Iterator[subprocess.Popen[bytes]]:
-        """The command as a process of its own, which has ended when this has."""
-        with (self.folder / "log").open("ab") as log:
-            words = [sys.executable, "-m", "treetune.main", *self.arguments(**settings)]
-            command = subprocess.Popen(words, stderr=log)
-            try:
-                yield command
-            finally:
-                command.kill()
-                command.wait()
+        super().__init__(
+            folder,
+            "estimate_difficulty",
+            sums(40),
+            task={"type": "rows", "routes": {"math": {"type": "final_answer", "marker": "#"}}},
+            policy={"type": "endpoint", "addresses": [address]},
+            answers={"samples": SAMPLES, "max_tokens": 64},
+            shards=2,
+            jobs=LOCAL,
+            column="low_pass_rate",
+        )
+        self.oracle = oracle
 
     @property
-    def summary(self) -> dict[str, Any]:
-        return json.loads((self.output / "summary.json").read_text())
+    def asked(self) -> int:
+        return sum(self.oracle.asked.values())
+
+    @property
+    def log(self) -> str:
+        return (self.output / "logs" / "run.log").read_text()
+
+    def rates(self) -> list[RowRate]:
+        return list(read_rates(self.output / "rates.parquet"))
 
     def written(self) -> dict[str, bytes]:
         return {name: (self.output / name).read_bytes() for name in WRITTEN}
 
     def wait_for_answers(self, count: int) -> None:
+        self.wait_until(lambda: self.asked >= count)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
-        while sum(self.oracle.asked.values()) < count:
+        while not condition():
             assert time.monotonic() < deadline, (self.folder / "log").read_text()
             time.sleep(0.01)
 
 
-@pytest.fixture
-def oracle() -> Iterator[Oracle]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Oracle]:
     with serving(Oracle()) as found:
         yield found
 
 
+@pytest.fixture(scope="module")
+def undisturbed(server: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Work:
+    """What the command makes where nothing happens, and what it asked for."""
+    done = Work(tmp_path_factory.mktemp("undisturbed"), server)
+    assert done.run() == 0
+    done.oracle = copy(server)
+    return done
+
+
 @pytest.fixture
-def work(tmp_path: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> Work:
-    for variable in ("APP_SEED", "APP_DIRECTORY", "APP_EXPERIMENT_NAME"):
-        monkeypatch.delenv(variable, raising=False)
+def oracle(server: Oracle) -> Oracle:
+    server.begin()
+    return server
+
+
+@pytest.fixture
+def work(undisturbed: Work, oracle: Oracle, tmp_path: Path) -> Work:
     return Work(tmp_path, oracle)
 
 
-def test_every_row_has_its_rate_and_every_answer_was_asked_for_once(
-    work: Work, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert work.run() == 0
-    rates = list(read_rates(work.output / "rates.parquet"))
+def test_every_row_has_its_rate_and_every_answer_was_asked_for_once(undisturbed: Work) -> None:
+    rates = undisturbed.rates()
     assert [row.index for row in rates] == list(range(40))
     assert all(row.answers == SAMPLES and row.unavailable == 0 for row in rates)
-    rows = [row for _, row in read_domain_rows(work.output / "rows.parquet")]
-    assert [row["low_pass_rate"] for row in rows] == [row.correct / SAMPLES for row in rates]
-    assert all(row.correct == 0 for row in rates if row.index % 10 == 0), (
-        "the oracle is never right about 0+b"
-    )
-    assert set(work.oracle.asked.values()) == {1} and len(work.oracle.asked) == 40 * SAMPLES
-    assert sum(work.summary["bins"].values()) == 40 and work.summary["asked_twice"] == 0
-    assert (work.output / "histogram.png").is_file()
-    assert "impossible" in capsys.readouterr().err
-
-
-def test_equal_rows_have_answers_of_their_own_and_none_is_lost(work: Work) -> None:
-    assert work.run() == 0
-    rates = list(read_rates(work.output / "rates.parquet"))
+    assert [row["low_pass_rate"] for row in undisturbed.rows()] == [row.correct / SAMPLES for row in rates]
+    assert all(row.correct == 0 for row in rates if row.index % 10 == 0), "the oracle never knows 0+b"
+    asked = undisturbed.oracle.asked
+    assert set(asked.values()) == {1} and len(asked) == 40 * SAMPLES
+    summary = undisturbed.summary
+    assert sum(summary["bins"].values()) == 40 and summary["asked_twice"] == 0
+    assert (undisturbed.output / "histogram.png").is_file()
+    # Equal rows have answers of their own.
     assert rates[8].key == rates[9].key and (rates[8].occurrence, rates[9].occurrence) == (0, 1)
-    seeds = [seed for prompt, seed in work.oracle.asked if prompt.startswith("8+1=")]
-    assert len(set(seeds)) == 2 * SAMPLES
+    assert len({seed for prompt, seed in asked if prompt.startswith("8+1=")}) == 2 * SAMPLES
 
 
-def test_how_the_work_is_cut_changes_nothing(work: Work) -> None:
-    assert work.run() == 0
-    expected = work.written()
-    work.output = work.folder / "other"
-    assert work.run(shards=5, jobs={"type": "local", "at_once": 1, "poll": 0.05}) == 0
-    assert work.written() == expected
+def test_how_the_work_is_cut_changes_nothing(
+    work: Work, undisturbed: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert work.run(shards=5, jobs={**LOCAL, "at_once": 1}) == 0
+    assert work.written() == undisturbed.written()
+    assert "impossible" in capsys.readouterr().err, "the bins are shown"
 
 
 def test_the_settings_of_an_answer_reach_the_address(work: Work) -> None:
@@ -139,11 +130,8 @@ def test_the_settings_of_an_answer_reach_the_address(work: Work) -> None:
 
 
 @pytest.mark.slow
-def test_killed_jobs_and_a_killed_command_change_nothing(work: Work) -> None:
-    assert work.run() == 0
-    expected, total = work.written(), 40 * SAMPLES
-    work.output, work.oracle.seconds = work.folder / "killed", 0.03
-    work.oracle.asked.clear()
+def test_killed_jobs_and_a_killed_command_change_nothing(work: Work, undisturbed: Work) -> None:
+    work.oracle.seconds = 0.03
     with work.started() as command:
         work.wait_for_answers(20)
         jobs = [pid for pid in descendants(command.pid) if b"--shard" in _command_line(pid)]
@@ -151,36 +139,32 @@ def test_killed_jobs_and_a_killed_command_change_nothing(work: Work) -> None:
         for pid in jobs:
             os.kill(pid, signal.SIGKILL)
         work.wait_for_answers(60)
-        command.send_signal(signal.SIGKILL)
-        command.wait()
-    asked = sum(work.oracle.asked.values())
-    assert asked < total, "there was something left to do"
+    total = 40 * SAMPLES
+    assert work.asked < total, "there was something left to do"
     assert work.run() == 0
-    assert work.written() == expected
+    assert work.written() == undisturbed.written()
     # Only what was under way when a process died was asked for again: two requests of two jobs, twice.
-    assert sum(work.oracle.asked.values()) <= total + 8
-    log = (work.output / "logs" / "run.log").read_text()
-    assert "another job goes on" in log and "signal 9" in log
+    assert work.asked <= total + 8
+    assert "another job goes on" in work.log and "signal 9" in work.log
 
 
 @pytest.mark.slow
 def test_a_job_that_falls_silent_is_ended_and_another_goes_on(work: Work) -> None:
     work.oracle.seconds = 600.0
     # Longer than a job takes to start on a busy machine.
-    jobs = {"type": "local", "at_once": 1, "poll": 0.05, "silence": 15.0}
-    with work.started(jobs=jobs, shards=1) as command:
+    with work.started(jobs={**LOCAL, "at_once": 1, "silence": 12.0}, shards=1) as command:
         work.wait_for_answers(2)
         work.oracle.seconds = 0.0
         assert command.wait(180) == 0
-    assert "has shown nothing for" in (work.output / "logs" / "run.log").read_text()
-    assert sum(work.oracle.asked.values()) == 40 * SAMPLES + 2, "two were under way when it fell silent"
+    assert "has shown nothing for" in work.log
+    assert work.asked == 40 * SAMPLES + 2, "two were under way when it fell silent"
 
 
 def test_a_job_that_dies_again_and_again_is_left_with_what_it_said(
     work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work.oracle.down = True
-    jobs = {"type": "local", "at_once": 2, "poll": 0.05, "restarts": 1}
+    jobs = {**LOCAL, "restarts": 1}
     assert work.run(jobs=jobs) == 1
     message = capsys.readouterr().err
     assert "2 of 2 shards could not be finished" in message and "HTTP 500" in message
@@ -200,16 +184,16 @@ def test_answers_that_could_not_be_graded_are_graded_later_and_not_asked_again(
         "    return float(response.endswith('#' + gold))\n"
     )
     monkeypatch.chdir(work.folder)
-    write(work.input, sums(4))
+    write_lines(work.input, sums(4))
     grader = {"type": "function", "path": "grader_of_a_test:score"}
     task = {"type": "rows", "routes": {"math": grader}}
     assert work.run(task=task) == 1
     assert work.summary["unavailable"] == 4 * SAMPLES and work.summary["without_a_rate"] == 4
-    assert [row.pass_rate for row in read_rates(work.output / "rates.parquet")] == [None] * 4
+    assert [row.pass_rate for row in work.rates()] == [None] * 4
     (work.folder / "up").touch()
-    asked = sum(work.oracle.asked.values())
+    asked = work.asked
     assert work.run(task=task) == 0
-    assert sum(work.oracle.asked.values()) == asked
+    assert work.asked == asked
     assert work.summary["unavailable"] == 0 and work.summary["pass_rate"] is not None
 
 
@@ -239,7 +223,7 @@ def test_a_folder_of_other_rows_or_settings_is_refused(
     assert work.run(answers={"samples": 1}) == 0
     assert work.run(answers={"samples": 2}) == 2
     assert "was begun with other rows" in capsys.readouterr().err
-    write(work.input, sums(41))
+    write_lines(work.input, sums(41))
     assert work.run(answers={"samples": 1}) == 2
 
 
@@ -264,67 +248,16 @@ def test_bins_begin_where_guru_s_do(correct: int, answers: int, name: str) -> No
     assert bin_of(correct, answers) == name
 
 
-FAKES = {
-    "sbatch": """
-        array, script, words = None, None, sys.argv[1:]
-        for word in words:
-            if word.startswith('--array='):
-                array = word.partition('=')[2].partition('%')[0]
-        script = words[-1]
-        header = dict(line[10:].split('=', 1) for line in open(script) if line.startswith('#SBATCH --'))
-        print(*words, file=(home / 'submitted').open('a'), flush=True)
-        number = len((home / 'submitted').read_text().splitlines())
-        for part in array.split(','):
-            first, _, last = part.partition('-')
-            for task in range(int(first), int(last or first) + 1):
-                log = open(home / f'{number}_{task}.log', 'w')
-                job = subprocess.Popen(['bash', script], env={**os.environ, 'SLURM_ARRAY_TASK_ID': str(task)},
-                                       stdout=log, stderr=log, start_new_session=True)
-                (home / f'{number}_{task}.name').write_text(header['job-name'].strip())
-                (home / f'{number}_{task}.pid').write_text(str(job.pid))
-        print(f'{number};cluster')
-    """,
-    "squeue": """
-        if (home / 'busy').exists():
-            (home / 'busy').unlink()
-            sys.exit('slurm_load_jobs error: Unable to contact slurm controller')
-        name = next(word for word in sys.argv if word.startswith('--name=')).partition('=')[2]
-        for file in sorted(home.glob('*.pid')):
-            if living(file) and (home / f'{file.stem}.name').read_text() == name:
-                print(f'{file.stem}|RUNNING')
-    """,
-    "sacct": """
-        task = next(word for word in sys.argv if word.startswith('--jobs=')).partition('=')[2]
-        print(f'{task}|NODE_FAIL|0:9')
-    """,
-    "scancel": """
-        os.killpg(int((home / f'{sys.argv[1]}.pid').read_text()), 9)
-    """,
-}
-HEAD = """#!{python}
-import os, subprocess, sys
-from pathlib import Path
-home = Path({home!r})
-def living(file):
-    try:
-        state = Path('/proc/' + file.read_text() + '/stat').read_text().rpartition(')')[2].split()[0]
-    except OSError:
-        return False
-    return state not in 'ZX'
-"""
-
-
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Commands of SLURM that run an array's tasks as processes here; the folder in which they keep book."""
-    home, programs = tmp_path / "cluster", tmp_path / "bin"
+    home, programs, texts = tmp_path / "cluster", tmp_path / "bin", Path(__file__).parent / "slurm"
     home.mkdir()
     programs.mkdir()
-    for name, text in FAKES.items():
-        program = programs / name
-        head = HEAD.format(python=sys.executable, home=str(home))
-        program.write_text(head + textwrap.dedent(text))
-        program.chmod(0o755)
+    beginning = (texts / "beginning.txt").read_text().format(python=sys.executable, home=str(home))
+    for name in ("sbatch", "squeue", "sacct", "scancel"):
+        (programs / name).write_text(beginning + (texts / f"{name}.txt").read_text())
+        (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     yield home
     for file in home.glob("*.pid"):
@@ -337,33 +270,27 @@ SLURM = {"type": "slurm", "poll": 0.1, "settle": 0.2, "options": ["--partition=g
 
 @pytest.mark.slow
 def test_on_slurm_a_lost_task_is_submitted_again_and_a_lost_command_watches_on(
-    work: Work, cluster: Path, capsys: pytest.CaptureFixture[str]
+    work: Work, undisturbed: Work, cluster: Path
 ) -> None:
-    assert work.run() == 0
-    expected = work.written()
-    work.output, work.oracle.seconds = work.folder / "slurm", 0.05
-    work.oracle.asked.clear()
-    with work.started(jobs=SLURM, shards=2) as command:
+    def submitted() -> list[str]:
+        return (cluster / "submitted").read_text().splitlines()
+
+    work.oracle.seconds = 0.05
+    with work.started(jobs=SLURM, shards=2):
         work.wait_for_answers(10)
         (cluster / "busy").touch()
         os.killpg(int((cluster / "1_0.pid").read_text()), signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while len((cluster / "submitted").read_text().splitlines()) < 2:
-            assert time.monotonic() < deadline, (work.folder / "log").read_text()
-            time.sleep(0.05)
-        command.send_signal(signal.SIGKILL)
-        command.wait()
-    submitted = (cluster / "submitted").read_text().splitlines()
-    assert "--array=0-1%2" in submitted[0]
+        work.wait_until(lambda: len(submitted()) == 2)
+    first, again = submitted()
+    assert "--array=0-1%2" in first and "--array=0%2" in again
     assert "#SBATCH --partition=gpu\n" in (work.output / "jobs" / "shard.sh").read_text()
-    assert "--array=0%2" in submitted[1]
     assert work.run(jobs=SLURM, shards=2) == 0
-    assert work.written() == expected
-    assert (cluster / "submitted").read_text().splitlines() == submitted, "running tasks were found again"
-    assert sum(work.oracle.asked.values()) <= 40 * SAMPLES + 2
-    log = (work.output / "logs" / "run.log").read_text()
-    assert "job 1_0 ended as NODE_FAIL, exit code 0:9" in log and "jobs of an earlier command go on" in log
-    assert "Unable to contact slurm controller" in log
+    assert work.written() == undisturbed.written()
+    assert submitted() == [first, again], "running tasks were found again"
+    assert work.asked <= 40 * SAMPLES + 2
+    assert "job 1_0 ended as NODE_FAIL, exit code 0:9" in work.log
+    assert "jobs of an earlier command go on" in work.log
+    assert "Unable to contact slurm controller" in work.log
 
 
 def test_without_slurm_it_says_so(

@@ -1,41 +1,41 @@
-"""`filter_data`: which rows go by their pass rates, lengths and quotas, and that a missing rate is not a
-zero."""
+"""`filter_data`: which rows go by pass rates, lengths and quotas; a missing rate is not a zero."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from treetune.main import main
+from tests.data_pipeline import command
+from tests.data_pipeline.command import write_lines
 from treetune_data.difficulty.merging import RowRate, write_rates
 from treetune_data.rules.fields import proportional
 from treetune_domains.domain_rows import domain_row, read_domain_rows, row_key, write_parquet
 
 
-class Work:
+class Work(command.Work):
     def __init__(self, folder: Path, rows: list[dict[str, Any]]) -> None:
-        self.folder, self.input, self.output = folder, folder / "rows.parquet", folder / "out"
+        super().__init__(folder, "filter_data", [])
+        self.input = folder / "rows.parquet"
         write_parquet(self.input, rows)
 
-    def run(self, *rules: dict[str, Any], **settings: Any) -> int:
-        config = self.folder / "config.jsonnet"
-        config.write_text(json.dumps({"type": "filter_data", "rules": rules, **settings}))
-        command = ["--configs", str(config), "filter_data", "--input", str(self.input)]
-        return main([*command, "--output", str(self.output)])
+    def filter(self, *rules: dict[str, Any]) -> int:
+        return self.run(rules=rules)
+
+    def refusal(self, rule: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
+        """In one line."""
+        assert self.filter(rule) == 2
+        return " ".join(capsys.readouterr().err.split())
 
     @property
-    def kept(self) -> list[str]:
-        return [row["prompt"][0]["content"] for _, row in read_domain_rows(self.output / "rows.parquet")]
-
-    def rule(self, place: int = 0) -> dict[str, Any]:
-        return json.loads((self.output / "summary.json").read_text())["rules"][place]
+    def whys(self) -> list[str]:
+        return [one["why"] for one in self.dropped]
 
     @property
-    def dropped(self) -> list[str]:
-        return [json.loads(line)["why"] for line in (self.output / "dropped.jsonl").read_text().splitlines()]
+    def rule(self) -> dict[str, Any]:
+        """What the first one did."""
+        return self.summary["rules"][0]
 
 
 RATES = {"easy": (1.0, 0.9), "medium": (0.6, 0.2), "hard": (0.1, 0.0), "fresh": (None, None)}
@@ -47,9 +47,7 @@ def row(name: str, source: str = "math__sums") -> dict[str, Any]:
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
-    for variable in ("APP_SEED", "APP_DIRECTORY", "APP_EXPERIMENT_NAME"):
-        monkeypatch.delenv(variable, raising=False)
+def work(tmp_path: Path) -> Work:
     return Work(tmp_path, [row(name) for name in RATES])
 
 
@@ -70,62 +68,53 @@ def test_too_hard_for_the_strong_model_or_too_easy_for_the_weak_one_goes(work: W
     names = ["easy", "medium", "hard"]
     strong, weak = rates(work.folder / "strong", 0, names), rates(work.folder / "weak", 1, names)
     rule = {"type": "pass_rates", "strong": strong, "weak": weak, "low": 0.1, "high": 0.9, "missing": "keep"}
-    assert work.run(rule) == 0
-    assert work.kept == ["medium", "fresh"]
-    assert work.dropped == [
-        "too easy: the weak model's rate is 0.9",
-        "too hard: the strong model's rate is 0.1",
-    ]
-    assert work.rule()["why"] == {"too hard": 1, "too easy": 1}
+    assert work.filter(rule) == 0
+    assert work.prompts() == ["medium", "fresh"]
+    assert work.whys == ["too easy: the weak model's rate is 0.9", "too hard: the strong model's rate is 0.1"]
+    assert work.rule["why"] == {"too hard": 1, "too easy": 1}
 
 
 def test_a_missing_rate_is_told_and_no_zero(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
-    strong = rates(work.folder / "strong", 0, ["easy", "medium", "hard", "fresh"])
+    strong = rates(work.folder / "strong", 0, [*RATES])
     rule = {"type": "pass_rates", "strong": strong, "low": 0.1, "high": None}
-    assert work.run(rule) == 2
-    assert "has no rate of the strong model" in capsys.readouterr().err
-    assert work.run({**rule, "missing": "drop"}) == 0
-    assert work.kept == ["easy", "medium"] and work.rule()["without_a_rate"] == {"strong": 1}
-    assert work.run({**rule, "missing": "keep"}) == 0
-    assert work.kept == ["easy", "medium", "fresh"]
+    assert "has no rate of the strong model" in work.refusal(rule, capsys)
+    assert work.filter({**rule, "missing": "drop"}) == 0
+    assert work.prompts() == ["easy", "medium"] and work.rule["without_a_rate"] == {"strong": 1}
+    assert work.filter({**rule, "missing": "keep"}) == 0
+    assert work.prompts() == ["easy", "medium", "fresh"]
 
 
 def test_rates_enter_the_rows_under_their_names(work: Work) -> None:
     strong, weak = (rates(work.folder / name, which, ["medium"]) for which, name in enumerate(("s", "w")))
-    assert work.run({"type": "pass_rates", "strong": strong, "weak": weak, "missing": "keep"}) == 0
-    rows = {row["prompt"][0]["content"]: row for _, row in read_domain_rows(work.output / "rows.parquet")}
-    assert rows["medium"]["low_pass_rate"] == 0.6 and rows["medium"]["high_pass_rate"] == 0.2
-    assert "low_pass_rate" not in rows["easy"]
+    assert work.filter({"type": "pass_rates", "strong": strong, "weak": weak, "missing": "keep"}) == 0
+    easy, medium, *_ = work.rows()
+    assert (medium["low_pass_rate"], medium["high_pass_rate"]) == (0.6, 0.2)
+    assert "low_pass_rate" not in easy
 
 
 def test_the_rows_own_columns_count_where_no_folder_is_named(tmp_path: Path) -> None:
     columns = [{"low_pass_rate": 0.0, "high_pass_rate": 0.0}, {"low_pass_rate": 0.5, "high_pass_rate": 0.5}]
     work = Work(tmp_path, [row(str(number)) | one for number, one in enumerate(columns)])
-    assert work.run({"type": "pass_rates"}) == 0
-    assert work.kept == ["1"]
+    assert work.filter({"type": "pass_rates"}) == 0
+    assert work.prompts() == ["1"]
 
 
-def test_quotas_of_domains_and_sources_and_of_all(tmp_path: Path) -> None:
+def test_quotas_of_domains_and_sources_and_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [row(f"{source} {i}", source) for source in ("math__a", "math__b", "code__c") for i in range(20)]
     work = Work(tmp_path, rows)
-    assert work.run({"type": "quotas", "most": {"math": 5, "math__a": 3}}) == 0
-    assert work.rule()["kept"] == {"code": 20, "math": 5, "math__a": 3}
-    assert (work.rule()["rows"], work.rule()["left"]) == (60, 28)
-    kept = set(work.kept)
+    quotas = {"type": "quotas", "most": {"math": 5, "math__a": 3}}
+    assert work.filter(quotas) == 0
+    assert work.rule["kept"] == {"code": 20, "math": 5, "math__a": 3}
+    assert (work.rule["rows"], work.rule["left"]) == (60, 28)
+    kept = set(work.prompts())
     assert sum(name.startswith("math__a") for name in kept) == 3
-    work.input = tmp_path / "other.parquet"
     write_parquet(work.input, list(reversed(rows)))
-    assert work.run({"type": "quotas", "most": {"math": 5, "math__a": 3}}) == 0
-    assert set(work.kept) == kept, "the order of rows draws no other ones"
-    assert work.run({"type": "quotas", "total": 30}) == 0
-    assert len(work.kept) == 30 and sum(name.startswith("code") for name in work.kept) == 10
-
-
-def test_a_quota_of_a_domain_that_is_not_there_is_refused(
-    work: Work, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert work.run({"type": "quotas", "most": {"maht": 5}}) == 2
-    assert "quotas name maht, and there are only math" in capsys.readouterr().err
+    assert work.filter(quotas) == 0
+    assert set(work.prompts()) == kept, "the order of rows draws no other ones"
+    assert work.filter({"type": "quotas", "total": 30}) == 0
+    assert len(work.prompts()) == 30 and sum(name.startswith("code") for name in work.prompts()) == 10
+    unknown = work.refusal({"type": "quotas", "most": {"maht": 5}}, capsys)
+    assert "quotas name maht, and there are only code, math" in unknown
 
 
 def test_shares_add_up() -> None:
@@ -135,38 +124,28 @@ def test_shares_add_up() -> None:
 
 def test_characters_and_tokens_bound_rows(work: Work) -> None:
     model = {"type": "tiny", "alphabet": "abcdefghijklmnopqrstuvwxyz1"}
-    rule = {"type": "length", "model": model, "max_prompt_tokens": 5}
-    assert work.run(rule) == 0
-    assert work.kept == ["easy", "hard", "fresh"] and work.dropped == ["a prompt of 6 tokens"]
+    assert work.filter({"type": "length", "model": model, "max_prompt_tokens": 5}) == 0
+    assert work.prompts() == ["easy", "hard", "fresh"] and work.whys == ["a prompt of 6 tokens"]
 
 
-def test_rows_stay_as_they_are(work: Work) -> None:
+def test_rows_stay_as_they_are_and_several_files_are_filtered_together(work: Work) -> None:
     before = [one for _, one in read_domain_rows(work.input)]
-    assert work.run({"type": "exact_duplicates"}) == 0
-    assert [one for _, one in read_domain_rows(work.output / "rows.parquet")] == before
-
-
-def test_several_files_are_filtered_together(work: Work) -> None:
+    assert work.filter({"type": "exact_duplicates"}) == 0
+    assert work.rows() == before
     write_parquet(work.folder / "rows2.parquet", [row("easy"), row("new")])
     work.input = work.folder / "rows*.parquet"
-    assert work.run({"type": "exact_duplicates"}) == 0
-    assert work.kept == [*RATES, "new"]
+    assert work.filter({"type": "exact_duplicates"}) == 0
+    assert work.prompts() == [*RATES, "new"]
 
 
-def test_no_rates_no_filter(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
-    assert work.run({"type": "pass_rates", "strong": "nowhere"}) == 2
-    assert "there are no pass rates nowhere" in (told := " ".join(capsys.readouterr().err.split()))
-    assert "estimate_difficulty --output nowhere" in told
-    assert work.run({"type": "pass_rates", "low": None, "high": None}) == 2
-    assert "low and high are both null" in capsys.readouterr().err
-    assert work.run({"type": "pass_rates", "strong": str(work.input)}) == 2
-    assert "holds no rates" in capsys.readouterr().err
-
-
-def test_rows_without_the_schema_are_told_with_their_place(
+def test_no_rates_no_filter_and_rows_without_the_schema_are_told_with_their_place(
     work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    work.input = work.folder / "rows.jsonl"
-    work.input.write_text('{"question": "?"}\n')
-    assert work.run({"type": "exact_duplicates"}) == 2
-    assert "rows.jsonl:1: it has no data_source" in capsys.readouterr().err
+    nowhere = work.refusal({"type": "pass_rates", "strong": "nowhere"}, capsys)
+    assert "there are no pass rates nowhere" in nowhere and "estimate_difficulty --output nowhere" in nowhere
+    unbounded = work.refusal({"type": "pass_rates", "low": None, "high": None}, capsys)
+    assert "low and high are both null" in unbounded
+    others = work.refusal({"type": "pass_rates", "strong": str(work.input)}, capsys)
+    assert "holds no rates" in others
+    work.input = write_lines(work.folder / "rows.jsonl", [{"question": "?"}])
+    assert "rows.jsonl:1: it has no data_source" in work.refusal({"type": "exact_duplicates"}, capsys)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +10,11 @@ from typing import Any
 import pytest
 
 import treetune
+from tests.data_pipeline import command
+from tests.data_pipeline.command import read_lines, write_lines
 from treetune.main import main
 from treetune_data.rules.alike import word_list
-from treetune_domains.domain_rows import read_domain_rows, write_parquet
+from treetune_domains.domain_rows import write_parquet
 
 WORDS = [f"{one}{other}" for one in "abcdefg" for other in "hijklmno"]  # 56 of them
 
@@ -32,77 +29,62 @@ def question(number: int) -> str:
 
 
 def rows(count: int) -> list[dict[str, Any]]:
+    answers = [(40 + number) * (2 + number % 5) for number in range(count)]
     return [
-        {
-            "question": question(number),
-            "answer": (40 + number) * (2 + number % 5),
-            "solution": f"It is speed times hours.\n#### {(40 + number) * (2 + number % 5)}",
-            "meta": {"level": number % 3},
-        }
-        for number in range(count)
-    ]
+        {"question": question(number), "answer": answer, "meta": {"level": number % 3},
+         "solution": f"It is speed times hours.\n#### {answer}"}
+        for number, answer in enumerate(answers)
+    ]  # fmt: skip
 
 
-class Work:
-    """An input, an output and the command between them."""
-
+class Work(command.Work):
     def __init__(self, folder: Path) -> None:
-        self.folder, self.output = folder, folder / "out"
+        super().__init__(
+            folder,
+            "prepare_data",
+            rows(20),
+            data_source="math__trains",
+            source={"type": "files", "train": str(folder / "rows.jsonl")},
+            prompt="{{ question }}",
+            instruction=" Put the answer into \\boxed{}.",
+            ground_truth="{{ answer }}",
+            extra_info={"level": "meta.level", "reference": "solution"},
+        )
 
-    def write(self, name: str, content: list[dict[str, Any]]) -> Path:
-        path = self.folder / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in content))
-        return path
+    def prepare(self, content: list[dict[str, Any]], *rules: dict[str, Any], **settings: Any) -> None:
+        """Rows of its own."""
+        write_lines(self.input, content)
+        assert self.run(rules=rules, **settings) == 0
 
-    def config(self, **settings: Any) -> Path:
-        config = {
-            "type": "prepare_data",
-            "data_source": "math__trains",
-            "source": {"type": "files", "train": str(self.folder / "rows.jsonl")},
-            "prompt": "{{ question }}",
-            "instruction": " Put the answer into \\boxed{}.",
-            "ground_truth": "{{ answer }}",
-            "extra_info": {"level": "meta.level", "reference": "solution"},
-            **settings,
-        }
-        path = self.folder / "config.jsonnet"
-        path.write_text(json.dumps(config))
-        return path
-
-    def arguments(self, **settings: Any) -> list[str]:
-        config = self.config(**settings)
-        return ["--configs", str(config), "prepare_data", "--output", str(self.output)]
-
-    def run(self, **settings: Any) -> int:
-        return main(self.arguments(**settings))
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        return json.loads((self.output / "summary.json").read_text())
+    def against(self, *problems: str) -> list[dict[str, Any]]:
+        """A test set of these problems."""
+        path = write_lines(self.folder / "test.jsonl", [{"problem": problem} for problem in problems])
+        return [{"name": "t", "source": {"type": "files", "test": str(path)}}]
 
     def rule(self, name: str) -> dict[str, Any]:
         return next(rule for rule in self.summary["rules"] if rule["rule"] == name)
 
     @property
-    def dropped(self) -> list[dict[str, str]]:
-        return [json.loads(line) for line in (self.output / "dropped.jsonl").read_text().splitlines()]
-
-    def rows(self, split: str = "train") -> list[dict[str, Any]]:
-        return [row for _, row in read_domain_rows(self.output / f"{split}.parquet")]
+    def dropped_lines(self) -> list[int]:
+        """Of the input, from 1 on."""
+        return [int(one["place"].rpartition(":")[2]) for one in self.dropped]
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
-    for variable in ("APP_SEED", "APP_DIRECTORY", "APP_EXPERIMENT_NAME"):
-        monkeypatch.delenv(variable, raising=False)
-    made = Work(tmp_path)
-    made.write("rows.jsonl", rows(20))
-    return made
+def work(tmp_path: Path) -> Work:
+    return Work(tmp_path)
+
+
+def questions(*texts: str) -> list[dict[str, Any]]:
+    return [{"question": text, "answer": 1} for text in texts]
+
+
+BARE: dict[str, Any] = {"instruction": "", "extra_info": {}}
 
 
 def test_rows_become_the_schema_with_their_values_as_they_were(work: Work) -> None:
     assert work.run() == 0
-    first = work.rows()[0]
+    first = work.rows("train")[0]
     assert first["data_source"] == "math__trains" and first["ability"] == "math"
     assert first["prompt"] == [{"role": "user", "content": question(0) + " Put the answer into \\boxed{}."}]
     assert first["reward_model"] == {"style": "rule", "ground_truth": "80"}
@@ -115,7 +97,7 @@ def test_rows_become_the_schema_with_their_values_as_they_were(work: Work) -> No
 def test_messages_and_raw_prompts(work: Work) -> None:
     turns = [{"role": "system", "content": "Think."}, {"content": "{{ question }}"}]
     assert work.run(prompt=turns, apply_chat_template=False, raw_prompt="Q: {{ prompt }}\n<think>") == 0
-    first = work.rows()[0]
+    first = work.rows("train")[0]
     assert [message["role"] for message in first["prompt"]] == ["system", "user"]
     assert first["raw_prompt"] == f"Q: {first['prompt'][1]['content']}\n<think>"
 
@@ -131,7 +113,7 @@ def test_filters_and_rules_say_how_many_rows_each_took(
         ],
     }
     assert work.run(**settings) == 0
-    kept = [row["reward_model"]["ground_truth"] for row in work.rows()]
+    kept = [row["reward_model"]["ground_truth"] for row in work.rows("train")]
     expected = [str(row["answer"]) for row in rows(20) if row["meta"]["level"] != 2 and row["answer"] < 100]
     assert kept == expected
     rules = work.summary["rules"]
@@ -146,58 +128,40 @@ def test_filters_and_rules_say_how_many_rows_each_took(
 def test_exact_duplicates_that_contradict_each_other_are_told(work: Work) -> None:
     same = rows(3)
     shouted = {**same[2], "question": question(2).upper()}
-    work.write("rows.jsonl", [*same, same[0], {**same[1], "answer": 7}, shouted])
-    assert work.run(rules=[{"type": "exact_duplicates"}]) == 0
-    assert work.rule("exact_duplicates")["dropped"] == 2
-    assert work.rule("exact_duplicates")["with_another_ground_truth"] == 1
-    assert work.run(rules=[{"type": "exact_duplicates", "loose": True}]) == 0
+    content = [*same, same[0], {**same[1], "answer": 7}, shouted]
+    work.prepare(content, {"type": "exact_duplicates"})
+    rule = work.rule("exact_duplicates")
+    assert (rule["dropped"], rule["with_another_ground_truth"]) == (2, 1)
+    work.prepare(content, {"type": "exact_duplicates", "loose": True})
     assert work.rule("exact_duplicates")["dropped"] == 3
 
 
 def test_near_duplicates_are_those_whose_similarity_is_as_high_as_was_asked(work: Work) -> None:
-    texts = [
+    content = questions(
         " ".join(WORDS),
         " ".join([*WORDS[:-1], "other"]),  # all runs but one of each
         " ".join(reversed(WORDS)),
         " ".join([*WORDS[:26], "x", *WORDS[26:]]),  # four runs are broken
-    ]
-    work.write("rows.jsonl", [{"question": text, "answer": 1} for text in texts])
-    settings = {"instruction": "", "extra_info": {}}
-    assert work.run(rules=[{"type": "near_duplicates", "similarity": 0.9}], **settings) == 0
+    )
+    work.prepare(content, {"type": "near_duplicates", "similarity": 0.9}, **BARE)
     assert [one["why"] for one in work.dropped] == [f"0.96 alike {work.folder}/rows.jsonl:1"]
-    assert work.run(rules=[{"type": "near_duplicates", "similarity": 0.8}], **settings) == 0
+    work.prepare(content, {"type": "near_duplicates", "similarity": 0.8}, **BARE)
     assert len(work.dropped) == 2
 
 
-def test_contamination_names_the_test_problem_and_the_words(work: Work) -> None:
-    work.write(
-        "test.jsonl",
-        [{"problem": f"Listen: {question(4).lower()}?!"}, {"problem": "too short to say anything"}],
-    )
-    against = [
-        {
-            "name": "trains24",
-            "source": {"type": "files", "test": str(work.folder / "test.jsonl")},
-            "text": "{{ problem }}",
-        }
-    ]
-    rule = {"type": "contamination", "against": against, "ngram": 24}
-    assert work.run(rules=[rule]) == 0
-    assert [one["place"].rpartition(":")[2] for one in work.dropped] == ["5"]
-    assert work.dropped[0]["why"].startswith(f"trains24 ({work.folder}/test.jsonl:1): ")
-    assert len(work.dropped[0]["why"].partition("): ")[2].split()) == 24
-    assert work.rule("contamination")["matches"] == {"trains24": 1}
-    assert work.rule("contamination")["test_problems"] == {"trains24": 2}
-
-
-def test_contamination_can_only_be_reported(work: Work) -> None:
-    work.write("test.jsonl", [{"problem": question(4)}])
-    source = {"type": "files", "test": str(work.folder / "test.jsonl")}
-    against = [{"name": "t", "source": source}]
-    rule = {"type": "contamination", "against": against, "ngram": 30, "action": "report"}
-    assert work.run(rules=[rule]) == 0
+def test_contamination_names_the_test_problem_and_the_words_or_is_only_reported(work: Work) -> None:
+    [test_set] = work.against(f"Listen: {question(4).lower()}?!", "too short to say anything")
+    named = {**test_set, "name": "trains24", "text": "{{ problem }}"}
+    rule = {"type": "contamination", "against": [named], "ngram": 24}
+    work.prepare(rows(20), rule)
+    assert work.dropped_lines == [5]
+    place, _, words = work.dropped[0]["why"].partition(": ")
+    assert place == f"trains24 ({work.folder}/test.jsonl:1)" and len(words.split()) == 24
+    told = work.rule("contamination")
+    assert (told["matches"], told["test_problems"]) == ({"trains24": 1}, {"trains24": 2})
+    work.prepare(rows(20), {**rule, "action": "report"})
     assert list(work.rule("contamination")["matching_rows"]) == ["4"]
-    assert len(work.rows()) == 20
+    assert len(work.rows("train")) == 20
 
 
 HANZI = "甲乙丙丁数列函图形面积体长宽高求证明已知若则设点线角圆直三四五六七八九十百千万元米时速"
@@ -236,29 +200,21 @@ def test_a_copied_test_problem_is_found_however_it_is_written_and_no_clean_row_g
 ) -> None:
     pairs = [planted(kind, number) for number in range(10)]
     clean = [planted(kind, number)[1] for number in range(100, 140)]
-    work.write("test.jsonl", [{"problem": problem} for problem, _ in pairs])
-    rows = [{"question": text, "answer": 1} for text in [*(copy for _, copy in pairs), *clean]]
-    work.write("rows.jsonl", rows)
-    source = {"type": "files", "test": str(work.folder / "test.jsonl")}
-    settings = {"extra_info": {}, "prompt": "{{ question }}"}
-    rule = {"type": "contamination", "against": [{"name": "t", "source": source}]}
-    if kind == "every tenth word":
-        rule["overlap"] = 0.5
-    assert work.run(rules=[rule], **settings) == 0
-    assert [int(one["place"].rpartition(":")[2]) for one in work.dropped] == list(range(1, 11))
+    rule = {"type": "contamination", "against": work.against(*(problem for problem, _ in pairs))}
+    changed = {"overlap": 0.5} if kind == "every tenth word" else {}
+    content = questions(*(copy for _, copy in pairs), *clean)
+    work.prepare(content, rule | changed, extra_info={})
+    assert work.dropped_lines == list(range(1, 11))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_near_duplicate_is_found_however_it_is_written_and_no_clean_row_goes(kind: str, work: Work) -> None:
     pairs = [planted(kind, number) for number in range(10)]
     texts = [problem for problem, _ in pairs] + [planted(kind, number)[1] for number in range(100, 140)]
-    texts += [copy for _, copy in pairs]
-    work.write("rows.jsonl", [{"question": text, "answer": 1} for text in texts])
-    rule = {"type": "near_duplicates", "similarity": 0.7}
-    if kind == "every tenth word":
-        rule = {"type": "near_duplicates", "ngram": 2, "similarity": 0.6}
-    assert work.run(rules=[rule], extra_info={}, instruction="") == 0
-    assert [int(one["place"].rpartition(":")[2]) for one in work.dropped] == list(range(51, 61))
+    similar = {"ngram": 2, "similarity": 0.6} if kind == "every tenth word" else {"similarity": 0.7}
+    content = questions(*texts, *(copy for _, copy in pairs))
+    work.prepare(content, {"type": "near_duplicates", **similar}, **BARE)
+    assert work.dropped_lines == list(range(51, 61))
 
 
 def test_powers_and_fractions_are_no_other_numbers() -> None:
@@ -269,61 +225,41 @@ def test_powers_and_fractions_are_no_other_numbers() -> None:
 def test_a_variant_of_a_test_problem_with_other_numbers_stays(work: Work) -> None:
     problem = "A train drives 40 kilometres an hour for 3 hours. How far does it come?"
     variant = "A bus drives 50 kilometres an hour for 2 hours. How far does it come?"
-    work.write("test.jsonl", [{"problem": problem}])
-    work.write("rows.jsonl", [{"question": text, "answer": 1} for text in (problem, variant)])
-    source = {"type": "files", "test": str(work.folder / "test.jsonl")}
-    rule = {"type": "contamination", "against": [{"name": "t", "source": source}], "overlap": 0.5}
-    assert work.run(rules=[rule], extra_info={}) == 0
-    assert [one["place"].rpartition(":")[2] for one in work.dropped] == ["1"]
+    rule = {"type": "contamination", "against": work.against(problem), "overlap": 0.5}
+    work.prepare(questions(problem, variant), rule, extra_info={})
+    assert work.dropped_lines == [1]
 
 
 def test_test_problems_too_short_to_be_matched_are_counted(work: Work) -> None:
     short = ["What is 2 + 3?", "", "求x的值", "已知三角形的面积是十平方米求它的高"]
-    work.write("test.jsonl", [{"problem": text} for text in [*short, " ".join(WORDS)]])
-    source = {"type": "files", "test": str(work.folder / "test.jsonl")}
-    assert work.run(rules=[{"type": "contamination", "against": [{"name": "t", "source": source}]}]) == 0
-    assert work.rule("contamination")["test_problems"] == {"t": 5}
-    assert work.rule("contamination")["too_short"] == {"t": 3}
+    work.prepare(rows(20), {"type": "contamination", "against": work.against(*short, " ".join(WORDS))})
+    told = work.rule("contamination")
+    assert (told["test_problems"], told["too_short"]) == ({"t": 5}, {"t": 3})
 
 
-def test_reference_solutions_that_fail_their_grader_go(work: Work) -> None:
+GRADED = {"type": "reference_solutions", "grader": {"type": "final_answer", "marker": "####"}}
+
+
+def test_reference_solutions_that_fail_their_grader_go_and_one_of_several_is_enough(work: Work) -> None:
     some = rows(6)
-    some[1]["solution"] = "#### 0"
-    some[2]["solution"] = ""
-    work.write("rows.jsonl", some)
-    rule = {
-        "type": "reference_solutions",
-        "grader": {"type": "final_answer", "marker": "####"},
-        "without": "drop",
-    }
-    assert work.run(rules=[rule]) == 0
-    assert [one["place"].rpartition(":")[2] for one in work.dropped] == ["2", "3"]
-    assert "gets 0 (ok)" in work.dropped[0]["why"]
+    some[1]["solution"], some[2]["solution"] = "#### 0", ""
+    work.prepare(some, {**GRADED, "without": "drop"})
+    assert work.dropped_lines == [2, 3] and "gets 0 (ok)" in work.dropped[0]["why"]
     assert work.rule("reference_solutions")["without_a_reference"] == 1
-    graded = (work.output / "work" / "references.jsonl").read_text().splitlines()
-    assert len(graded) == 5
-
-
-def test_one_of_several_references_is_enough(work: Work) -> None:
-    some = rows(2)
-    some[0]["solution"] = ["#### 0", "#### 80"]
-    some[1]["solution"] = ["#### 0", "#### 1"]
-    work.write("rows.jsonl", some)
-    rule = {"type": "reference_solutions", "grader": {"type": "final_answer", "marker": "####"}}
-    assert work.run(rules=[rule]) == 0
-    assert [row["extra_info"]["index"] for row in work.rows()] == [0]
+    assert len(read_lines(work.output / "work" / "references.jsonl")) == 5
+    some[0]["solution"], some[1]["solution"] = ["#### 0", "#### 80"], ["#### 0", "#### 1"]
+    work.prepare(some[:2], GRADED)
+    assert [row["extra_info"]["index"] for row in work.rows("train")] == [0]
 
 
 def test_held_out_rows_stay_held_out_when_others_are_added(work: Work) -> None:
     assert work.run(hold_out={"validation": 4}, sample={"train": 10}) == 0
-    held_out = {row["prompt"][0]["content"] for row in work.rows("validation")}
-    assert len(held_out) == 4 and len(work.rows()) == 10
+    held_out = set(work.prompts("validation"))
+    assert len(held_out) == 4 and len(work.rows("train")) == 10
     assert all(row["extra_info"]["split"] == "validation" for row in work.rows("validation"))
-    assert not held_out & {row["prompt"][0]["content"] for row in work.rows()}
-    work.write("rows.jsonl", rows(21))
-    assert work.run(hold_out={"validation": 4}) == 0
-    again = {row["prompt"][0]["content"] for row in work.rows("validation")}
-    assert len(held_out & again) >= 3
+    assert not held_out & set(work.prompts("train"))
+    work.prepare(rows(21), hold_out={"validation": 4})
+    assert len(held_out & set(work.prompts("validation"))) >= 3
 
 
 def test_a_row_that_becomes_several_or_none(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,44 +272,42 @@ def test_a_row_that_becomes_several_or_none(work: Work, monkeypatch: pytest.Monk
     monkeypatch.chdir(work.folder)
     assert work.run(expand="expansions_of_a_test:both") == 0
     assert work.rule("expand")["dropped"] == 6
-    assert len(work.rows()) == 28 and work.rows()[1]["prompt"][0]["content"].startswith("Again: ")
+    assert len(work.rows("train")) == 28 and work.rows("train")[1]["prompt"][0]["content"].startswith(
+        "Again: "
+    )
 
 
 def test_a_changed_function_makes_the_rows_anew(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = work.folder / "changing_expansions.py"
     monkeypatch.chdir(work.folder)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(treetune.__file__).parents[1])]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(treetune.__file__).parents[1]))
     for text in ("First", "Then"):
-        module.write_text(f"def made(row, seed):\n    return row | {{'question': {text!r}}}\n")
-        command = [sys.executable, "-m", "treetune.main"]
-        subprocess.run([*command, *work.arguments(expand="changing_expansions:made")], check=True)
-        assert work.rows()[0]["prompt"][0]["content"].startswith(text)
+        made = f"def made(row, seed):\n    return row | {{'question': {text!r}}}\n"
+        (work.folder / "changing_expansions.py").write_text(made)
+        with work.started(expand="changing_expansions:made") as process:
+            assert process.wait(120) == 0
+        assert work.prompts("train")[0].startswith(text)
 
 
 def test_of_equal_rows_in_two_splits_the_one_to_measure_on_stays(work: Work) -> None:
-    work.write("test.jsonl", rows(2))
-    files = {
-        split: str(work.folder / name) for split, name in (("train", "rows.jsonl"), ("test", "test.jsonl"))
-    }
-    duplicates = [{"type": "exact_duplicates"}]
-    assert work.run(source={"type": "files", **files}, splits=["train", "test"], rules=duplicates) == 0
+    test = write_lines(work.folder / "test.jsonl", rows(2))
+    source = {"type": "files", "train": str(work.input), "test": str(test)}
+    assert work.run(source=source, splits=["train", "test"], rules=[{"type": "exact_duplicates"}]) == 0
     assert (len(work.rows("test")), len(work.rows("train"))) == (2, 18)
 
 
 def test_rows_of_the_schema_are_taken_as_they_are(work: Work, tmp_path: Path) -> None:
     assert work.run() == 0
-    write_parquet(tmp_path / "again.parquet", work.rows())
-    before = work.rows()
+    before = work.rows("train")
+    write_parquet(tmp_path / "again.parquet", before)
     source = {"type": "files", "train": str(tmp_path / "again.parquet")}
-    copied = {"prompt": "", "ground_truth": "", "extra_info": {}, "instruction": ""}
-    assert work.run(source=source, copy=True, **copied) == 0
-    assert work.rows() == before
+    assert work.run(source=source, copy=True, prompt="", ground_truth="", **BARE) == 0
+    assert work.rows("train") == before
 
 
 def test_bad_rows_stop_with_their_place_or_are_counted(
     work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    work.write("rows.jsonl", [*rows(2), {"question": "?"}])
+    write_lines(work.input, [*rows(2), {"question": "?"}])
     assert work.run() == 2
     message = capsys.readouterr().err
     assert "rows.jsonl:3" in message and "answer" in message
@@ -406,33 +340,25 @@ def test_what_is_wrong_is_said_in_one_message(
 
 
 def test_another_pipelines_configuration_is_refused(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
-    config = work.config()
-    arguments = ["--configs", str(config), "filter_data", "--input", str(work.folder / "rows.jsonl")]
-    assert main([*arguments, "--output", str(work.output)]) == 2
+    words = ["--configs", str(work.config()), "filter_data", "--input", str(work.input)]
+    assert main([*words, "--output", str(work.output)]) == 2
     assert "the command prepare_data carries it out" in capsys.readouterr().err
 
 
-RULES = [
-    {"type": "exact_duplicates"},
-    {"type": "near_duplicates", "similarity": 0.97},
-    {"type": "reference_solutions", "grader": {"type": "final_answer", "marker": "####"}},
-]
-
-
-WRITTEN = ("train.parquet", "test.parquet", "summary.json", "dropped.jsonl")
-
-
 @pytest.mark.slow
-def test_killed_at_any_point_it_ends_with_the_same_bytes(work: Work, tmp_path: Path) -> None:
-    work.write("rows.jsonl", rows(3000))
-    settings: dict[str, Any] = {"rules": RULES, "hold_out": {"test": 100}}
-    assert work.run(**settings) == 0
-    expected = {name: (work.output / name).read_bytes() for name in WRITTEN}
-    work.output = tmp_path / "killed"
-    command = [sys.executable, "-m", "treetune.main", *work.arguments(**settings)]
-    for patience in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5):
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+def test_killed_at_any_point_it_ends_with_the_same_bytes(work: Work) -> None:
+    rules = [{"type": "exact_duplicates"}, {"type": "near_duplicates", "similarity": 0.97}, GRADED]
+    settings: dict[str, Any] = {"rules": rules, "hold_out": {"test": 100}}
+    write_lines(work.input, rows(3000))
+
+    def written() -> list[bytes]:
+        assert work.run(**settings) == 0
+        files = ("train.parquet", "test.parquet", "summary.json", "dropped.jsonl")
+        return [(work.output / name).read_bytes() for name in files]
+
+    expected = written()
+    work.output = work.folder / "killed"
+    for patience in (1.0, 1.75, 2.5, 3.25):
+        with work.started(**settings):
             time.sleep(patience)
-            process.send_signal(signal.SIGKILL)
-    assert work.run(**settings) == 0
-    assert {name: (work.output / name).read_bytes() for name in WRITTEN} == expected
+    assert written() == expected

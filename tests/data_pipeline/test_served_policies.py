@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
-from tests.data_pipeline.oracle import sums, write
+from tests.data_pipeline.command import write_lines
+from tests.data_pipeline.oracle import sums
 from tests.fake_engine import FakeEngine
 from treetune.config.build import build
 from treetune.inference.base import EngineError, EngineLaunch
@@ -75,7 +76,7 @@ def grades(output: Path) -> list[dict[str, Any]]:
 
 
 def test_a_lost_job_loses_what_was_under_way_and_nothing_else(tmp_path: Path, engines: Engines) -> None:
-    source = write(tmp_path / "rows.jsonl", sums(8))
+    source = write_lines(tmp_path / "rows.jsonl", sums(8))
     assert work_on_shard(pipeline(), source, tmp_path / "whole", 0) == 0
     engines.fail_after = 10
     with pytest.raises(EngineError):
@@ -89,7 +90,7 @@ def test_a_lost_job_loses_what_was_under_way_and_nothing_else(tmp_path: Path, en
 
 
 def test_a_line_that_was_cut_short_is_asked_again(tmp_path: Path, engines: Engines) -> None:
-    source = write(tmp_path / "rows.jsonl", sums(2))
+    source = write_lines(tmp_path / "rows.jsonl", sums(2))
     assert work_on_shard(pipeline(), source, tmp_path / "out", 0) == 0
     before = grades(tmp_path / "out")
     for name in ("answers.jsonl", "grades.jsonl"):
@@ -103,7 +104,7 @@ def test_a_prompt_bounds_its_answer_and_one_that_fills_the_context_is_not_asked(
     tmp_path: Path, engines: Engines
 ) -> None:
     rows = [domain_row("math__x", "1" * length, "1") for length in (2, 10, CONTEXT, CONTEXT + 5)]
-    source = write(tmp_path / "rows.jsonl", rows)
+    source = write_lines(tmp_path / "rows.jsonl", rows)
     assert work_on_shard(pipeline(), source, tmp_path / "out", 0) == 0
     budgets = {len(request.prompt_ids): request.sampling.max_tokens for request in engines.started[0].asked}
     assert budgets == {2: 12, 10: 6}
@@ -114,7 +115,7 @@ def test_a_prompt_bounds_its_answer_and_one_that_fills_the_context_is_not_asked(
 
 
 def test_waves_change_nothing(tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write(tmp_path / "rows.jsonl", sums(8))
+    source = write_lines(tmp_path / "rows.jsonl", sums(8))
     assert work_on_shard(pipeline(), source, tmp_path / "one", 0) == 0
     monkeypatch.setattr(policies, "WAVE", 5)
     assert work_on_shard(pipeline(), source, tmp_path / "many", 0) == 0
