@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.columns import plain
 from tests.rollouts.scripted_engine import Script, ScriptedEngine
-from tests.rollouts.threads import CODEC, TAG_IDS, context, decode
+from tests.rollouts.threads import CODEC, TAG_IDS, context, decode, encode
 from tests.trees import answered
 from treetune.inference.base import Engine, Request
 from treetune.inference.journal import JournaledEngine
@@ -152,6 +152,11 @@ def test_threads_may_open_threads_up_to_the_depth() -> None:
     inner = ((0, 0), (0, 0)), ((0, 0), (0, 1))
     assert branches == [(), ((0, 0),), *inner, ((0, 0),), ((0, 1),), ()]
     assert any(decode(r.prompt_ids).endswith("2:a\n</Thread>\n") for r in engine.requests)
+
+    _, engine = grown(script, max_depth=2, thread_tokens=60)
+    joined_inside = inside.removesuffix("</Parallel>b")
+    (behind,) = (r for r in engine.requests if decode(r.prompt_ids).endswith(f"1:{joined_inside}"))
+    assert behind.sampling.max_tokens == 60 - len(encode(joined_inside)), "what it has written counts"
 
 
 def test_outlines_deeper_than_the_depth_are_plain_text() -> None:
