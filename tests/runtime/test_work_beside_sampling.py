@@ -3,7 +3,12 @@ runs beside what, and that it changes nothing. (test_struck_runs strikes all of 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,8 +33,10 @@ from tests.runtime.in_process import (
     train,
     weights_of,
 )
+from tests.support.faults import Experiment
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.storage import read_trajectories
 from treetune.runtime import generation, loop
 from treetune.runtime.base import PolicyIteration, StopAfter
 from treetune.store.checksums import read_record
@@ -206,3 +213,46 @@ def test_a_run_that_is_made_longer_says_that_it_begins_with_the_newest_weights(t
     rows = train(config, overlap="one_step").read_metrics()
     assert [row["overlap/staleness"] for row in rows] == [0, 1, 0, 1]
     assert "iteration 3 was not sampled while" in log_of(config)
+
+
+OVERLAPPING = """{
+  overlap: 'one_step',
+  iterations: 3,
+  problems_per_iteration: 5,
+  checkpoints: { every: 3 },
+  trainer+: { epochs: 1, objective+: { importance_cap: 2 } },
+}"""
+DEADLINE_S = 600
+
+
+@pytest.mark.slow
+def test_two_ranks_overlap_and_both_have_their_part_of_every_iteration(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.support.forked", str(tmp_path), OVERLAPPING]
+    with socket.socket() as holder, contextlib.ExitStack() as stack:
+        # The first rank can listen on its port, as it too lets others bind it, and the kernel gives it to
+        # nobody else meanwhile.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+        group = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
+        ranks = []
+        for rank, log in enumerate(logs):
+            own = group | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            with log.open("wb") as file:
+                ranks.append(subprocess.Popen(command, env=own, stderr=file))
+            stack.callback(ranks[-1].wait)
+            stack.callback(ranks[-1].kill)
+        for process, log in zip(ranks, logs, strict=True):
+            assert process.wait(DEADLINE_S) == 0, log.read_text()[-3000:]
+    directory = Experiment(tmp_path).directory
+    assert [row["overlap/staleness"] for row in directory.read_metrics()] == [0, 1, 1]
+    for iteration, version in enumerate([0, 0, 1]):
+        folder = directory.iteration(iteration)
+        answers = read_trajectories(folder / "trajectories.arrow")
+        assert len(answers) == 10
+        assert {part.policy_version for one in answers for part in one.segments} == {version}
+        assert {path.name for path in (folder / "journal").glob("rollout-*.jsonl")} == {
+            "rollout-0.jsonl",
+            "rollout-1.jsonl",
+        }
