@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treetune.runtime.evaluation import by_domain, summarise
+from treetune.runtime.evaluation import by_domain, pass_at_k, summarise
 from treetune.runtime.intervals import bootstrap, interval_of_mean
 from treetune.vocabulary import Grade, Problem, Segment, Trajectory
 
@@ -98,6 +98,15 @@ def test_scores_of_a_recipe_change_no_share_of_right_answers() -> None:
     ]
     assert summarise(scored, seed=0) == summarise(plain, seed=0)
     assert summarise(scored, seed=0)["pass_at_1"] == 0.25
+
+
+@given(st.integers(1, 8), st.data())
+@settings(max_examples=40)
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(n: int, data: st.DataObject) -> None:
+    right = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    k = data.draw(st.integers(1, n))
+    brute = mean(any(subset) for subset in itertools.combinations(right, k))
+    assert pass_at_k(n, sum(right), k) == pytest.approx(brute)
 
 
 @pytest.mark.parametrize(("truth", "problems"), [(0.6, 60), (0.1, 30), (0.02, 30)])
