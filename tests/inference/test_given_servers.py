@@ -22,6 +22,7 @@ from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.engine import VllmEngine, start_engine
 from treetune.inference.launch import ServerProcess, free_port, listens
 from treetune.inference.settings import VllmSettings
+from treetune_cluster import runs as runs
 from treetune_cluster.given import GivenServer, described, read_key
 
 from . import stub_server
