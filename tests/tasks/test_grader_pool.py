@@ -58,6 +58,7 @@ def test_grades_come_in_the_order_of_the_answers_whatever_their_length(pool: Gra
     answers = [*(f"answer {i}" for i in range(500)), "long " * 500_000]  # more than a pipe holds
     grades = pool.grade_many([(answer, PROBLEM) for answer in answers])
     assert [grade.extracted for grade in grades] == answers
+    assert all(0 <= grade.seconds < PATIENCE for grade in grades)
 
 
 @pytest.mark.parametrize(
