@@ -28,28 +28,30 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("wall.jsonnet").write_text("{ type: 'wall', rows: ['a'] }")
 
 
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the room that carries out commands was called with; `outcome` decides what it does."""
-    calls: list[tuple[Any, ...]] = []
+class Commands(ModuleType):
+    """Stands in for the room that carries out commands: what it was called with, and what it raises."""
 
-    def run(command: str, root: Any, config: Any, options: Any) -> int:
-        calls.append((command, root, config))
+    def __init__(self) -> None:
+        super().__init__("commands")
+        self.calls: list[tuple[Any, ...]] = []
+        self.error: BaseException | None = None
+
+    def run(self, *given: Any) -> int:
+        self.calls.append(given)
+        if self.error is not None:
+            raise self.error
         return 0
 
-    commands = ModuleType("commands")
-    monkeypatch.setattr(commands, "run", run, raising=False)
-    monkeypatch.setitem(sys.modules, "treetune.runtime.commands", commands)
-    return calls
+    def make_table(self, *given: Any) -> int:
+        return self.run("make_table", *given)
 
 
-def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*_: Any) -> int:
-        raise error
-
-    commands = ModuleType("commands")
-    monkeypatch.setattr(commands, "run", run, raising=False)
-    monkeypatch.setitem(sys.modules, "treetune.runtime.commands", commands)
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
+    stand_in = Commands()
+    for module in ("treetune.runtime.commands", "treetune_tables.write"):
+        monkeypatch.setitem(sys.modules, module, stand_in)
+    return stand_in
 
 
 def main(*arguments: str) -> int:
@@ -63,17 +65,15 @@ def test_print_config_prints_the_object_and_nothing_else(capsys: pytest.CaptureF
     assert err == ""
 
 
-def test_check_config_says_that_all_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_config_is_content_or_tells_every_mistake_and_ends_with_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main("check_config") == 0
     assert "fine" in capsys.readouterr().out
-
-
-def test_check_config_tells_every_mistake_and_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("--override", "{ sed: 1, scale: 'x' }", "check_config") == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert "scale" in err
-    assert "sed" in err
+    assert "scale" in err and "sed" in err
 
 
 def test_explain_config_lists_what_sets_a_key(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,18 +83,20 @@ def test_explain_config_lists_what_sets_a_key(capsys: pytest.CaptureFixture[str]
     assert lines[-2:] == [["circle.jsonnet:2", "2"], ["--override", "3"]]
 
 
-def test_explain_config_says_type_bounds_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("explain_config", "shape.radius") == 0
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("shape.radius", ["a number greater than 0; it must be given", "`radius` is half its width."]),
+        ("shape.colour", ['one of "red", "green"; by default "red"', 'shape.colour = "red"  (the default']),
+        ("shape.type", ["a shape: circle, square"]),
+    ],
+)
+def test_explain_config_says_type_bounds_default_and_meaning(
+    key: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("explain_config", key) == 0
     out = capsys.readouterr().out
-    assert "a number greater than 0; it must be given" in out
-    assert "`radius` is half its width." in out
-    assert main("explain_config", "shape.colour") == 0
-    assert 'one of "red", "green"; by default "red"' in capsys.readouterr().out
-
-
-def test_explain_config_says_what_a_type_can_be(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("explain_config", "shape.type") == 0
-    assert "a shape: circle, square" in capsys.readouterr().out
+    assert [word for word in words if word not in out] == []
 
 
 def test_explain_config_lists_the_keys_of_a_part(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,11 +105,6 @@ def test_explain_config_lists_the_keys_of_a_part(capsys: pytest.CaptureFixture[s
     assert "tests.config.example_parts.Circle" in rows["keys"]
     assert rows["radius"].split()[1] == "2"
     assert "(the default)" in rows["colour"]
-
-
-def test_explain_config_tells_a_default(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main("explain_config", "shape.colour") == 0
-    assert 'shape.colour = "red"  (the default' in capsys.readouterr().out
 
 
 def test_a_default_that_is_a_part_is_told_as_a_configuration_would_say_it() -> None:
@@ -141,28 +138,23 @@ def test_options_may_stand_on_both_sides_of_the_command(capsys: pytest.CaptureFi
     assert command_line.main(["print_config", "--configs", "circle.jsonnet, circle.jsonnet,"]) == 0
 
 
-def test_a_command_gets_the_checked_experiment(runs: list[tuple[Any, ...]]) -> None:
+def test_a_command_gets_the_checked_experiment_and_nothing_runs_with_a_wrong_one(commands: Commands) -> None:
     assert main("run_iteration_loop") == 0
-    ((command, root, config),) = runs
+    ((command, root, config, _),) = commands.calls
     assert command == "run_iteration_loop"
     assert isinstance(root, Drawing)
     assert config["shape"] == {"type": "circle", "radius": 2}
-
-
-def test_nothing_runs_with_a_wrong_configuration(runs: list[tuple[Any, ...]]) -> None:
     assert main("--override", "{ seed: 'x' }", "run_iteration_loop") == 2
-    assert runs == []
+    assert len(commands.calls) == 1
 
 
-def test_a_table_has_no_use_for_the_seed_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = ModuleType("write")
-    made: list[Any] = []
-    monkeypatch.setattr(write, "make_table", lambda root, *_: made.append(root) or 0, raising=False)
-    monkeypatch.setitem(sys.modules, "treetune_tables.write", write)
+def test_a_table_has_no_use_for_the_seed_of_the_environment(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("APP_SEED", "3")
     monkeypatch.setenv("APP_DIRECTORY", "there")
     assert command_line.main(["--configs", "wall.jsonnet", "make_table"]) == 0
-    assert made == [Wall(rows=("a",), directory="there")]
+    assert [given[1] for given in commands.calls] == [Wall(rows=("a",), directory="there")]
 
 
 @pytest.mark.parametrize(("config", "command"), [("circle", "make_table"), ("wall", "run_iteration_loop")])
@@ -176,12 +168,12 @@ def test_a_table_is_no_experiment(config: str, command: str, capsys: pytest.Capt
     [(ValueError("too long"), 2), (RuntimeError("died"), 1), (OSError(28, "No space left"), 1)],
 )
 def test_a_failure_is_one_message_and_its_traceback_goes_to_the_log(
-    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, code: int, commands: Commands, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = Path("out/x/logs/run.log")
     log.parent.mkdir(parents=True)
     log.write_text("before\n")
-    fail_with(error, monkeypatch)
+    commands.error = error
     assert main("run_iteration_loop") == code
     err = capsys.readouterr().err
     assert str(error) in err
@@ -190,23 +182,20 @@ def test_a_failure_is_one_message_and_its_traceback_goes_to_the_log(
     assert log.read_text().startswith("before\nTraceback")
 
 
-def test_debug_shows_the_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_debug_shows_the_traceback_and_a_bug_is_not_dressed_up_as_a_message(
+    commands: Commands, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fail_with(RuntimeError("died"), monkeypatch)
+    commands.error = RuntimeError("died")
     assert main("run_iteration_loop", "--debug") == 1
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_an_interruption_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_with(KeyboardInterrupt(), monkeypatch)
-    assert main("run_iteration_loop") == 130
-
-
-def test_a_bug_is_not_dressed_up_as_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_with(AssertionError("cannot be"), monkeypatch)
+    commands.error = AssertionError("cannot be")
     with pytest.raises(AssertionError):
         main("run_iteration_loop")
+
+
+def test_an_interruption_ends_with_130(commands: Commands) -> None:
+    commands.error = KeyboardInterrupt()
+    assert main("run_iteration_loop") == 130
 
 
 def test_only_the_first_rank_tells_a_mistake_that_all_ranks_see(
@@ -223,11 +212,11 @@ def test_only_the_first_rank_tells_a_mistake_that_all_ranks_see(
 
 
 def test_a_failure_of_one_rank_says_which(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    fail_with(RuntimeError("died"), monkeypatch)
+    commands.error = RuntimeError("died")
     assert main("run_iteration_loop") == 1
     assert "[rank 1] run_iteration_loop failed: died" in capsys.readouterr().err
 

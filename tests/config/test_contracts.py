@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-import treetune.parts  # noqa: F401  (registers them)
-from tests.config.refusals import GRPO, VINEPPO, built, issues_of
+from tests.support.shipped import experiment_of, issues_of, loaded
 from treetune.config.build import build, checked
 from treetune.config.errors import ConfigError
-from treetune.config.jsonnet import load
 from treetune.config.registrable import Registrable
 from treetune.contracts import Feature, Finding, Need, Part
 from treetune.findings import UNKNOWN, Incomplete, findings
 from treetune.runtime.base import Runtime
 from treetune_tables.settings import Table
+
+GRPO, VINEPPO = "quickstart/grpo", "quickstart/vineppo"
 
 
 def test_mistakes_of_keys_types_and_combinations_are_told_together() -> None:
@@ -50,7 +50,7 @@ def test_one_lack_is_one_finding_whoever_needs_it() -> None:
 
 
 def test_an_experiment_that_was_made_in_a_program_is_checked_by_one_call() -> None:
-    right = built(GRPO)
+    right = experiment_of(GRPO)
     assert checked(right) is right
     with pytest.raises(ConfigError, match="needs 2 answers"):
         checked(replace(right, rollout=replace(right.rollout, samples=1)))
@@ -145,8 +145,8 @@ def test_a_message_of_an_exception_is_parted_into_what_and_remedy() -> None:
 
 def test_every_kind_of_root_is_checked() -> None:
     """A root that isn't known as one would be built unchecked, and nobody would notice."""
-    for configs in (GRPO, "tables/quickstart_methods.jsonnet"):
-        data = load([configs], environ={}).data
+    for configs in (GRPO, "tables/quickstart_methods"):
+        data = loaded(configs).data
         family = Runtime if "trainer" in data else Table
         with pytest.raises(ConfigError):
             build(family, data | {"experiment_name" if family is Runtime else "name": "../x"})

@@ -1,4 +1,5 @@
-"""`explain_config` tells which files set a key, in the order in which they are merged."""
+"""`explain_config` tells which files set a key, in the order in which they are merged; and a file whose every
+key is set again on its right is told."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from treetune import main as command_line
 from treetune.config import lexer
-from treetune.config.explain import COMPUTED, MISSING, Explanation, key_paths
+from treetune.config.explain import COMPUTED, MISSING, Explanation, key_paths, overridden
 from treetune.config.jsonnet import load
 
 
@@ -32,23 +34,17 @@ def explained(
     return [(setting.place, setting.value) for setting in Explanation(config).settings(tuple(key.split(".")))]
 
 
-def test_settings_come_in_the_order_of_merging_with_lines() -> None:
-    write(a="{\n  t: { x: 1 },\n}", b="{ t+: { x: 2 } }")
-    assert explained("t.x", "a", "b", overrides=("{ t+: { x: 3 } }",)) == [
-        ("a.jsonnet:2", 1),
-        ("b.jsonnet:1", 2),
-        ("--override", 3),
-    ]
-
-
-def test_the_environment_is_a_place_like_any_other() -> None:
-    write(a="{ seed: 1 }")
+def test_files_overrides_and_the_environment_come_in_the_order_of_merging_with_lines() -> None:
+    write(a="{\n  t: { x: 1 }, seed: 1,\n}", b="{ t+: { x: 2 } }")
+    places = [("a.jsonnet:2", 1), ("b.jsonnet:1", 2), ("--override", 3)]
+    assert explained("t.x", "a", "b", overrides=("{ t+: { x: 3 } }",)) == places
     assert explained("seed", "a", APP_SEED="5")[-1] == ("environment variable APP_SEED", 5)
 
 
-def test_imports_come_before_what_the_file_adds_to_them() -> None:
+def test_imports_come_before_what_the_file_adds_to_them_and_twice_where_they_are_merged_twice() -> None:
     write(base="{ x: 1 }", a="(import 'base.jsonnet') + { x: 2 }")
-    assert [place for place, _ in explained("x", "a")] == ["base.jsonnet:1", "a.jsonnet:1"]
+    places = ["base.jsonnet:1", "a.jsonnet:1", "base.jsonnet:1"]
+    assert [place for place, _ in explained("x", "a", "base")] == places
 
 
 def test_an_import_that_is_added_on_the_right_comes_last() -> None:
@@ -100,25 +96,13 @@ def test_a_value_that_leans_on_other_files_is_called_computed() -> None:
     write(a="{ n: 2 }", b="{ x: $.n * 10,\n  y: 1 }", c="{ x: super.x + 1 }")
     assert explained("x", "a", "b", "c") == [("b.jsonnet:1", COMPUTED), ("c.jsonnet:1", COMPUTED)]
     assert explained("y", "a", "b", "c") == [("b.jsonnet:2", 1)]
-
-
-def test_a_value_that_alone_would_be_another_is_called_computed() -> None:
-    write(a="{ n: 2, x: $.n * 10 }", b="{ n: 3 }")
-    assert explained("x", "a", "b") == [("a.jsonnet:1", COMPUTED)]
+    write(alone="{ n: 2, x: $.n * 10 }", other="{ n: 3 }")
+    assert explained("x", "alone", "other") == [("alone.jsonnet:1", COMPUTED)]
 
 
 def test_a_key_in_a_list_is_found() -> None:
     write(item="{ x: 1 }", a="{ rows: [{ x: 0 }, import 'item.jsonnet'] }")
     assert explained("rows.1.x", "a") == [("item.jsonnet:1", 1)]
-
-
-def test_the_same_file_merged_twice_is_listed_twice() -> None:
-    write(base="{ x: 1 }", a="(import 'base.jsonnet') + { x: 2 }")
-    assert [place for place, _ in explained("x", "a", "base")] == [
-        "base.jsonnet:1",
-        "a.jsonnet:1",
-        "base.jsonnet:1",
-    ]
 
 
 def test_imports_in_comments_and_texts_are_none() -> None:
@@ -168,3 +152,46 @@ def test_the_last_setting_of_a_leaf_is_its_value(layers: list[dict[str, Any]]) -
             assert places[-1].value == value
             setters = [n for n, layer in enumerate(layers) if path in key_paths(layer)]
             assert [place.source for place in places] == [f"{n}.jsonnet" for n in setters]
+
+
+# Files that change nothing
+
+EXPERIMENT = "{ seed: 1, credit: { type: 'a', n: 1 }, trainer: { rate: 1 } }"
+
+
+def notes(*texts: str) -> list[str]:
+    """On a stack of files that are called 0, 1, 2…"""
+    write(**{str(number): text for number, text in enumerate(texts)})
+    return list(overridden(load([f"{number}.jsonnet" for number in range(len(texts))], environ={})))
+
+
+def test_a_file_that_others_override_is_told_with_them() -> None:
+    (note,) = notes("{ credit: { type: 'b' }, trainer+: { rate: 2 } }", EXPERIMENT)
+    assert note.startswith("0.jsonnet changes nothing")
+    for words in ("credit.type", "by 1.jsonnet", "further to the right"):
+        assert words in note
+    (note,) = notes(EXPERIMENT, "{ credit: { type: 'b' } }", "{ seed: 2 }", "{ credit: { type: 'c' } }")
+    assert note.startswith("1.jsonnet changes nothing")
+    assert "by 3.jsonnet" in note
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        (EXPERIMENT, "{ trainer+: { rate: 2 } }"),
+        (EXPERIMENT, "{ trainer+: { rate: 1 } }", "{ seed: 2 }"),  # says again what is there already
+        ("{ credit: { type: 'b' }, own: 1 }", EXPERIMENT),  # one of its keys stays
+        (EXPERIMENT, "{ trainer+: { rate:: 2 } }", "{ trainer+: { twice: super.rate * 2 } }"),
+        (EXPERIMENT, "{ credit+: { n: 2 } }", "{ credit+: { n: super.n + 1 } }"),
+        (EXPERIMENT,),
+    ],
+)
+def test_a_file_that_does_something_is_not_told(texts: tuple[str, ...]) -> None:
+    assert notes(*texts) == []
+
+
+def test_check_config_says_so_and_is_content(capsys: pytest.CaptureFixture[str]) -> None:
+    configs = "credit/group.jsonnet,quickstart/vineppo.jsonnet"
+    assert command_line.main(["--configs", configs, "check_config"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith("note: ") and "quickstart/vineppo.jsonnet" in err

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.shipped import CONFIGS
+from treetune.cli import arguments as completion
 from treetune.config import jsonnet
 from treetune.config.errors import ConfigError
+from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 
 
@@ -18,6 +22,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "{ seed: 1, trainer: { rate: 0.1, steps: $.seed * 10 }, name:: 'hidden' }"
     )
     Path("fast.jsonnet").write_text("{ trainer+: { rate: 0.5 } }")
+    Path("longest.libsonnet").write_text("function(context, prompt)\n  context - prompt\n")
+    Path("method.libsonnet").write_text("function(name)\n  error 'no method ' + name\n")
+    Path("egg.jsonnet").write_text("(import 'wrong.jsonnet') + {}")
 
 
 def message(*configs: str, overrides: tuple[str, ...] = (), **environ: str) -> str:
@@ -26,8 +33,8 @@ def message(*configs: str, overrides: tuple[str, ...] = (), **environ: str) -> s
     return str(error.value)
 
 
-def test_later_files_overlay_earlier_ones_and_dollar_binds_late() -> None:
-    data = load(["base.jsonnet", "fast.jsonnet"], ["{ seed: 3 }"], {}).data
+def test_later_files_overlay_earlier_ones_and_dollar_binds_late_and_overrides_come_in_order() -> None:
+    data = load(["base.jsonnet", "fast.jsonnet"], ["{ seed: 2 }", "{ seed: super.seed + 1 }"], {}).data
     assert data == {"seed": 3, "trainer": {"rate": 0.5, "steps": 30}}
 
 
@@ -39,10 +46,6 @@ def test_our_files_have_the_same_name_from_everywhere() -> None:
     assert "configs/quickstart/sft.jsonnet" in message("configs/quickstart/sftt.jsonnet").split("remedy")[1]
 
 
-def test_overrides_are_added_in_order() -> None:
-    assert load(["base.jsonnet"], ["{ seed: 3 }", "{ seed: super.seed + 1 }"], {}).data["seed"] == 4
-
-
 def test_the_environment_wins_over_files_and_an_override_over_the_environment() -> None:
     environ = {"APP_SEED": "7", "APP_DIRECTORY": "out", "APP_EXPERIMENT_NAME": "x"}
     data = load(["base.jsonnet"], [], environ).data
@@ -51,51 +54,36 @@ def test_the_environment_wins_over_files_and_an_override_over_the_environment() 
     assert load(["base.jsonnet"], ["{ seed: 9 }"], environ).data["seed"] == 9
 
 
-def test_only_app_variables_are_external_variables() -> None:
-    Path("variable.jsonnet").write_text("{ a: std.extVar('APP_A'), b: std.extVar('HOME') }")
-    text = message("variable.jsonnet", APP_A="1", HOME="/root")
-    assert "HOME" in text
-    assert "APP_HOME" in text
-
-
-def test_every_missing_variable_is_named_with_its_line_and_command() -> None:
-    Path("variable.jsonnet").write_text("{\n  a: std.extVar('APP_A'),\n  b: std.extVar('APP_B'),\n}")
-    text = message("variable.jsonnet")
-    for variable, line in (("APP_A", 2), ("APP_B", 3)):
-        assert f"variable.jsonnet:{line}" in text
-        assert f"export {variable}=" in text
+def test_every_missing_variable_is_named_with_its_line_and_command_and_only_those_of_app_are_there() -> None:
+    Path("variable.jsonnet").write_text(
+        "{\n  a: std.extVar('APP_A'),\n  b: std.extVar('APP_B'), h: std.extVar('HOME') }"
+    )
+    text = message("variable.jsonnet", HOME="/root")
+    for words in ("variable.jsonnet:2", "export APP_A=", "variable.jsonnet:3", "export APP_B=", "APP_HOME"):
+        assert words in text
 
 
 @pytest.mark.parametrize("value", ["one", "1.5", "", "1e3", "99999999999999999999"])
 def test_a_seed_that_is_no_whole_number_is_an_error(value: str) -> None:
     text = message("base.jsonnet", APP_SEED=value)
-    assert "APP_SEED" in text
-    assert "whole number" in text
+    assert "APP_SEED" in text and "whole number" in text
 
 
 def test_an_empty_directory_is_an_error() -> None:
     assert "unset APP_DIRECTORY" in message("base.jsonnet", APP_DIRECTORY="")
 
 
-def test_imports_are_relative_to_the_importing_file_and_then_to_configs(
+def test_imports_are_relative_to_the_importing_file_and_files_to_here_before_they_are_to_configs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configs = tmp_path / "configs"
     (configs / "parts").mkdir(parents=True)
+    (configs / "base.jsonnet").write_text("{ wrong: 1 }")
     (configs / "parts" / "near.jsonnet").write_text("{ near: 1 }")
     (configs / "far.jsonnet").write_text("{ far: 1 }")
     (configs / "parts" / "all.jsonnet").write_text("(import 'near.jsonnet') + (import 'far.jsonnet')")
     monkeypatch.setattr(jsonnet, "CONFIGS", configs)
     assert load(["parts/all.jsonnet"], ["import 'far.jsonnet'"], {}).data == {"near": 1, "far": 1}
-
-
-def test_the_working_directory_is_looked_into_before_configs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    configs = tmp_path / "configs"
-    configs.mkdir()
-    (configs / "base.jsonnet").write_text("{ wrong: 1 }")
-    monkeypatch.setattr(jsonnet, "CONFIGS", configs)
     assert "seed" in load(["base.jsonnet"], [], {}).data
 
 
@@ -105,51 +93,37 @@ def test_a_missing_file_is_told_with_the_nearest_ones_and_where_it_was_looked_fo
     assert str(jsonnet.CONFIGS / "bsae.jsonnet") in text
 
 
-def test_a_missing_import_is_told_with_the_file_that_imports_it() -> None:
-    Path("user.jsonnet").write_text("{} +\n  import 'fats.jsonnet'")
-    text = message("user.jsonnet")
-    assert "user.jsonnet:2" in text
-    assert "did you mean fast.jsonnet" in text
-
-
 @pytest.mark.parametrize(
-    ("text", "line", "what"),
+    ("text", "words"),
     [
-        ("{ a: 1,\n  b: }", 2, "unexpected"),
-        ("{\n\n  a: c }", 3, "Unknown variable"),
-        ("{\n  a: 1 / 0 }", 2, "division by zero"),
-        ("{\n  a: error 'no luck' }", 2, "no luck"),
-        ("{ a: 1,\n  a: 2 }", 2, "duplicate field"),
+        ("{ a: 1,\n  b: }", ["wrong.jsonnet:2", "unexpected"]),
+        ("{\n\n  a: c }", ["wrong.jsonnet:3", "Unknown variable"]),
+        ("{\n  a: 1 / 0 }", ["wrong.jsonnet:2", "division by zero"]),
+        ("{\n  a: error 'no luck' }", ["wrong.jsonnet:2", "no luck"]),
+        ("{ a: 1,\n  a: 2 }", ["wrong.jsonnet:2", "duplicate field"]),
+        ("{\n  a: 1,\n  b 2,\n}", ["wrong.jsonnet:3:5", "      b 2,\n        ^"]),
+        ("'text'", ["wrong.jsonnet", "should be an object"]),
+        ("{} +\n  import 'fats.jsonnet'", ["wrong.jsonnet:2", "did you mean fast.jsonnet"]),
+        ("(import 'egg.jsonnet') + {}", ["import each other"]),
+        ("{ a: { b: std.parseInt('x') } }", ["in the value of a.b (wrong.jsonnet:1:11)"]),
+        (
+            "{} +\n(import 'method.libsonnet')('vinepo')",
+            ["method.libsonnet:2:3: Jsonnet: no method vinepo", "called from wrong.jsonnet:2:1"],
+        ),
     ],
 )
-def test_an_error_in_jsonnet_has_file_line_and_text(text: str, line: int, what: str) -> None:
+def test_an_error_in_jsonnet_has_file_line_and_text(text: str, words: list[str]) -> None:
     Path("wrong.jsonnet").write_text(text)
     shown = message("base.jsonnet", "wrong.jsonnet")
-    assert f"wrong.jsonnet:{line}" in shown
-    assert what in shown
+    assert [word for word in [*words, "wrong.jsonnet"] if word not in shown] == [], shown
     assert "RUNTIME ERROR" not in shown
 
 
 def test_an_error_in_an_override_is_placed_there() -> None:
-    shown = message("base.jsonnet", overrides=("{}", "{ a: "))
-    assert "--override 2:1" in shown
-
-
-def test_files_that_import_each_other_end_in_a_message() -> None:
-    Path("egg.jsonnet").write_text("(import 'hen.jsonnet') + {}")
-    Path("hen.jsonnet").write_text("(import 'egg.jsonnet') + {}")
-    assert "import each other" in message("egg.jsonnet")
-
-
-def test_a_file_that_is_no_object_is_named() -> None:
-    Path("list.jsonnet").write_text("'text'")
-    shown = message("base.jsonnet", "list.jsonnet")
-    assert "list.jsonnet" in shown
-    assert "should be an object" in shown
+    assert "--override 2:1" in message("base.jsonnet", overrides=("{}", "{ a: "))
 
 
 def test_an_error_in_a_library_names_the_key_and_the_file_that_set_it() -> None:
-    Path("longest.libsonnet").write_text("function(context, prompt)\n  context - prompt\n")
     Path("user.jsonnet").write_text(
         "local longest = import 'longest.libsonnet';\n"
         "{ context: 10,\n  rollout: { sets: [{ max_tokens: longest($.context, 2) }] } }"
@@ -161,26 +135,6 @@ def test_an_error_in_a_library_names_the_key_and_the_file_that_set_it() -> None:
     assert "it is made from context, which wrong.jsonnet:2 sets (null)" in shown
 
 
-def test_an_error_of_a_library_that_is_called_names_the_file_that_calls_it() -> None:
-    Path("method.libsonnet").write_text("function(name)\n  error 'no method ' + name\n")
-    Path("user.jsonnet").write_text("{} +\n(import 'method.libsonnet')('vinepo')")
-    shown = message("base.jsonnet", "user.jsonnet")
-    assert "method.libsonnet:2:3: Jsonnet: no method vinepo" in shown
-    assert "called from user.jsonnet:2:1" in shown
-
-
-def test_an_error_of_the_standard_library_names_the_key() -> None:
-    Path("user.jsonnet").write_text("{ a: { b: std.parseInt('x') } }")
-    assert "in the value of a.b (user.jsonnet:1:11)" in message("user.jsonnet")
-
-
-def test_an_error_of_syntax_has_line_column_and_text() -> None:
-    Path("wrong.jsonnet").write_text("{\n  a: 1,\n  b 2,\n}")
-    shown = message("wrong.jsonnet")
-    assert "wrong.jsonnet:3:5" in shown
-    assert "      b 2,\n        ^" in shown
-
-
 def test_of_a_long_line_the_place_of_the_error_is_shown() -> None:
     Path("wrong.jsonnet").write_text("{ a: [" + "1, " * 100 + "], b 2, c: [" + "1, " * 100 + "] }")
     lines = message("wrong.jsonnet").splitlines()
@@ -188,3 +142,99 @@ def test_of_a_long_line_the_place_of_the_error_is_shown() -> None:
     text, mark = lines[place - 1 : place + 1]
     assert len(text) <= 104
     assert text[mark.index("^")] == "2"
+
+
+# A folder's table has configurations that are used like files
+
+ENTRIES = """{
+  small: { trainer+: { rate: 1 } },
+  'large_0.5': { trainer+: { rate: 2 } } + { double: self.trainer.rate * 2 },
+  both: (import 'small.jsonnet') + { size: 3 },
+}"""
+
+
+@pytest.fixture
+def rates() -> None:
+    Path("rates").mkdir()
+    Path("rates", jsonnet.TABLE).write_text(ENTRIES)
+
+
+@pytest.mark.usefixtures("rates")
+def test_an_entry_is_named_imported_merged_and_explained_like_a_file_that_goes_before_it() -> None:
+    small = load(["rates/small.jsonnet"], environ={})
+    assert small.data == {"trainer": {"rate": 1}}
+    source = Explanation(small).settings(("trainer", "rate"))[-1].place
+    assert f"rates/{jsonnet.TABLE}" in source and "rates/small.jsonnet" in source
+    assert load(["rates/small.jsonnet", "rates/large_0.5.jsonnet"], environ={}).data["double"] == 4
+    assert load(["rates/both.jsonnet"], environ={}).data == {"trainer": {"rate": 1}, "size": 3}
+    Path("mine.jsonnet").write_text("(import 'rates/both.jsonnet') + { trainer+: { steps: 2 } }")
+    assert load(["mine.jsonnet"], environ={}).data["trainer"] == {"rate": 1, "steps": 2}
+    Path("rates/small.jsonnet").write_text("{ trainer+: { rate: 7 } }")
+    assert load(["rates/both.jsonnet"], environ={}).data["trainer"] == {"rate": 7}
+
+
+@pytest.mark.usefixtures("rates")
+def test_entries_are_listed_completed_and_offered_where_a_name_is_wrong() -> None:
+    names = ["both", "large_0.5", "small"]
+    assert [path.stem for path in jsonnet.configurations(Path("rates"))] == names
+    assert completion.configs("rates/") == [f"rates/{name}.jsonnet" for name in names]
+    assert "did you mean rates/small.jsonnet" in " ".join(message("rates/smal.jsonnet").split())
+
+
+def test_every_shipped_table_has_entries_and_no_file_beside_them() -> None:
+    tables = list(CONFIGS.rglob(jsonnet.TABLE))
+    assert len(tables) > 10
+    for table in tables:
+        text_only = [path for path in jsonnet.configurations(table.parent) if not path.is_file()]
+        assert text_only and all(map(jsonnet.is_configuration, text_only))
+        assert not list(table.parent.glob("names.jsonnet"))
+
+
+# Evaluated as one text, a configuration is what it is with its imports
+
+VARIABLES = {"APP_SEED": "1", "APP_DIRECTORY": "somewhere"}
+SHIPPED = sorted(
+    path.relative_to(CONFIGS)
+    for path in jsonnet.configurations(CONFIGS)
+    if path.parent.name in ("configs", "quickstart", "countdown")
+)[::12]
+
+
+def both_ways(monkeypatch: pytest.MonkeyPatch, *configs: str) -> dict[str, Any]:
+    """The result, found alike with imports and without."""
+    fast = load(configs, environ=VARIABLES).data
+    with monkeypatch.context() as patch:
+        patch.setattr(jsonnet, "_evaluate_flattened", jsonnet._evaluate_with_imports)
+        assert load(configs, environ=VARIABLES).data == fast
+    return fast
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=str)
+def test_shipped_configurations_are_the_same_in_one_text(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both_ways(monkeypatch, str(path))
+
+
+def test_names_roots_and_folders_stay_those_of_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deep").mkdir()
+    files = {
+        "a.jsonnet": "local x = 1; (import 'deep/b.jsonnet') + { x: x, total:: 5, root: $.total }",
+        "deep/b.jsonnet": "local x = 2; { y: x, late: $.x, lib: (import 'c.libsonnet').double(x) }",
+        "deep/c.libsonnet": "{ double(n):: n * 2, text:: importstr 'words.txt' }",
+        "deep/words.txt": "import 'nothing'",
+        "d.jsonnet": "{ y+: 1, text: (import 'deep/c.libsonnet').text }",
+        "asks.jsonnet": "{ me: std.thisFile, unused:: import 'none' }",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    given = {"seed": 1, "directory": "somewhere"}
+    alone = both_ways(monkeypatch, "a.jsonnet")
+    assert alone == {**given, "x": 1, "y": 2, "late": 1, "lib": 4, "root": 5}
+    assert both_ways(monkeypatch, "a.jsonnet", "d.jsonnet") == alone | {"y": 3, "text": "import 'nothing'"}
+    assert both_ways(monkeypatch, "asks.jsonnet") == {**given, "me": str(tmp_path / "asks.jsonnet")}
+
+
+def test_nothing_shipped_needs_the_slow_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(jsonnet, "_evaluate_with_imports")
+    assert load(["tables/vineppo_main.jsonnet"], environ={}).data["name"] == "vineppo_main"

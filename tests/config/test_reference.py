@@ -38,31 +38,35 @@ class Part(Base):
     unexplained: int = 0
 
 
-def test_the_reference_has_a_page_for_every_family_and_its_links_lead_to_them() -> None:
-    """In a process of its own: other tests register parts."""
-    program = "import json, sys; from treetune.cli.pages import pages; json.dump(pages(), sys.stdout)"
+def test_the_reference_has_a_page_for_every_family_and_a_meaning_for_every_key() -> None:
+    """A new key says what it means: a sentence of the docstring that names it, or a text below the field.
+    In a process of its own: other tests register parts."""
+    program = (
+        "import json, sys\n"
+        "from treetune.cli.pages import pages\n"
+        "from treetune.config import reference\n"
+        "import treetune.parts\n"
+        "found = [one for entries in reference.describable().values() for one in entries]\n"
+        "bare = [f'{one.place}.{key.name}' for one in found for key in one.keys if not key.meaning]\n"
+        "json.dump([pages(), sorted(set(bare))], sys.stdout)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
         env={"PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
-    pages: dict[str, str] = json.loads(done.stdout)
+    pages, unexplained = json.loads(done.stdout)
+    assert unexplained == []
     links = re.findall(r"\]\(([\w.]+\.md)\)", pages["index.md"])
     assert set(links) | {"index.md"} == pages.keys()
     assert "## `vineppo`" not in pages["credit.md"] and "## `monte_carlo`" in pages["credit.md"]
     assert "## `run_iteration_loop`" in pages["commands.md"]
 
 
-def test_a_key_means_what_stands_below_its_field() -> None:
+def test_a_key_means_what_stands_below_its_field_or_the_sentences_that_name_it_of_the_nearest_class() -> None:
     assert reference.meaning(Part, "depth") == "Steps below the ground."
-
-
-def test_a_key_means_the_sentences_that_name_it_of_the_nearest_class() -> None:
     assert reference.meaning(Part, "colour") == "With `colour` blue it is cold, e.g. `0` degrees."
     assert reference.meaning(Base, "colour") == "Its `colour` is red."
     assert reference.meaning(Part, "width") == "`width` is in metres (Muster et al. 2020, eq. 3)."
-
-
-def test_a_key_that_nothing_explains_means_nothing() -> None:
     assert reference.meaning(Part, "unexplained") == ""
 
 
@@ -70,18 +74,3 @@ def test_an_entry_has_types_bounds_and_defaults() -> None:
     keys = {key.name: key for key in reference.entry(Part).keys}
     assert (keys["width"].type, keys["width"].default) == ("a number greater than 0", "1.0")
     assert keys["colour"].default == '"red"'
-
-
-def test_every_key_of_the_package_is_explained() -> None:
-    """A new key says what it means: a sentence of the docstring that names it, or a text below the field."""
-    program = (
-        "import treetune.parts\n"
-        "from treetune.config import reference\n"
-        "found = [one for entries in reference.describable().values() for one in entries]\n"
-        "print(*sorted({f'{one.place}.{key.name}' for one in found for key in one.keys if not key.meaning}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
-        env={"PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
-    assert done.stdout.split() == []

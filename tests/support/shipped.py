@@ -5,9 +5,15 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+import treetune.parts  # noqa: F401  (registers them)
 from treetune.config import lexer
-from treetune.config.errors import ConfigError
-from treetune.config.jsonnet import configurations, load
+from treetune.config.build import build
+from treetune.config.errors import ConfigError, ConfigIssue
+from treetune.config.explain import Explanation
+from treetune.config.jsonnet import Config, configurations, load
+from treetune.runtime.base import PolicyIteration, Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
@@ -36,3 +42,25 @@ def whole_configurations() -> list[str]:
         return called or "experiment_name:" in path.read_text() or "tables" in path.parts
 
     return [str(path.relative_to(ROOT)) for path in configurations(CONFIGS) if whole(path)]
+
+
+@cache  # each file that is imported costs Jsonnet some 20 ms
+def experiment_of(configs: str, *overrides: str, **environ: str) -> PolicyIteration:
+    """The experiment of these files (`a,b`, with or without `.jsonnet`), whatever the environment says."""
+    config = loaded(configs, *overrides, **environ)
+    root = build(Runtime, config.data, Explanation(config))
+    assert isinstance(root, PolicyIteration)
+    return root
+
+
+def issues_of(configs: str, *overrides: str) -> tuple[ConfigIssue, ...]:
+    """What is wrong with the experiment of these files, of which there is something."""
+    config = loaded(configs, *overrides)
+    with pytest.raises(ConfigError) as caught:
+        build(Runtime, config.data, Explanation(config))
+    return caught.value.issues
+
+
+def loaded(configs: str, *overrides: str, **environ: str) -> Config:
+    files = [f"{name.removesuffix('.jsonnet')}.jsonnet" for name in configs.split(",")]
+    return load(files, overrides, environ)

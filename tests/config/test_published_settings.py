@@ -1,0 +1,312 @@
+"""Experiments that are named after a publication have its settings (`published.ini`); their parts fit."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.shipped import CONFIGS, experiment_of
+from treetune.config.build import build
+from treetune.config.jsonnet import configurations, load
+from treetune.config.registrable import Registrable
+from treetune.models.pretrained import PretrainedModel
+from treetune.models.sources import TinyModel
+from treetune.rollouts.until_mixed import UntilMixed
+from treetune.runtime.base import PolicyIteration
+from treetune.tasks.countdown import Countdown, CountdownRows
+from treetune_domains.graders.judge import JudgeGrader
+from treetune_domains.graders.math import MathGrader
+from treetune_domains.mixture import Mixture
+from treetune_domains.routed_rows import RoutedRows
+from treetune_threads.format import TAGS, has_threads
+
+PUBLISHED = configparser.RawConfigParser(delimiters=("=",))
+PUBLISHED.optionxform = str  # type: ignore[assignment,method-assign]
+PUBLISHED.read(Path(__file__).with_name("published.ini"))
+
+PAPER = [
+    f"polIter_{family}Sft2_{method}_{data}"
+    for family in ("rho1b", "deepseek")
+    for method in ("vineppo", "ppo", "grpo", "rloo", "dpo_positive", "restem")
+    for data in ("MATH", "GSM8K")
+]
+SFT = [f"sft_{model}_{data}" for model in ("rho1b", "deepseek7b") for data in ("MATH", "GSM8K")]
+SPO = [
+    f"spo/qwen3-4b-thinking_GSM8K_{preset}"
+    for preset in (
+        "spo_3_1", "spo_3_2", "spo_3_3", "spo_rank_jsd", "spo_entropy_0.1", "dr_grpo",
+    )
+]  # fmt: skip
+FORMS = ("parallel", "sequential")
+THREADS = [f"threadweaver/{name}" for form in FORMS for name in (form, f"sft_{form}")]
+OTHER_REWARDS = ["threadweaver/parallel_readme", "threadweaver/parallel_sequential_reference"]
+COUNTDOWN = [f"countdown/qwen2.5-3b{name}" for name in ("_grpo", "-instruct_grpo", "-instruct_rl2")]
+ROWS = {"math": 54400, "codegen": 18040, "logic": 6301, "simulation": 3700, "table": 5800, "stem": 3600}
+"""Training rows of each domain in Guru, as the names of its files round them."""
+GURU = ["guru/7b_grpo", "guru/32b_grpo", "guru/32b_ppo", *(f"guru/dapo_7b_{domain}" for domain in ROWS)]
+
+
+def values_at(value: Any, key: list[str]) -> Iterator[Any]:
+    """What stands at a key of a built experiment: one value, or one of each item where the key has a `*`."""
+    if not key or value is None:
+        yield value
+        return
+    first, *rest = key
+    if first == "*":
+        for item in value:
+            yield from values_at(item, rest)
+    elif first == "type":
+        yield next(name for name, part in value.registered().items() if part is type(value))
+    else:
+        yield from values_at(value[int(first)] if first.isdecimal() else getattr(value, first), rest)
+
+
+def is_said(found: Any, said: Any) -> bool:
+    """Whether a value of a built experiment is what a configuration says so."""
+    if isinstance(said, dict) and not isinstance(found, Mapping):
+        family = next(one for one in type(found).__mro__ if Registrable in one.__bases__)
+        return bool(found == build(family, said))
+    if isinstance(said, list):
+        return len(found) == len(said) and all(map(is_said, found, said))
+    return bool(found == said) and isinstance(found, bool) == isinstance(said, bool)
+
+
+@pytest.mark.parametrize("name", [*PAPER, *SFT, *SPO, *THREADS, *OTHER_REWARDS, *COUNTDOWN, *GURU])
+def test_an_experiment_has_the_published_settings(name: str) -> None:
+    experiment = experiment_of(name)
+    assert experiment.experiment_name == name
+    sections = [section for section in PUBLISHED.sections() if re.fullmatch(section, name)]
+    assert sections
+    for key, text in ((key, text) for section in sections for key, text in PUBLISHED[section].items()):
+        values, said = list(values_at(experiment, key.split("."))), json.loads(text)
+        if "*" not in key:
+            assert is_said(values[0], said), f"{key} is {values[0]}, and should be {said}"
+        else:
+            each = said if isinstance(said, list) else [said] * len(values)
+            assert is_said(values, each), f"{key} are {values}, and should be {each}"
+
+
+def test_no_section_and_no_experiment_is_left_out() -> None:
+    names = [*PAPER, *SFT, *SPO, *THREADS, *OTHER_REWARDS, *COUNTDOWN, *GURU]
+    assert [one for one in PUBLISHED.sections() if not any(re.fullmatch(one, name) for name in names)] == []
+    assert {path.stem for path in CONFIGS.glob("*.jsonnet")} == {*PAPER, *SFT}
+    for folder, parts in (("spo", {"spo/qwen3-4b-thinking_GSM8K"}), ("guru", {"guru/stem_judged"})):
+        there = {f"{folder}/{path.stem}" for path in configurations(CONFIGS / folder)}
+        assert there - parts == {name for name in names if name.startswith(folder)}
+
+
+# The paper's
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_smoke_overlay_keeps_the_method_and_takes_its_size(name: str) -> None:
+    whole, small = experiment_of(name), experiment_of(f"{name},overlays/smoke")
+    assert small.experiment_name == f"{name}_smoke"
+    assert isinstance(small.model, TinyModel)
+    assert (small.iterations, small.problems_per_iteration) == (2, 8)
+
+    def method(one: PolicyIteration) -> list[Any]:
+        trainer, task = one.trainer, one.task
+        return [
+            type(one.credit), one.selection, one.restart, one.choose_checkpoint, trainer.objective,
+            trainer.schedule, trainer.epochs, type(task), task.grader, task.steps,  # type: ignore[attr-defined]
+            [each.label for each in one.evaluation.sets],
+        ]  # fmt: skip
+
+    assert method(small) == method(whole)
+
+
+@pytest.mark.parametrize("data", ["MATH", "GSM8K"])
+@pytest.mark.parametrize("method", ["polIter_rho1bSft2_vineppo", "sft_rho1b"])
+def test_the_smoke_problems_are_there_and_within_the_tiny_models_alphabet(method: str, data: str) -> None:
+    config = experiment_of(f"{method}_{data},overlays/smoke")
+    assert isinstance(config.model, TinyModel) and config.model.alphabet is not None
+    alphabet = set(config.model.alphabet)
+    for task in (config.task, *(one.task for one in config.evaluation.sets if one.task is not None)):
+        assert all(set(problem.prompt) <= alphabet for problem in task.problems("test"))
+    for problem in config.task.problems("train"):
+        answer = config.task.demonstration(problem, 0)
+        assert set(answer) <= alphabet
+        assert len(problem.prompt) + len(answer) < config.context_length
+        assert config.task.grader.grade(answer, problem).reward == 1.0
+
+
+def test_what_the_code_of_spo_did_otherwise_goes_on_the_right() -> None:
+    right = "compat/spo_moving_target,compat/spo_mask_above,compat/grader_gsm8k_lenient"
+    experiment = experiment_of(f"{SPO[2]},{right}")
+    objective: Any = experiment.trainer.objective
+    assert (objective.target, objective.mask, objective.detach_target) == ("fixed", "above", False)
+    assert type(experiment.task.grader).__name__ != "Numeric"
+
+
+# Threads
+
+
+def test_the_two_forms_differ_in_nothing_but_the_threads() -> None:
+    parallel, sequential = (experiment_of(f"threadweaver/{form}") for form in FORMS)
+    assert isinstance(parallel.model, PretrainedModel) and isinstance(sequential.model, PretrainedModel)
+    assert sequential == replace(
+        parallel,
+        experiment_name=sequential.experiment_name,
+        model=replace(parallel.model, name_or_path=sequential.model.name_or_path),
+        task=replace(parallel.task, form="sequential"),  # type: ignore[type-var]
+        rollout=replace(parallel.rollout, parallel=False),  # type: ignore[type-var]
+    )
+
+
+@pytest.mark.parametrize("name", OTHER_REWARDS)
+def test_another_reward_is_all_that_differs(name: str) -> None:
+    published = experiment_of("threadweaver/parallel")
+    kept: dict[str, Any] = {"experiment_name": published.experiment_name, "shaping": published.shaping}
+    assert replace(experiment_of(name), **kept) == published
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_fine_tuning_sees_each_solution_once_and_they_fit_with_the_threads_of_the_rollout(form: str) -> None:
+    supervised, experiment = experiment_of(f"threadweaver/sft_{form}"), experiment_of(f"threadweaver/{form}")
+    trainer, size = supervised.trainer, supervised.problems_per_iteration
+    assert supervised.task == experiment.task and trainer.minibatch_size is not None and size is not None
+    assert trainer.epochs * supervised.iterations * size == experiment.task.size("train")
+    assert size % trainer.minibatch_size == 0, "no step is smaller"
+    for model in (supervised.model, experiment.model):
+        assert isinstance(model, PretrainedModel) and model.added_tokens == TAGS
+    task = replace(experiment.task, train_size=40, validation_size=1, test_size=1)  # type: ignore[type-var]
+    for problem in task.problems("train"):
+        solution = task.demonstration(problem, 0)
+        assert task.grader.grade(solution, problem).correct
+        assert has_threads(solution) == (form == "parallel")
+        # A character is a token at most, and a tag is one.
+        most = len(problem.prompt) + len(solution) - sum(solution.count(t) * (len(t) - 1) for t in TAGS)
+        assert most < experiment.context_length < supervised.context_length
+
+
+# Countdown
+
+SCORES = "tasks/countdown_scores_cohlem"
+
+
+@pytest.mark.parametrize("name", COUNTDOWN)
+def test_public_rows_and_a_chat_template_go_on_the_right(name: str) -> None:
+    made, public = experiment_of(name), experiment_of(f"{name},tasks/countdown_public")
+    asked = experiment_of(f"{name},countdown/asked_in_chat")
+    assert isinstance(made.task, Countdown) and isinstance(asked.task, Countdown)
+    if "rl2" not in name:
+        assert made.task.prompt.startswith("<|im_start|>system") and made.task.prompt.endswith("<think>")
+    assert isinstance(public.task, CountdownRows)
+    assert (public.task.prompt, public.task.grader) == (made.task.prompt, made.task.grader)
+    tests = [one.task for one in public.evaluation.sets if one.split == "test"]
+    assert tests == [made.task], "the public rows have no test split"
+    assert isinstance(asked.model, PretrainedModel) and asked.model.chat is not None
+    assert "<|im_start|>" not in asked.task.prompt
+    assert asked.experiment_name == name + "_in_chat"
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    ["countdown/asked_in_chat", "tasks/countdown_scores_tinyzero_rl2", "tasks/countdown_open_think"],
+)
+def test_public_rows_and_their_test_problems_are_asked_and_graded_alike_in_any_order(fragment: str) -> None:
+    left, public = "countdown/qwen2.5-3b-instruct_grpo", "tasks/countdown_public"
+    asked = experiment_of(f"{left},{fragment}").task
+    assert isinstance(asked, Countdown)
+    for right in (f"{fragment},{public}", f"{public},{fragment}"):
+        config = experiment_of(f"{left},{right}")
+        assert isinstance(config.task, CountdownRows)
+        assert (config.task.prompt, config.task.grader) == (asked.prompt, asked.grader)
+        assert [one.task for one in config.evaluation.sets if one.split == "test"] == [asked]
+
+
+def test_the_single_file_grpos_scores_go_around_a_rollout_and_leave_demonstrations_alone() -> None:
+    expected: Any = experiment_of(COUNTDOWN[0]).task.grader
+    around = experiment_of(f"countdown/tiny_grpo,rollouts/until_mixed,{SCORES}")
+    assert isinstance(around.rollout, UntilMixed)
+    for rollout in (around.rollout.rollout, around.evaluation.rollout):
+        assert rollout is not None and rollout.unfinished_reward is None  # type: ignore[attr-defined]
+    taught = experiment_of(f"countdown/tiny_sft,{SCORES}")
+    assert taught.rollout == experiment_of("countdown/tiny_sft").rollout
+    for one in (around, taught):
+        assert one.task.grader.scores == expected.scores  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["tiny_sft", "tiny_grpo"])
+def test_the_tiny_models_prompts_and_demonstrations_fit_its_context(name: str) -> None:
+    config = experiment_of(f"countdown/{name}")
+    task = config.task
+    assert isinstance(task, Countdown)
+    for problem in task.problems("validation"):
+        demonstration = task.demonstration(problem, 1)
+        assert set(problem.prompt + demonstration) <= set(task.alphabet())
+        assert len(problem.prompt) + 96 <= config.context_length
+        assert len(demonstration) < 96
+
+
+# Guru
+
+
+@pytest.mark.parametrize("domain", ROWS)
+def test_a_domain_alone_is_trained_as_in_the_mixture_for_ten_passes(domain: str) -> None:
+    alone, together = experiment_of(f"guru/dapo_7b_{domain}"), experiment_of("guru/7b_grpo").task
+    assert isinstance(alone.task, RoutedRows) and isinstance(together, Mixture)
+    assert set(together.domains) == set(ROWS)
+    assert alone.task == together.domains[domain].task
+    passes = alone.iterations * 512 / ROWS[domain]
+    assert 10 <= passes < 10 + 512 / ROWS[domain]
+    assert all(route.startswith(domain) for route in alone.task.routes)
+    quirk = experiment_of(f"guru/dapo_7b_{domain},compat/guru_clip_not_higher").trainer
+    objective: Any = quirk.objective
+    assert (objective.clip_low, objective.clip_high) == (0.2, 0.2)
+    assert replace(quirk, objective=replace(objective, clip_high=0.28)) == alone.trainer
+
+
+def test_groups_without_spread_can_be_replaced() -> None:
+    assert isinstance(experiment_of("guru/dapo_7b_math,rollouts/until_mixed").rollout, UntilMixed)
+
+
+def test_the_suite_of_guru_is_the_published_one_with_a_set_of_each_domain_while_training() -> None:
+    sets = {one.label: one for one in experiment_of("guru/7b_grpo").evaluation.sets}
+    assert list(sets) == [
+        "aime24", "math500", "humaneval", "mbpp", "livecodebench", "gpqa_diamond", "supergpqa", "arcagi1",
+        "zebra_puzzle", "codeio", "cruxeval_i", "cruxeval_o", "finqa", "hitab", "multihier",
+        "livebench_reasoning", "livebench_language", "livebench_data_analysis", "ifeval",
+    ]  # fmt: skip
+    assert {(one.temperature, one.top_p) for one in sets.values()} == {(1.0, 0.7)}
+    assert {name: one.max_tokens for name, one in sets.items()} == {
+        name: (16 if name == "arcagi1" else 28) * 1024 for name in sets
+    }
+    assert sets["aime24"].samples == 32
+    assert {sets[name].samples for name in ("livecodebench", "gpqa_diamond", "hitab", "zebra_puzzle")} == {4}
+    assert (sets["finqa"].samples, sets["finqa"].problems, sets["finqa"].choose) == (1, 1000, "random")
+    measured: list[Any] = [one.task for one in sets.values() if one.while_training]
+    assert {route.partition("__")[0] for task in measured for route in task.routes} == set(ROWS)
+
+
+def test_every_file_that_is_read_has_a_configuration_that_makes_it() -> None:
+    experiment = experiment_of("guru/7b_grpo")
+    assert isinstance(experiment.task, Mixture)
+    tasks = [domain.task for domain in experiment.task.domains.values()]
+    tasks += [one.task for one in experiment.evaluation.sets if one.task is not None]
+    for task in tasks:
+        assert isinstance(task, RoutedRows)
+        for file in map(Path, (*task.train, *task.test)):
+            source = load([f"data/{file.parent.name}.jsonnet"], environ={}).data["data_source"]
+            assert source == file.parent.name
+            assert any(source.startswith(route) for route in task.routes)
+
+
+@pytest.mark.parametrize("name", ["guru/7b_grpo", "guru/dapo_7b_stem"])
+def test_science_can_be_judged_by_a_model_where_the_rule_rejects(name: str) -> None:
+    root = experiment_of(f"{name},guru/stem_judged", APP_JUDGE_URL="http://127.0.0.1:8000/v1")
+    task = root.task.domains["stem"].task if isinstance(root.task, Mixture) else root.task
+    assert isinstance(task, RoutedRows)
+    judge = task.routes["stem__web"]
+    assert isinstance(judge, JudgeGrader)
+    assert (judge.rule, judge.when, judge.deadline) == (MathGrader(), "rule_rejects", 60.0)
+    assert judge.reward("They are alike.\nFinal Decision: Yes") == 1.0
+    assert judge.reward("Final Decision: **No**") == 0.0

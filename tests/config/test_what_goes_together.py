@@ -1,0 +1,94 @@
+"""What makes no sense together is told with its key, its file and a remedy, before anything starts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.shipped import experiment_of, issues_of
+from treetune.contracts import Feature, Forks, OneLine, Turns
+from treetune.rollouts.single_turn import SingleTurn
+
+LINES = Path(__file__).with_name("refused.tsv").read_text().splitlines()
+REFUSED = {name: rest for name, *rest in (line.split("\t") for line in LINES if not line.startswith("#"))}
+
+THREADS = "threadweaver/tiny/rl_parallel_published"
+TREE = "quickstart/tree"
+TURNS = ("multi_turn/maze", "multi_turn/qwen2.5-1.5b-instruct_python_GSM8K")
+OVERLAP = "runtimes/one_step_overlap,rollouts/partial"
+MONTE_CARLO = "shaping: [], credit: {type: 'monte_carlo', samples: 3, "
+
+
+@pytest.mark.parametrize(("configs", "override", "keys", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_can_not_go_together_says_what_can(configs: str, override: str, keys: str, words: str) -> None:
+    issues = issues_of(configs, override)
+    assert sorted(str(issue.key) for issue in issues) == sorted(keys.split())
+    assert all(issue.source and issue.remedy for issue in issues), issues
+    told = [f"{issue.what} {issue.remedy}" for issue in issues if issue.key == keys.split()[0]]
+    expected = ".*".join(map(re.escape, words.split(" ... ")))
+    assert any(re.search(expected, " ".join(message.split())) for message in told), told
+
+
+@pytest.mark.parametrize(
+    ("configs", "override", "feature"),
+    [
+        (THREADS, "{shaping: [], credit: {type: 'monte_carlo'}, rollout+: {parallel: false}}", OneLine()),
+        (THREADS, f"{{{MONTE_CARLO} states: {{type: 'threads'}}}}}}", Forks()),
+        (f"{THREADS},rollouts/until_mixed", "{}", Forks()),
+        (TREE, f"{{{MONTE_CARLO}}}}}", OneLine()),
+        (TREE, "{credit: {type: 'monte_carlo', values: {type: 'siblings'}}}", OneLine()),
+        (f"{TREE},rollouts/until_mixed", "{}", OneLine()),
+        ("countdown/tiny_grpo", "{task+: {operators: ['*']}}", OneLine()),  # sampling needs no teacher
+        *(
+            (file, credit, Turns())
+            for file in TURNS
+            for credit in (
+                "{credit: {type: 'rloo'}}",
+                "{credit: {type: 'gae'}}",
+                f"{{{MONTE_CARLO} states: {{type: 'turns'}}}}}}",
+                "{credit: {type: 'monte_carlo', states: {type: 'turns'}, values: {type: 'siblings'}}}",
+            )
+        ),
+    ],
+)
+def test_what_is_made_for_each_other_goes_together(configs: str, override: str, feature: Feature) -> None:
+    assert feature in experiment_of(configs, override).rollout.gives
+
+
+@pytest.mark.parametrize("name", ["vineppo", "ppo"])
+def test_a_policy_gradient_with_truncated_importance_goes_with_answers_of_earlier_weights(name: str) -> None:
+    experiment = experiment_of(f"quickstart/{name},{OVERLAP}")
+    assert (experiment.overlap, experiment.rollout.carries) == ("one_step", True)
+
+
+@pytest.mark.parametrize("preset", ["treerl", "spo_tree", "treepo"])
+def test_published_trees_go_on_the_right_of_an_experiment(preset: str) -> None:
+    assert type(experiment_of(f"quickstart/grpo,presets/{preset}").rollout).__name__ == "TreeRollout"
+
+
+def test_an_evaluation_samples_answers_that_have_nothing_to_do_with_each_other() -> None:
+    root = experiment_of(TREE)
+    assert {type(one.rollout(root)) for one in root.evaluation.sets} == {SingleTurn}
+
+
+def test_what_an_environment_needs_and_is_not_there_is_told_before_a_run(tmp_path: Path) -> None:
+    search = f"{{type: 'search', corpus: ['{tmp_path}/passages.jsonl']}}"
+    experiment = experiment_of(TURNS[1], f"{{rollout+: {{environment+: {{tools: [{search}]}}}}}}")
+    assert experiment.missing_for_grades() == [f"{tmp_path}/passages.jsonl isn't there, which is searched"]
+
+
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("{lr: 1}", "{trainer+: {learning_rate: …}}"),
+        ("{trainer+: {lr: 1}}", "did you mean 'learning_rate'?"),
+        ("{batch_size: 1}", "{trainer+: {minibatch_size: …}}"),
+        ("{rollout+: {num_generations: 4}}", "did you mean 'samples'?"),
+        ("{rollout+: {max_new_tokens: 4}}", "did you mean 'max_tokens'?"),
+    ],
+)
+def test_a_key_that_other_libraries_have_is_answered_with_ours(override: str, remedy: str) -> None:
+    (issue,) = issues_of("quickstart/grpo", override)
+    assert remedy in str(issue.remedy)
