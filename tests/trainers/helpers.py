@@ -170,6 +170,84 @@ def one_rank():
     return Ranks.join(deadline_s=60)
 
 
+def policy_trainer(
+    objective=None, credit=None, load=tiny_model, iterations=1, temperature=0.8, nucleus=None, restarts=False,
+    **settings,
+):  # fmt: skip
+    """A trainer of the tiny model on one rank; its policy gradient or another objective, and settings."""
+    import torch
+
+    from treetune.trainers.base import Trainer
+    from treetune.trainers.core import PolicyTrainer
+    from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
+
+    dtype = getattr(torch, settings.get("precision", "float32"))
+    # Adam divides by eps where a gradient is 0 up to rounding.
+    base = {"learning_rate": 1e-3, "adam_eps": 1e-4}
+    return PolicyTrainer(
+        Trainer(objective=objective or ClippedPolicyGradient(), **base | settings),
+        lambda: load().to(dtype),
+        ranks=one_rank(),
+        seed=0,
+        temperature=temperature,
+        iterations=iterations,
+        nucleus=nucleus,
+        restarts=restarts,
+        **critic_of(credit),
+    )
+
+
+def trained(objective=None, rows=None, **more):
+    """A trainer after its first iteration, and that one's metrics."""
+    trainer = policy_trainer(objective, **more)
+    return trainer, trainer.train(0, rows or episodes(16))
+
+
+def weights_of(trained_one) -> dict:
+    """Of a trainer or a model, which may go on to change its own."""
+    of_model = dict(trained_one.named_parameters()) if hasattr(trained_one, "named_parameters") else None
+    weights = trained_one.weights() if of_model is None else of_model
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+
+def assert_close(one, other, atol: float = 1e-6) -> None:
+    """That all weights are the same but for rounding, of trainers or models or weights."""
+    one, other = (given if isinstance(given, dict) else weights_of(given) for given in (one, other))
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert (tensor.float() - other[name].float()).abs().max() <= atol, name
+
+
+def are_same(one, other) -> bool:
+    """Whether all weights are, to the bit."""
+    one, other = (given if isinstance(given, dict) else weights_of(given) for given in (one, other))
+    return one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+
+
+def row_logprobs(model, row: Episode, temperature: float = 0.8):
+    """Of every token of the vocabulary at each place of the answer, in one forward pass; and those of the
+    answer's own tokens."""
+    import torch
+
+    logits = model(torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])).logits
+    all_TV = (logits[0, len(row.prompt_ids) - 1 : -1] / temperature).log_softmax(-1)
+    return all_TV, all_TV.gather(1, torch.tensor(row.response_ids.tolist())[:, None])[:, 0]
+
+
+def plain_step(model, loss, optimiser=None):
+    """One step of AdamW with a bounded norm, which is returned, as every trainer here takes it."""
+    import torch
+
+    optimiser = optimiser or torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.0)
+    optimiser.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(
+        [weight for group in optimiser.param_groups for weight in group["params"]], 1.0
+    )
+    optimiser.step()
+    return float(norm)
+
+
 def launch(program: Path, arguments: Sequence[str], ranks: int) -> None:
     """Runs a Python program on several ranks with DeepSpeed's launcher."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}

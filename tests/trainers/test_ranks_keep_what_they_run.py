@@ -1,4 +1,4 @@
-"""A rank has the tokens of the rows that it runs, and trains as if it had all."""
+"""A rank has the tokens of the rows that it runs, and all have every row."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainers import update_program
-from tests.trainers.helpers import episodes, launch, paired_episodes, threaded_episodes
-from tests.trainers.test_update_does_not_depend_on_the_cut import SETTINGS
+from tests.trainers.helpers import episodes, paired_episodes, threaded_episodes
 from treetune.rollouts.storage import StoredEpisodes, write_episodes
 from treetune.runtime import generation
 from treetune.runtime.generation import stored_for_all
@@ -20,39 +18,7 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.batches import micro_batches, rows_of_rank
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.ranks import Ranks
-from treetune.trainers.scoring import SECONDS, SHARE
 from treetune.trainers.tokens import Sequences, units_of
-
-
-@pytest.mark.slow
-def test_the_weights_are_to_the_bit_those_of_ranks_that_keep_everything(tmp_path: Path) -> None:
-    """From a file that the first rank writes; with scoring before training, two epochs and a critic, with
-    pairs of rows that come twice, with threads, and with a reference that scored some answers ahead."""
-    import json
-
-    changes: dict[str, dict[str, Any]] = {
-        "critic": {"gae": True, "epochs": 2},
-        "pairs": {"objective": {"type": "dpo_positive"}, "advantage_normalisation": "none"},
-        "threads": {"threads": True, "layout": "packed", "zero_stage": 2},
-        "ahead": {"objective": {"type": "ppo", "kl_coef": 0.1}, "reference_scores": "while_sampling"},
-    }
-    kinds: list[dict[str, Any]] = [
-        {"stored": True, "heard": True},
-        {"keeps_all": True},
-    ]
-    outs, settings = [], []
-    for kind, of_kind in enumerate(kinds):
-        outs += [str(tmp_path / f"{name}-{kind}.safetensors") for name in changes]
-        settings += [SETTINGS | {"sequences_per_micro_batch": 3} | one | of_kind for one in changes.values()]
-    launch(Path(update_program.__file__), [json.dumps(settings), *outs], 2)
-    for name in changes:
-        few, all_of_them = (tmp_path / f"{name}-{kind}.safetensors" for kind in range(2))
-        assert few.read_bytes() == all_of_them.read_bytes(), name
-        metrics = [json.loads(one.with_suffix(".json").read_text()) for one in (few, all_of_them)]
-        shares = [one.pop(SHARE, 0.0) for one in metrics]
-        assert all((one.pop(SECONDS, 0.0) > 0) == (name == "ahead") for one in metrics), name
-        assert metrics[0] == metrics[1], name
-        assert (0 < shares[0] < 1, shares[1]) == (name == "ahead", 0), name
 
 
 def trainer(**settings: Any) -> Trainer:

@@ -7,15 +7,22 @@ import dataclasses
 import pytest
 import torch
 
-from tests.trainers.helpers import Call, critic_of, one_rank, paired_episodes, threaded_episodes, tiny_model
+from tests.trainers.helpers import (
+    Call,
+    assert_close,
+    one_rank,
+    paired_episodes,
+    plain_step,
+    threaded_episodes,
+    tiny_model,
+    trained,
+)
 from tests.trainers.test_update_does_not_depend_on_the_cut import OBJECTIVES
 from tests.trainers.update_program import made
 from treetune.rollouts.credit import Gae
 from treetune.trainers.base import Trainer
 from treetune.trainers.batches import micro_batches
-from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.tokens import Sequences
-from treetune.vocabulary import Episode
 
 LAYOUTS = ("padded", "packed", "tree")
 TEMPERATURE = 0.8
@@ -28,28 +35,12 @@ DIFFERENT = {"train/computed_tokens", "preference/accuracy"}
 """What may be: in the first step the policy is its reference, and rounding decides which is above."""
 
 
-def trained(objective: dict, rows: list[Episode], gae: Gae | None = None, **settings):
-    trainer = PolicyTrainer(
-        Trainer(objective=made(**objective), learning_rate=1e-3, adam_eps=1e-4, **settings),
-        tiny_model,
-        ranks=one_rank(),
-        seed=0,
-        temperature=TEMPERATURE,
-        iterations=1,
-        **critic_of(gae),
-    )
-    return trainer, trainer.train(0, rows)
-
-
 def assert_same(one, other) -> None:
-    weights, metrics = one
-    other_weights, other_metrics = other
-    for name, tensor in weights.items():
-        assert (tensor - other_weights[name]).abs().max() <= 1e-6, name
-    assert metrics.keys() == other_metrics.keys()
-    for name, value in metrics.items():
+    assert_close(one[0], other[0])
+    assert one[1].keys() == other[1].keys()
+    for name, value in one[1].items():
         if name not in DIFFERENT:
-            assert other_metrics[name] == pytest.approx(value, abs=2e-5), name
+            assert other[1][name] == pytest.approx(value, abs=2e-5), name
 
 
 def call_logprobs(model, call: Call) -> torch.Tensor:
@@ -65,13 +56,12 @@ def test_a_step_equals_a_plain_loop_over_calls(layout, aggregation):
     """Each call a forward pass of its own; a loss written down once more; AdamW."""
     made_up = threaded_episodes()
     trainer, metrics = trained(
-        {"type": "ppo", "aggregation": aggregation},
+        made("ppo", aggregation=aggregation),
         [episode for episode, _ in made_up],
         layout=layout,
         tokens_per_micro_batch=700,
     )
     model = tiny_model()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.0)
     counts = [sum(episode.trained) for episode, _ in made_up]
     loss = torch.zeros(())
     for (episode, calls), count in zip(made_up, counts, strict=True):
@@ -84,26 +74,24 @@ def test_a_step_equals_a_plain_loop_over_calls(layout, aggregation):
                 ratio = (logprobs - logprobs.detach()).exp()
                 loss = loss - weight * (torch.tensor(episode.advantages[begin:end]) * ratio).sum()
             begin = end
-    loss.backward()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimiser.step()
+    norm = plain_step(model, loss)
     assert metrics["train/loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
-    assert metrics["train/grad_norm"] == pytest.approx(float(norm), abs=1e-5)
-    for name, parameter in model.named_parameters():
-        assert (parameter - trainer.weights()[name]).abs().max() <= 1e-6, name
+    assert metrics["train/grad_norm"] == pytest.approx(norm, abs=1e-5)
+    assert_close(model, trainer)
 
 
 @pytest.mark.parametrize("objective", ["ppo", "gspo"])
 def test_neither_layout_nor_cut_changes_an_update_from_threads(objective):
     """Also where an objective needs whole answers, of which one has 52 rows."""
     rows = [episode for episode, _ in threaded_episodes()]
-    settings = {"objective": {"type": objective}, "rows": rows, "minibatch_size": 5, "epochs": 2}
-    results = []
-    for layout in LAYOUTS:
-        for tokens in (100_000, 300):
-            trainer, metrics = trained(**settings, layout=layout, tokens_per_micro_batch=tokens)
-            assert metrics["train/steps"] == 6, "12 answers in minibatches of 5, twice"
-            results.append((trainer.weights(), metrics))
+    results = [
+        trained(
+            made(objective), rows, minibatch_size=5, epochs=2, layout=layout, tokens_per_micro_batch=tokens
+        )
+        for layout in LAYOUTS
+        for tokens in (100_000, 300)
+    ]
+    assert results[0][1]["train/steps"] == 6, "12 answers in minibatches of 5, twice"
     for other in results[1:]:
         assert_same(results[0], other)
 
@@ -111,13 +99,12 @@ def test_neither_layout_nor_cut_changes_an_update_from_threads(objective):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_tree_makes_the_same_update_as_rows_with_every_objective(name):
     """With a reference, several steps (so old log-probs), and a problem's answers sharing prefixes."""
-    objective = OBJECTIVES[name] | CHANGED.get(name, {})
+    objective = made(**OBJECTIVES[name] | CHANGED.get(name, {}))
     rows = [dataclasses.replace(e, score=float(i % 3 == 0)) for i, (e, _) in enumerate(threaded_episodes(8))]
-    if made(**objective).needs_pairs:
+    if objective.needs_pairs:
         rows = paired_episodes(pairs=4, of=rows)
     settings = {"minibatch_size": 4, "tokens_per_micro_batch": 500}
-    padded, tree = (trained(objective, rows, layout=layout, **settings) for layout in ("padded", "tree"))
-    assert_same((padded[0].weights(), padded[1]), (tree[0].weights(), tree[1]))
+    assert_same(*(trained(objective, rows, layout=layout, **settings) for layout in ("padded", "tree")))
 
 
 def test_a_sequence_has_a_row_for_each_part_that_was_sampled_in_one_go():
@@ -143,7 +130,7 @@ def test_stretches_that_leave_out_tokens_are_refused():
 def test_a_critic_that_goes_from_token_to_token_is_refused():
     rows = [episode for episode, _ in threaded_episodes(4)]
     with pytest.raises(ValueError, match="has threads, and what a critic learns"):
-        trained({"type": "ppo"}, rows, gae=Gae())
+        trained(rows=rows, credit=Gae())
 
 
 def test_a_tree_runs_what_rows_begin_with_alike_once():
@@ -152,7 +139,7 @@ def test_a_tree_runs_what_rows_begin_with_alike_once():
     computed = {}
     for layout in LAYOUTS:
         settings = {"layout": layout, "minibatch_size": 12, "epochs": 2, "tokens_per_micro_batch": 100_000}
-        _, metrics = trained({"type": "ppo"}, rows, **settings)
+        _, metrics = trained(rows=rows, **settings)
         computed[layout] = metrics["train/computed_tokens"]
     seen = [call.context + call.token_ids for _, calls in made_up for call in calls if call.trained]
     assert computed["padded"] == computed["packed"] == 2 * sum(map(len, seen))

@@ -13,6 +13,7 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.trainers import update_program
 from tests.trainers.helpers import launch
 from treetune.trainers.objectives.base import Objective
+from treetune.trainers.scoring import SECONDS, SHARE
 
 SETTINGS = {
     "learning_rate": 1e-3,
@@ -24,15 +25,10 @@ SETTINGS = {
 TOLERANCE = 1e-6
 
 
-def update(tmp_path: Path, name: str, ranks: int = 1, **changes: object) -> tuple[dict, dict]:
-    return updates(tmp_path, {name: changes}, ranks)[name]
-
-
 def updates(tmp_path: Path, changes: dict[str, dict], ranks: int = 1) -> dict[str, tuple[dict, dict]]:
     """Several updates by the same processes."""
     outs = {name: tmp_path / f"{name}.safetensors" for name in changes}
     settings = json.dumps([SETTINGS | changed for changed in changes.values()])
-    tmp_path.mkdir(exist_ok=True)
     launch(Path(update_program.__file__), [settings, *map(str, outs.values())], ranks)
     return {
         name: (load_file(out), json.loads(out.with_suffix(".json").read_text())) for name, out in outs.items()
@@ -101,6 +97,13 @@ THREADS = {
 }
 
 
+EVERY_MATRIX_SHARED = {
+    "zero0": {"resumes": True},
+    "zero1": {"objective": RANK, "correct": 6, "advantage_normalisation": "none"},
+    "zero2": {"gae": True},
+}
+
+
 ALONE = {
     "ppo": {"sequences_per_micro_batch": 8},
     # Large enough that ZeRO-3 deals it out, and run in chunks of three positions.
@@ -116,6 +119,10 @@ ALONE = {
     },
     **{f"shared {name}": changed for name, changed in SEQUENCES_SHARED.items()},
     **{f"threads {name}": {"threads": True, **changed} for name, changed in THREADS.items()},
+    **{
+        f"matrices {name}": {"model": {"kv_heads": 2, "tied": True}, **changed}
+        for name, changed in EVERY_MATRIX_SHARED.items()
+    },
 }
 CUT = {"sequences_per_micro_batch": 3, "layout": "packed"}
 ON_TWO_RANKS = {
@@ -155,6 +162,27 @@ ON_TWO_RANKS = {
         )
         for stage, name in enumerate(THREADS)
     },
+    **{
+        f"matrices {name}": (
+            f"matrices {name}",
+            {
+                "tensor_parallel_size": 2,
+                "sequences_per_micro_batch": 3,
+                "zero_stage": stage,
+                **({"layout": "tree"} if stage == 1 else {}),
+            },
+        )
+        for stage, name in enumerate(EVERY_MATRIX_SHARED)
+    },
+}
+
+KEPT = {
+    # What ranks do that have the tokens of the rows that they run alone: from a file that the first one
+    # writes, and with a reference that scored some answers ahead.
+    "critic": {"gae": True, "epochs": 2},
+    "pairs": {"objective": {"type": "dpo_positive"}, "advantage_normalisation": "none"},
+    "threads": {"threads": True, "layout": "packed", "zero_stage": 2},
+    "ahead": {"objective": {"type": "ppo", "kl_coef": 0.1}, "reference_scores": "while_sampling"},
 }
 
 
@@ -165,7 +193,12 @@ def by_one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dic
 
 @pytest.fixture(scope="module")
 def by_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict, dict]]:
-    changes = {name: ALONE[of] | cut for name, (of, cut) in ON_TWO_RANKS.items()}
+    kept = {name: {"sequences_per_micro_batch": 3} | changes for name, changes in KEPT.items()}
+    changes = (
+        {f"part {name}": given | {"stored": True, "heard": True} for name, given in kept.items()}
+        | {f"all {name}": given | {"keeps_all": True} for name, given in kept.items()}
+        | {name: ALONE[of] | cut for name, (of, cut) in ON_TWO_RANKS.items()}
+    )
     return updates(tmp_path_factory.mktemp("two"), changes, ranks=2)
 
 
@@ -174,7 +207,8 @@ def test_two_ranks_make_the_same_update_as_one(name, by_one_rank, by_two_ranks):
     """Packed; with every objective, also where a rank has no correct answer; with ZeRO, which reduces in
     every backward pass, so that ranks with unequal work must not drift apart; and where they share each
     sequence (Ulysses): with a critic, with sequences of one row kept apart, for losses of whole answers.
-    And with threads, of which one answer has 50: row by row, and as prefix trees that are cut.
+    And with threads, of which one answer has 50: row by row, and as prefix trees that are cut. And where
+    they share every matrix (AutoTP), also on prefix trees.
     """
     assert_same(by_one_rank[ON_TWO_RANKS[name][0]], by_two_ranks[name])
 
@@ -183,20 +217,19 @@ def test_no_objective_is_left_out_of_the_above():
     assert {given["type"] for given in OBJECTIVES.values()} == set(Objective.registered())
 
 
-def test_two_ranks_that_share_every_matrix_make_the_same_update(tmp_path):
-    """DeepSpeed's tensor parallelism; also on prefix trees."""
-    model = {"model": {"kv_heads": 2, "tied": True}}
-    changes = {
-        "zero0": model | {"resumes": True},
-        "zero1": model | {"objective": RANK, "correct": 6, "advantage_normalisation": "none"},
-        "zero2": model | {"gae": True},
+@pytest.mark.parametrize("name", KEPT)
+def test_ranks_that_keep_what_they_run_come_to_the_bits_of_ranks_that_keep_everything(name, by_two_ranks):
+    """With scoring before training, two epochs and a critic, with pairs of rows that come twice, with
+    threads, and with a reference that scored some answers ahead."""
+    (weights, metrics), (all_weights, all_metrics) = (
+        by_two_ranks[f"{kind} {name}"] for kind in ("part", "all")
+    )
+    assert weights.keys() == all_weights.keys()
+    assert all((tensor == all_weights[name]).all() for name, tensor in weights.items())
+    own = {SHARE, SECONDS}
+    shares = [one.get(SHARE, 0.0) for one in (metrics, all_metrics)]
+    assert (0 < shares[0] < 1, shares[1]) == (name == "ahead", 0)
+    assert all((one.get(SECONDS, 0.0) > 0) == (name == "ahead") for one in (metrics, all_metrics))
+    assert {k: v for k, v in metrics.items() if k not in own} == {
+        k: v for k, v in all_metrics.items() if k not in own
     }
-    alone = updates(tmp_path / "alone", changes)
-    shared = {
-        name: changed
-        | {"tensor_parallel_size": 2, "sequences_per_micro_batch": 3, "zero_stage": int(name[-1])}
-        | ({"layout": "tree"} if name == "zero1" else {})
-        for name, changed in changes.items()
-    }
-    for name, update_of_two in updates(tmp_path / "two", shared, ranks=2).items():
-        assert_same(alone[name], update_of_two)

@@ -41,6 +41,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     logprobs.LOGITS_PER_CHUNK = settings.pop("logits_per_chunk", 2**24)
     gae = Gae() if settings.pop("gae", False) else None
     resumes = settings.pop("resumes", False)
+    of_rank = core.sequences_of_rank
     if settings.pop("keeps_all", False):
         core.sequences_of_rank = lambda episodes, *_, **__: Sequences.of(episodes)
     heard = settings.pop("heard", False)
@@ -94,6 +95,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
         second.train(1, rows)
         one, other = first.weights(), second.weights()
         assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    core.sequences_of_rank = of_rank
     ranks.barrier("written")
 
 
