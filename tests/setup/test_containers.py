@@ -51,40 +51,28 @@ def singularity_files() -> dict[str, str]:
     return dict(line.split() for line in section("files").splitlines() if line.strip())
 
 
-def bases() -> dict[str, str]:
+def test_both_start_from_one_pinned_image_with_the_cuda_of_the_lock_file() -> None:
     docker = next(rest.removeprefix("BASE=") for name, rest in instructions() if name == "ARG")
     assert dict(instructions())["FROM"] == "${BASE}"
-    singularity = re.search(r"^From: (\S+)$", SINGULARITY.read_text(), re.MULTILINE)
-    assert singularity
-    return {"Dockerfile": docker, "singularity.def": singularity[1]}
-
-
-def test_both_start_from_one_pinned_image() -> None:
-    assert len(set(bases().values())) == 1
-    assert re.fullmatch(r"nvidia/cuda:\d+\.\d+\.\d+-devel-ubuntu\d+\.\d+", bases()["Dockerfile"])
-
-
-def test_the_images_cuda_is_the_one_that_the_lock_file_was_made_for() -> None:
-    image = re.search(r"cuda:(\d+\.\d+)", bases()["Dockerfile"])
+    assert f"From: {docker}" in SINGULARITY.read_text().splitlines()
+    image = re.fullmatch(r"nvidia/cuda:(\d+\.\d+)\.\d+-devel-ubuntu\d+\.\d+", docker)
     lock = (ROOT / "requirements.txt").read_text()
     pinned = re.search(r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+\.\d+)", lock, re.MULTILINE)
-    assert image and pinned
-    assert image[1] == pinned[1]
+    assert image and pinned and image[1] == pinned[1]
 
 
 def test_both_take_the_same_steps_of_one_script() -> None:
     called = re.compile(r"\./scripts/container/install\.sh (\w+)")
-    docker = [step for name, rest in instructions() if name == "RUN" for step in called.findall(rest)]
-    assert tuple(docker) == tuple(called.findall(section("post"))) == STEPS
-    for file in (DOCKER, SINGULARITY):
-        assert not {"apt-get", "setup.sh", "compileall"} & set(
-            re.split(r"[\s/]", called.sub("", steps_of(file)))
-        )
+    docker = "\n".join(rest for name, rest in instructions() if name == "RUN")
+    for steps in (docker, section("post")):
+        assert tuple(called.findall(steps)) == STEPS
+        assert not {"apt-get", "setup.sh", "compileall"} & set(re.split(r"[\s/]", called.sub("", steps)))
 
 
-def steps_of(file: Path) -> str:
-    """What is carried out while the image is built."""
-    return section("post") if file == SINGULARITY else "\n".join(r for n, r in instructions() if n == "RUN")
+def stand_in(path: Path, does: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{does}\n")
+    path.chmod(0o755)
 
 
 def test_the_systems_packages_are_those_that_the_set_up_asks_for(tmp_path: Path) -> None:
@@ -93,8 +81,7 @@ def test_the_systems_packages_are_those_that_the_set_up_asks_for(tmp_path: Path)
     script.parent.mkdir(parents=True)
     script.write_text(INSTALL.read_text().replace("/var/lib/apt/lists", f"{tmp_path}/lists"))
     asked = tmp_path / "asked"
-    (tmp_path / "apt-get").write_text(f'#!/bin/bash\necho "$*" >>{asked}\n')
-    (tmp_path / "apt-get").chmod(0o755)
+    stand_in(tmp_path / "apt-get", f'echo "$*" >>{asked}')
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     subprocess.run(["bash", str(script), "system"], env=environment, check=True, timeout=60)
     update, install = asked.read_text().splitlines()
@@ -108,10 +95,8 @@ def test_a_folder_that_was_there_stays_when_the_container_was_tried_in_it(
 ) -> None:
     """With stand-ins for what builds it, which fails at once."""
     tools = {"buildah": "exit 1", "mmdebstrap": "exit 1", "id": "echo 0", "unshare": "exit 1"}
-    (tmp_path / "bin").mkdir()
     for name, does in tools.items():
-        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{does}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+        stand_in(tmp_path / "bin" / name, does)
     folder = tmp_path / "a folder"
     (folder / "mine").mkdir(parents=True)
     environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "FOLDER": str(folder), "KEEP": keep}
@@ -128,7 +113,7 @@ def test_a_folder_that_was_there_stays_when_the_container_was_tried_in_it(
 )
 def test_a_step_that_is_none_or_lacks_the_device_is_refused(arguments: tuple[str, ...], told: str) -> None:
     done = subprocess.run(
-        ["bash", str(INSTALL), *arguments],
+        ["bash", INSTALL, *arguments],
         env={"PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -153,9 +138,8 @@ def test_the_docker_image_is_set_up_and_started_by_somebody_who_is_not_root() ->
     assert all(line.startswith(f"COPY --chown={user} ") for line in after.splitlines() if "COPY" in line)
 
 
-@pytest.mark.parametrize("image", ["docker", "singularity"])
-def test_everything_that_is_copied_is_there(image: str) -> None:
-    sources = singularity_files() if image == "singularity" else [s for some, _ in copies() for s in some]
+def test_everything_that_is_copied_is_there() -> None:
+    sources = [*singularity_files(), *(source for some, _ in copies() for source in some)]
     assert [name for name in sources if not (ROOT / name).exists()] == []
 
 
@@ -164,9 +148,8 @@ def test_the_images_hold_what_a_run_needs() -> None:
     assert (["."], ".") in copies(), "the whole checkout, but for what .dockerignore says"
     for name in NEEDED_BY_A_RUN:
         parts = [name, *map(str, Path(name).parents)]
-        assert not [p for p in ignored if any(fnmatch.fnmatch(part, p) for part in parts)], (
-            f"{name} is left out"
-        )
+        left_out = [p for p in ignored if any(fnmatch.fnmatch(part, p) for part in parts)]
+        assert not left_out, f"{name} is left out"
         held = [target for source, target in singularity_files().items() if source in parts]
         assert held, f"singularity.def leaves {name} out"
     assert all(target == f"/treetune/{source}" for source, target in singularity_files().items())
@@ -207,16 +190,13 @@ def test_both_start_run_sh_as_it_is() -> None:
 
 def test_shared_memory_is_the_hosts_wherever_a_container_is_spoken_of() -> None:
     """One rule: two versions of the weights lie there, however large they are."""
-    texts = {
-        path: (ROOT / path).read_text()
-        for path in (
-            "Dockerfile",
-            "docs/hardware.md",
-            "docs/troubleshooting.md",
-            "src/treetune_cluster/doctor.py",
-        )
-    }
-    assert [path for path, text in texts.items() if "--ipc=host" not in text] == []
+    spoken_of = (
+        "Dockerfile",
+        "docs/hardware.md",
+        "docs/troubleshooting.md",
+        "src/treetune_cluster/doctor.py",
+    )
+    assert [path for path in spoken_of if "--ipc=host" not in (ROOT / path).read_text()] == []
     everything = [*ROOT.glob("docs/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("*.md"), DOCKER, SINGULARITY]
     assert [path for path in everything if "--shm-size" in path.read_text()] == []
 
@@ -244,9 +224,7 @@ def test_what_is_bound_to_a_volume_belongs_to_who_runs_there() -> None:
 def test_the_launcher_is_found_by_what_is_executed_in_the_singularity_image(tmp_path: Path) -> None:
     script = section("environment") + 'command -v deepspeed && echo "$PATH"'
     deepspeed = tmp_path / "treetune/.venv/bin/deepspeed"
-    deepspeed.parent.mkdir(parents=True)
-    deepspeed.write_text("#!/bin/sh\n")
-    deepspeed.chmod(0o755)
+    stand_in(deepspeed, "")
     script = script.replace("/treetune/", f"{tmp_path}/treetune/")
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
     assert done.stdout.splitlines()[0] == str(deepspeed)

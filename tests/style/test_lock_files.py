@@ -54,12 +54,8 @@ def pins(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", LOCKS)
-def test_every_requirement_is_pinned_once(name: str) -> None:
+def test_every_requirement_is_pinned_once_with_hashes(name: str) -> None:
     assert pins(name)
-
-
-@pytest.mark.parametrize("name", LOCKS)
-def test_every_requirement_has_hashes(name: str) -> None:
     for requirement, hashes in entries(name).items():
         assert hashes, f"{requirement}: run scripts/lock_hashes.py {name}"
         assert len(set(hashes)) == len(hashes)
@@ -68,9 +64,8 @@ def test_every_requirement_has_hashes(name: str) -> None:
 
 def test_what_locks_share_has_the_same_hashes() -> None:
     known: dict[str, list[str]] = {}
-    for name in LOCKS:
-        for requirement, hashes in entries(name).items():
-            assert known.setdefault(requirement, hashes) == hashes, f"{requirement} in {name}"
+    for requirement, hashes in ((r, h) for name in LOCKS for r, h in entries(name).items()):
+        assert known.setdefault(requirement, hashes) == hashes, requirement
 
 
 def test_no_build_of_torch_is_in_both_sets() -> None:
@@ -82,12 +77,10 @@ def test_no_build_of_torch_is_in_both_sets() -> None:
 def test_a_cpu_build_is_not_taken_where_the_lock_has_the_other_ones_hash(tmp_path: Path) -> None:
     """pip takes 1.0+cpu for 1.0 unless hashes are asked for."""
     wheel = tmp_path / "thing-1.0+cpu-py3-none-any.whl"
+    info = {"METADATA": "Metadata-Version: 2.1\nName: thing\nVersion: 1.0+cpu\n", "RECORD": ""}
     with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr(
-            "thing-1.0+cpu.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0+cpu\n"
-        )
-        file.writestr("thing-1.0+cpu.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        file.writestr("thing-1.0+cpu.dist-info/RECORD", "")
+        for name, text in (info | {"WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n"}).items():
+            file.writestr(f"thing-1.0+cpu.dist-info/{name}", text)
     lock = tmp_path / "lock.txt"
 
     def taken(*options: str) -> bool:
@@ -142,28 +135,13 @@ def test_written_hashes_replace_those_before_and_stay_where_the_index_has_none(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(
-        lock_hashes,
-        "files_of",
-        lambda index, package: {"known-1.0.tar.gz": "a" * 64} if package == "known" else {},
-    )
+    files = {"known": {"known-1.0.tar.gz": "a" * 64}}
+    monkeypatch.setattr(lock_hashes, "files_of", lambda index, package: files.get(package, {}))
     lock = tmp_path / "lock.txt"
-    lock.write_text(
-        "# a list\n"
-        'known==1.0; python_version > "3"  # other\n'
-        "unknown==2.0 \\\n"
-        f"    --hash=sha256:{'b' * 64} \\\n"
-        f"    --hash=sha256:{'c' * 64}\n"
-    )
-    expected = (
-        "# a list\n"
-        'known==1.0; python_version > "3" \\\n'
-        f"    --hash=sha256:{'a' * 64}\n"
-        "    # other\n"
-        "unknown==2.0 \\\n"
-        f"    --hash=sha256:{'b' * 64} \\\n"
-        f"    --hash=sha256:{'c' * 64}\n"
-    )
+    kept = f"unknown==2.0 \\\n    --hash=sha256:{'b' * 64} \\\n    --hash=sha256:{'c' * 64}\n"
+    lock.write_text(f'# a list\nknown==1.0; python_version > "3"  # other\n{kept}')
+    known = f'known==1.0; python_version > "3" \\\n    --hash=sha256:{"a" * 64}\n    # other\n'
+    expected = f"# a list\n{known}{kept}"
     monkeypatch.setattr(sys, "argv", ["lock_hashes.py", str(lock)])
     for _ in range(2):
         assert lock_hashes.main() == 1
@@ -185,15 +163,12 @@ def test_additions_hold_nothing_that_a_set_has_already(addition: str) -> None:
         assert not pins(addition).keys() & pins(base).keys()
 
 
-def test_the_cpu_set_has_no_cuda_builds() -> None:
+def test_each_set_has_what_was_promised_and_the_cpus_no_cuda_builds() -> None:
+    promised = {"torch", "deepspeed", "vllm", "transformers", "jsonnet", "datasets", "wandb"}
+    assert promised <= pins("requirements.txt").keys()
     cpu = pins("requirements-cpu.txt")
     assert not {"torchvision", "torchaudio", "torchcodec", "triton"} & cpu.keys()
     assert not [name for name in cpu if name.startswith(("nvidia-", "cuda-"))]
-
-
-def test_the_nvidia_set_has_what_was_promised() -> None:
-    promised = {"torch", "deepspeed", "vllm", "transformers", "jsonnet", "datasets", "wandb"}
-    assert promised <= pins("requirements.txt").keys()
 
 
 def test_everything_that_the_code_imports_is_in_the_lock() -> None:
