@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,8 +76,7 @@ READ_ANSWERS = """return {
 }"""
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(NamedTuple):
     """One number on a page: where, of which iteration, as the page has it; exactly, or in so many digits."""
 
     page: str
@@ -95,7 +94,7 @@ class Watch:
     readings: int = 0
     said: set[Said] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
-    states: list[tuple[float, str]] = field(default_factory=list)
+    state: str = ""
     done: int = 0
     taken_back: list[str] = field(default_factory=list)
     """Iterations done, where the page had said more before: a blow between an iteration's metrics and its
@@ -107,8 +106,7 @@ class Watch:
         curves, answers = self.curves.script(READ_CURVES), self.answers.script(READ_ANSWERS)
         if not (curves["marked"] and answers["marked"]):
             self.wrong.append("a page was loaded anew")
-        if not self.states or self.states[-1][1] != curves["state"]:
-            self.states.append((time.monotonic(), curves["state"]))
+        self.state = curves["state"]
         self.said |= {*_of_curves(curves), *_of_answers(answers)}
         done = re.search(r"(\d+) of \d+ iterations", curves["words"])
         if done:
@@ -160,7 +158,10 @@ def _of_answers(read: Mapping[str, Any]) -> Iterator[Said]:
 def records(experiment: Experiment) -> dict[tuple[str, str, int], float]:
     """What is so, by page, name and iteration: read from the run's files, past the viewer."""
     directory, found = experiment.directory, dict[tuple[str, str, int], float]()
-    rows = [{key: value for key, value in row.items() if _is_told(value)} for row in directory.read_metrics()]
+    rows = [
+        {key: value for key, value in row.items() if isinstance(value, int | float) and math.isfinite(value)}
+        for row in directory.read_metrics()
+    ]
     recorded = {key for row in rows for key in row}
     for row in rows:
         after = row["iteration"] + 1
@@ -175,9 +176,8 @@ def records(experiment: Experiment) -> dict[tuple[str, str, int], float]:
         after = int(path.parent.parent.name)
         for kind, key in (("y", "pass_at_1"), ("low", "ci_low"), ("high", "ci_high")):
             found["curves", f"pass@1 on validation, {kind}", after] = summary[key]
-        found["legend", "pass@1 on validation, y", after] = found["top", "pass@1", after] = summary[
-            "pass_at_1"
-        ]
+        found["legend", "pass@1 on validation, y", after] = summary["pass_at_1"]
+        found["top", "pass@1", after] = summary["pass_at_1"]
     for iteration in range(ITERATIONS):
         folder = directory.iteration(iteration)
         for one in read_trajectories(folder / "trajectories.arrow"):
@@ -190,11 +190,6 @@ def records(experiment: Experiment) -> dict[tuple[str, str, int], float]:
             mean = math.fsum(own) / len(own)
             found["answers", f"{episode.trajectory}, advantage mean", iteration + 1] = mean
     return found
-
-
-def _is_told(value: object) -> bool:
-    """A number that a curve can have."""
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def wrong_ones(said: set[Said], true: Mapping[tuple[str, str, int], float]) -> list[str]:
@@ -214,24 +209,12 @@ def wrong_ones(said: set[Said], true: Mapping[tuple[str, str, int], float]) -> l
     return sorted(found)
 
 
-@dataclass(frozen=True)
-class Blow:
-    """A kill: seconds of work of that start, iterations recorded by then; how long the page took to say that
-    the run had stopped, and before that, that it ran again."""
-
-    seconds: float
-    recorded: int
-    stopped_after_s: float
-    running_after_s: float
-
-
-def strike(run: Forked, watch: Watch, seconds: float) -> tuple[float, int, float]:
-    """Starts the run and kills it after so many seconds of work; until the page says so. The run's end before
-    that ends the script."""
+def strike(run: Forked, watch: Watch, seconds: float) -> str:
+    """Starts the run and kills it after so many seconds of work, until the page says so. Returns a row of the
+    page's table. The run's end before that ends the script."""
     recorded = len(_recorded(run))
-    process = run.start()
-    begun = time.monotonic()
-    watch.until(lambda: _state(watch) == "running", LONGEST_START_S, "running run on the page")
+    process, begun = run.start(), time.monotonic()
+    watch.until(lambda: watch.state == "running", LONGEST_START_S, "running run on the page")
     running = time.monotonic() - begun
     watch.until(lambda: len(_recorded(run)) > recorded or _ended(process), LONGEST_START_S, "iteration")
     at = time.monotonic() + seconds
@@ -240,9 +223,9 @@ def strike(run: Forked, watch: Watch, seconds: float) -> tuple[float, int, float
         raise SystemExit("the run came to its end before all blows had fallen: give fewer --kills")
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
-    struck = time.monotonic()
-    watch.until(lambda: _state(watch) == "stopped", LONGEST_START_S, "stopped run on the page")
-    return running, len(_recorded(run)), time.monotonic() - struck
+    struck, recorded = time.monotonic(), len(_recorded(run))
+    watch.until(lambda: watch.state == "stopped", LONGEST_START_S, "stopped run on the page")
+    return f"| {seconds:.1f} | {recorded} | {running:.1f} | {time.monotonic() - struck:.1f} |"
 
 
 def _recorded(run: Forked) -> list[Path]:
@@ -251,10 +234,6 @@ def _recorded(run: Forked) -> list[Path]:
 
 def _ended(process: int) -> bool:
     return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _state(watch: Watch) -> str:
-    return watch.states[-1][1] if watch.states else ""
 
 
 def main() -> int:
@@ -287,20 +266,31 @@ def main() -> int:
             blows = []
             for _ in range(options.kills):
                 seconds = draw.uniform(0, options.within)
-                running, recorded, stopped = strike(run, watch, seconds)
-                blows.append(Blow(seconds, recorded, stopped, running))
+                blows.append(strike(run, watch, seconds))
                 print(blows[-1], flush=True)
             process = run.start()
             watch.until(lambda: _ended(process), LONGEST_RUN_S, "end of the run")
             run.end(process)
-            watch.until(lambda: _state(watch) == "finished", LONGEST_START_S, "finished run on the page")
+            watch.until(lambda: watch.state == "finished", LONGEST_START_S, "finished run on the page")
             watch.until(lambda: watch.done == ITERATIONS, 30, f"{ITERATIONS} iterations on the page")
             faults = curves.faults() + answers.faults()
             curves.open("about:blank")
             answers.open("about:blank")
         true = records(run.experiment)
     wrong = [*watch.wrong, *faults, *wrong_ones(watch.said, true)]
-    text = page(options, watch, blows, wrong, time.monotonic() - begun)
+    counts = Counter(one.page for one in watch.said)
+    text = PAGE.format(
+        **vars(options),
+        iterations=ITERATIONS,
+        readings=watch.readings,
+        minutes=(time.monotonic() - begun) / 60,
+        cores=len(os.sched_getaffinity(0)),
+        python=platform.python_version(),
+        rows="\n".join(f"| {number} {row}" for number, row in enumerate(blows, 1)),
+        verdict=f"**Wrong**: {'; '.join(wrong[:20])}" if wrong else GOOD,
+        taken_back="; ".join(watch.taken_back) or "none",
+        **{name: counts[name] for name in ("curves", "legend", "top", "answers")},
+    )
     if options.output:
         options.output.write_text(text)
     print("\n" + text)
@@ -350,30 +340,6 @@ and carried out anew: {taken_back}.
 GOOD = """None was wrong, and neither page was loaded
 anew: what a script had put into their windows at the start was there at the end. No error in the console, no
 request to another machine."""
-
-
-def page(
-    options: argparse.Namespace, watch: Watch, blows: list[Blow], wrong: list[str], seconds: float
-) -> str:
-    rows = [
-        f"| {i} | {one.seconds:.1f} | {one.recorded} | {one.running_after_s:.1f} |"
-        f" {one.stopped_after_s:.1f} |"
-        for i, one in enumerate(blows, 1)
-    ]
-    counts = Counter(one.page for one in watch.said)
-    return PAGE.format(
-        kills=options.kills,
-        seed=options.seed,
-        iterations=ITERATIONS,
-        readings=watch.readings,
-        minutes=seconds / 60,
-        cores=len(os.sched_getaffinity(0)),
-        python=platform.python_version(),
-        rows="\n".join(rows),
-        verdict=f"**Wrong**: {'; '.join(wrong[:20])}" if wrong else GOOD,
-        taken_back="; ".join(watch.taken_back) or "none",
-        **{name: counts[name] for name in ("curves", "legend", "top", "answers")},
-    )
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 import treetune.parts  # noqa: E402  (registers them)
 from treetune.config import schema  # noqa: E402
 from treetune.config.jsonnet import CONFIGS, configurations, load  # noqa: E402
-from treetune.main import main as treetune  # noqa: E402
+from treetune.main import main as carry_out  # noqa: E402
 from treetune.runtime.base import Runtime  # noqa: E402
 
 SFT, GRPO, PPO, VINEPPO, RESTEM, DPO = (
@@ -317,7 +317,7 @@ def outcome(mutation: Mutation, folder: Path) -> Outcome:
         contextlib.redirect_stderr(err),
     ):
         try:
-            code = treetune([*arguments, "check_config"])
+            code = carry_out([*arguments, "check_config"])
         except SystemExit as end:
             code = int(end.code or 0)
         except Exception:
