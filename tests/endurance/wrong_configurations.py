@@ -32,7 +32,7 @@ import annotated_types
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-import treetune.parts  # noqa: E402  (registers them)
+import treetune.parts  # noqa: E402, F401  (registers them)
 from treetune.config import schema  # noqa: E402
 from treetune.config.jsonnet import CONFIGS, configurations, load  # noqa: E402
 from treetune.main import main as carry_out  # noqa: E402
