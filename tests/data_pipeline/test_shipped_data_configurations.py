@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,7 @@ def test_rows_that_guru_leaves_out_are_left_out(name: str, changed: dict[str, st
     assert _pipeline(name).rows_of(SOURCE_ROWS[name]["row"] | changed) == [filtered_by]
 
 
+@cache
 def _pipeline(name: str) -> PrepareData:
     built = build(DataPipeline, load([str(ROOT / "configs" / "data" / f"{name}.jsonnet")], ()).data)
     assert isinstance(built, PrepareData)

@@ -34,17 +34,8 @@ def stand_in_hub() -> Iterator[Hub]:
             pass
 
         def do_POST(self) -> None:
-            self._answer("POST")
-
-        def do_PUT(self) -> None:
-            self._answer("PUT")
-
-        def do_GET(self) -> None:
-            self._answer("GET")
-
-        def _answer(self, method: str) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            hub.requests.append(f"{method} {self.path}")
+            hub.requests.append(f"{self.command} {self.path}")
             status, value = self._value(body)
             data = json.dumps(value).encode()
             self.send_response(status)
@@ -52,6 +43,8 @@ def stand_in_hub() -> Iterator[Hub]:
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+
+        do_GET = do_PUT = do_POST
 
         def _value(self, body: bytes) -> tuple[int, Any]:
             path = self.path.partition("?")[0]
@@ -73,11 +66,8 @@ def stand_in_hub() -> Iterator[Hub]:
             if "/commit/" in path:
                 for line in map(json.loads, body.splitlines()):
                     self._keep(line["key"], line["value"])
-                return 200, {
-                    "commitUrl": f"{hub.address}/me/tiny/commit/1",
-                    "commitOid": "1",
-                    "success": True,
-                }
+                url = f"{hub.address}/me/tiny/commit/1"
+                return 200, {"commitUrl": url, "commitOid": "1", "success": True}
             return 404, {"error": f"no {path}"}
 
         def _keep(self, key: str, value: dict[str, Any]) -> None:

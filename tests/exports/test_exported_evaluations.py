@@ -7,9 +7,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as parquet
 import pytest
 
-from tests.exports.measured import ANSWERS, answer, write_experiment
+from tests.exports.measured import ANSWERS, write_experiment
 from treetune_view.exports.evaluations import METADATA, chosen_evaluation, write_parquet
 from treetune_view.exports.inspect_log import write_inspect_log
 
@@ -54,8 +55,6 @@ def test_both_forms_of_a_log_say_the_same_and_are_the_same_each_time(tmp_path: P
 
 
 def test_parquet_has_a_row_per_answer_and_null_for_what_was_not_said(tmp_path: Path) -> None:
-    import pyarrow.parquet as parquet
-
     chosen = chosen_evaluation(write_experiment(tmp_path / "run"), None, None)
     assert write_parquet(chosen, tmp_path / "answers.parquet") == len(ANSWERS)
     table = parquet.read_table(tmp_path / "answers.parquet")
@@ -70,10 +69,8 @@ def test_parquet_has_a_row_per_answer_and_null_for_what_was_not_said(tmp_path: P
 
 
 def test_many_answers_go_through_in_bunches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow.parquet as parquet
-
     monkeypatch.setattr("treetune_view.exports.evaluations.ROWS_AT_ONCE", 3)
-    answers = [answer(f"test/{i}", 0, str(i)) for i in range(7)]
+    answers = [{**ANSWERS[0], "problem": f"test/{i}", "text": str(i)} for i in range(7)]
     chosen = chosen_evaluation(write_experiment(tmp_path / "run", answers), None, None)
     assert write_parquet(chosen, tmp_path / "answers.parquet") == 7
     assert parquet.read_table(tmp_path / "answers.parquet")["text"].to_pylist() == list("0123456")

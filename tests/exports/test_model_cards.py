@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
 
-from tests.exports.measured import CONFIG, write_checkpoint, write_experiment
+from tests.exports.measured import write_checkpoint, write_experiment
 from tests.exports.stand_in_hub import TOKEN, Hub, stand_in_hub
 from treetune.store.checksums import seal_folder
-from treetune_view.exports.card import Licences, base_model, checkpoint_at, missing, model_card, parcel_of
+from treetune_view.exports.card import (
+    Checkpoint,
+    Licences,
+    base_model,
+    checkpoint_at,
+    missing,
+    model_card,
+    parcel_of,
+)
 
 MAIN = Path(__file__).resolve().parents[2] / "src" / "treetune" / "main.py"
 SAID = Licences("apache-2.0", "mit")
@@ -28,33 +36,32 @@ def policy(tmp_path: Path) -> Path:
 def _push(policy: Path, hub: Hub, *words: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment |= {
-        "HF_ENDPOINT": hub.address,
-        "HF_HOME": str(policy.parents[3] / "hub"),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_DEBUG": "1",
-        "PYTHONPATH": str(MAIN.parents[1]),
-    } | ({"HF_TOKEN": token} if token else {})
+        "HF_ENDPOINT": hub.address, "HF_HOME": str(policy.parents[3] / "hub"), "HF_HUB_DISABLE_XET": "1",
+        "HF_DEBUG": "1", "PYTHONPATH": str(MAIN.parents[1]), **({"HF_TOKEN": token} if token else {}),
+    }  # fmt: skip
     command = [sys.executable, str(MAIN), "push_to_hub", str(policy), "me/tiny", "--license", "mit"]
     command += ["--data-license", "mit", *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
+def checkpoint_of(folder: Path, **config: Any) -> Checkpoint:
+    """The last one of an experiment with these settings."""
+    return checkpoint_at(write_checkpoint(write_experiment(folder, **config)))
+
+
+def begun_from(folder: Path) -> dict[str, str]:
+    """The model of a training that begins from weights in a folder."""
+    return {"type": "pretrained", "name_or_path": str(folder)}
+
+
 def test_a_card_holds_method_results_data_and_how_to_make_it(policy: Path) -> None:
-    card = model_card(checkpoint_at(policy.parent), SAID, "tiny")
-    read = ModelCard(str(card))  # what a reader of cards makes of it
-    data = read.data
-    assert (data.license, data.base_model, data.datasets) == (
-        "apache-2.0",
-        "someone/base-1b",
-        ["someone/sums"],
-    )
-    [result] = data.eval_results
+    read = ModelCard(str(model_card(checkpoint_at(policy.parent), SAID, "tiny")))  # as a reader of cards does
+    data, [result] = read.data, read.data.eval_results
+    assert (data.license, data.base_model) == ("apache-2.0", "someone/base-1b")
+    assert data.datasets == ["someone/sums"]
     assert (result.metric_type, result.metric_value) == ("pass@1", 0.75)
-    assert (result.dataset_type, result.dataset_split, result.dataset_revision) == (
-        "someone/sums",
-        "test",
-        "v2",
-    )
+    measured_on = (result.dataset_type, result.dataset_split, result.dataset_revision)
+    assert measured_on == ("someone/sums", "test", "v2")
     for words in (
         "0.750 [0.625, 0.875]", "`monte_carlo`", "Licence of the data: mit", "revision `v2`",
         "a" * 40 + "+changes", "torch 2.13.0", '"learning_rate": 1e-06', "CONFIGSTR=config.jsonnet ./run.sh",
@@ -67,42 +74,29 @@ def test_a_card_is_of_its_own_weights_and_not_of_later_ones(tmp_path: Path) -> N
     first = write_checkpoint(experiment, 0)
     write_checkpoint(experiment, 2)
     assert "0.250 [0.125, 0.375]" in model_card(checkpoint_at(first), SAID).text
-    assert (
-        "Nothing was measured on these weights."
-        in model_card(checkpoint_at(experiment / "checkpoints/last"), SAID).text
-    )
+    last = model_card(checkpoint_at(experiment / "checkpoints/last"), SAID)
+    assert "Nothing was measured on these weights." in last.text
 
 
 def test_what_it_is_measured_on_is_not_what_it_was_trained_on(tmp_path: Path) -> None:
-    experiment = write_experiment(tmp_path / "run")
     other = {"type": "rows", "source": {"type": "hub", "name": "others/test-set", "revision": "v9"}}
-    config = {**CONFIG, "evaluation": {"sets": [{"split": "test", "task": other}]}}
-    (experiment / "config.json").write_text(json.dumps(config))
-    data = model_card(checkpoint_at(write_checkpoint(experiment)), SAID).data
+    checkpoint = checkpoint_of(tmp_path / "run", evaluation={"sets": [{"split": "test", "task": other}]})
+    data = model_card(checkpoint, SAID).data
     assert data.datasets == ["someone/sums"]
     assert [one.dataset_type for one in data.eval_results] == ["others/test-set"]
 
 
 def test_no_folder_of_the_machine_is_in_a_card(tmp_path: Path) -> None:
-    start = write_experiment(tmp_path / "secret" / "start")
-    write_checkpoint(start)
-    experiment = write_experiment(tmp_path / "secret" / "run")
-    config = {
-        **CONFIG,
-        "directory": str(tmp_path / "secret"),
-        "model": {"type": "pretrained", "name_or_path": str(start / "checkpoints/last/policy")},
-    }
-    (experiment / "config.json").write_text(json.dumps(config))
-    text = str(model_card(checkpoint_at(write_checkpoint(experiment)), SAID))
+    secret = tmp_path / "secret"
+    write_checkpoint(write_experiment(secret / "start"))
+    model = begun_from(secret / "start/checkpoints/last/policy")
+    text = str(model_card(checkpoint_of(secret / "run", directory=str(secret), model=model), SAID))
     assert "secret" not in text and "…/start/checkpoints/last/policy" in text
     assert "from `someone/base-1b`" in text, "the base model is found through the experiment it began from"
 
 
 def test_what_nobody_said_is_missing_and_not_made_up(tmp_path: Path) -> None:
-    experiment = write_experiment(tmp_path / "run")
-    model = {"type": "pretrained", "name_or_path": str(tmp_path / "weights" / "folder-of-mine")}
-    (experiment / "config.json").write_text(json.dumps({**CONFIG, "model": model}))
-    checkpoint = checkpoint_at(write_checkpoint(experiment))
+    checkpoint = checkpoint_of(tmp_path / "run", model=begun_from(tmp_path / "weights" / "folder-of-mine"))
     assert base_model(checkpoint.experiment, Licences()) == "the folder folder-of-mine"
     assert len(missing(checkpoint, Licences())) == 3
     assert missing(checkpoint, Licences("mit", "mit", "me/base")) == []
@@ -111,40 +105,33 @@ def test_what_nobody_said_is_missing_and_not_made_up(tmp_path: Path) -> None:
         parcel_of(checkpoint, "me/tiny", Licences())
 
 
-def test_a_task_that_makes_its_problems_needs_no_licence_of_data(tmp_path: Path) -> None:
-    experiment = write_experiment(tmp_path / "run")
-    (experiment / "config.json").write_text(json.dumps({**CONFIG, "task": {"type": "multiplication"}}))
-    checkpoint = checkpoint_at(write_checkpoint(experiment))
-    assert missing(checkpoint, Licences("mit")) == []
-    assert "names no data set or file" in str(model_card(checkpoint, Licences("mit")))
+OF_THE_DATA = "the licence of the data (--data-license)"
+
+
+def test_data_are_those_of_others_wherever_they_lie_and_none_where_a_task_makes_its_problems(
+    tmp_path: Path,
+) -> None:
+    making = checkpoint_of(tmp_path / "making", task={"type": "multiplication"})
+    assert missing(making, Licences("mit")) == []
+    assert "names no data set or file" in str(model_card(making, Licences("mit")))
+    source = {"type": "disk", "path": "sums", "train": "a/b"}
+    reading = checkpoint_of(tmp_path / "reading", task={"type": "math", "source": source})
+    assert missing(reading, Licences("mit")) == [OF_THE_DATA]
+    text = str(model_card(reading, Licences("mit")))
+    assert "* file `sums`" in text and "Licence of the data: not stated" in text
 
 
 def test_data_of_the_training_that_it_began_from_is_data_of_the_weights(tmp_path: Path) -> None:
     start = write_experiment(tmp_path / "sft")
     write_checkpoint(start)
-    experiment = write_experiment(tmp_path / "run")
-    model = {"type": "pretrained", "name_or_path": str(start / "checkpoints/last/policy")}
-    (experiment / "config.json").write_text(
-        json.dumps({**CONFIG, "model": model, "task": {"type": "multiplication"}})
-    )
-    checkpoint = checkpoint_at(write_checkpoint(experiment))
-    assert missing(checkpoint, Licences("mit")) == ["the licence of the data (--data-license)"]
+    model = begun_from(start / "checkpoints/last/policy")
+    checkpoint = checkpoint_of(tmp_path / "run", model=model, task={"type": "multiplication"})
+    assert missing(checkpoint, Licences("mit")) == [OF_THE_DATA]
     card = model_card(checkpoint, SAID)
     assert card.data.datasets == ["someone/sums"]
     assert "`someone/sums`, revision `v2` (of the training that this one began from)" in card.text
-
     (start / "config.json").unlink()
-    assert "the licence of the data (--data-license)" in missing(checkpoint, Licences("mit"))
-
-
-def test_a_data_set_in_a_folder_is_data_of_others_whatever_its_name(tmp_path: Path) -> None:
-    experiment = write_experiment(tmp_path / "run")
-    task = {"type": "math", "source": {"type": "disk", "path": "sums", "train": "a/b"}}
-    (experiment / "config.json").write_text(json.dumps({**CONFIG, "task": task}))
-    checkpoint = checkpoint_at(write_checkpoint(experiment))
-    assert missing(checkpoint, Licences("mit")) == ["the licence of the data (--data-license)"]
-    text = str(model_card(checkpoint, Licences("mit")))
-    assert "* file `sums`" in text and "Licence of the data: not stated" in text
+    assert OF_THE_DATA in missing(checkpoint, Licences("mit"))
 
 
 @pytest.mark.parametrize("name", ["not there/", "a b", "me/tiny/more"])
@@ -153,16 +140,13 @@ def test_a_name_that_is_none_is_refused(policy: Path, name: str) -> None:
         parcel_of(checkpoint_at(policy), name, SAID)
 
 
-def test_damaged_weights_are_not_sent(policy: Path) -> None:
+def test_damaged_weights_and_what_is_no_checkpoint_are_not_sent(policy: Path) -> None:
     seal_folder(policy)
     (policy / "model.safetensors").write_bytes(b"\1" * 64)
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
         parcel_of(checkpoint_at(policy), "me/tiny", SAID)
-
-
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no checkpoint: give an experiment's"):
-        checkpoint_at(write_experiment(tmp_path / "run"))
+        checkpoint_at(policy.parents[2])
 
 
 def test_the_hub_gets_the_card_and_the_weights_whole_and_no_log_the_token(policy: Path) -> None:

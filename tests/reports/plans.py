@@ -14,6 +14,8 @@ from treetune_tables.runs import Plan, PlannedRun, refreshed
 from treetune_tables.settings import Cell, MethodRow, Reproduction, TableExperiment
 
 BY_NAME = {"SFT": "sft", "PPO": "ppo", "Vine_PPO": "vine"}
+ROWS = tuple(MethodRow(name=name, experiment=of) for name, of in BY_NAME.items())
+"""Without published numbers."""
 ACCOUNT = {"command": "the command"}
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.reports.page import Page
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens
 from treetune.vocabulary import Episode, TextCodec
+from treetune_view.report import write_report
 
 CODEC = TextCodec(
     encode=lambda text: tuple(map(ord, text)), decode=lambda ids: "".join(map(chr, ids)), eos_id=3
@@ -110,7 +112,9 @@ def write_experiment(
     iterations: int = 25,
     planned: int | None = None,
     passes: Mapping[int, float] | None = None,
-    episodes: tuple[Episode, ...] = EPISODES,
+    episodes: Sequence[Episode] = EPISODES,
+    metrics: Callable[[int], Mapping[str, float]] = lambda iteration: {},
+    **settings: Any,
 ) -> Path:
     """A run of `iterations` of `planned` ones, measured on `test` at the checkpoints in `passes`."""
     path.mkdir(parents=True)
@@ -123,7 +127,7 @@ def write_experiment(
         "credit": {"type": "monte_carlo", "samples": 3},
         "selection": {"type": "all"},
         "trainer": {"objective": {"type": "ppo"}},
-    }
+    } | settings
     (path / "config.json").write_text(json.dumps(config))
     manifest = {
         "config": "0123abcd",
@@ -135,7 +139,7 @@ def write_experiment(
         "data": {"train": "a1", "validation": "b2", "test": None},
     }
     (path / "manifest.json").write_text(json.dumps(manifest))
-    rows = (json.dumps(metrics_row(i)) + "\n" for i in range(iterations))
+    rows = (json.dumps(metrics_row(i, **metrics(i))) + "\n" for i in range(iterations))
     (path / "metrics.jsonl").write_text("".join(rows))
     for iteration, value in ({iterations: 0.9} if passes is None else passes).items():
         write_summary(path, iteration, "test", summary(value))
@@ -144,3 +148,10 @@ def write_experiment(
         last = path / "iterations" / f"{max(0, iterations - 1):04d}" / "episodes.arrow"
         write_episodes(last, list(episodes), CODEC)
     return path
+
+
+def report(*experiments: Path) -> Page:
+    """On these, with every element closed in turn."""
+    page = Page(write_report(list(experiments)))
+    assert page.open == []
+    return page

@@ -13,7 +13,7 @@ import pytest
 
 from tests.reports import fabricated
 from tests.reports.page import Page
-from tests.reports.plans import ACCOUNT, BY_NAME, config, finish, plan_of
+from tests.reports.plans import ACCOUNT, ROWS, config, finish, plan_of
 from treetune_tables.columns import Column, Panel, Speedup
 from treetune_tables.curves import curves, panel_curves, panel_notes, panels_json
 from treetune_tables.figures import draw_curves, draw_panels, draw_table
@@ -25,6 +25,7 @@ from treetune_tables.text import as_latex, as_markdown
 from treetune_tables.write import as_html, as_json
 
 LAUNCHER = Launcher(ranks=2, threads=3)
+LONGEST = "num_tokens_in_the_longest_thread"
 
 
 def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: Path) -> None:
@@ -33,19 +34,22 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
         fabricated.write_run(config(tmp_path, seed, "sft"), share)
     results = measure(refreshed(plan))
     sft, vine = results.cells["SFT", "test"], results.cells["Vine_PPO", "test"]
-    assert sft.difference is not None and sft.difference.mean == pytest.approx(-0.0125)
-    assert sft.called is None
-    assert vine.difference is not None and vine.difference.mean == pytest.approx(0.275)
-    assert vine.called == "better"
+    assert (sft.difference.mean, sft.called) == (pytest.approx(-0.0125), None)
+    assert (vine.difference.mean, vine.called) == (pytest.approx(0.275), "better")
 
-    forms = [as_markdown(results, ACCOUNT), as_html(results, [], ACCOUNT)]
-    assert all("▲" in text for text in forms)
-    assert "| Vine_PPO | 83.8 [" in forms[0]
-    assert "| SFT | test | 2 | −1.2 |" in forms[0] and "| not told apart |" in forms[0]
+    markdown, page = as_markdown(results, ACCOUNT), as_html(results, [], ACCOUNT)
+    assert "▲" in markdown and "▲" in page and "| Vine_PPO | 83.8 [" in markdown
+    assert "| SFT | test | 2 | −1.2 |" in markdown and "| not told apart |" in markdown
     line = next(line for line in as_latex(results).splitlines() if line.startswith(r"Vine\_PPO"))
     assert r"$\blacktriangle$" in line and r"& 53.0 \\" in line
-    found = {cell["row"]: cell["called"] for cell in as_json(results, ACCOUNT)["cells"]}
-    assert found == {"SFT": None, "PPO": None, "Vine_PPO": "better"}
+    cells = {cell["row"]: cell for cell in as_json(results, ACCOUNT)["cells"]}
+    called = {row: cell["called"] for row, cell in cells.items()}
+    assert called == {"SFT": None, "PPO": None, "Vine_PPO": "better"}
+    # A cell says where it is from.
+    one, two = cells["PPO"]["seeds"]
+    assert (one["seed"], two["seed"]) == (1, 2) and len(one["config_hash"]) == 32
+    assert one["directory"] == str(tmp_path / "seed-1" / "ppo")
+    assert (one["value"], one["problems"], one["samples"]) == (pytest.approx(0.55), 40, 4)
 
 
 def test_where_less_is_better_less_is_called_better(tmp_path: Path) -> None:
@@ -57,26 +61,12 @@ def test_where_less_is_better_less_is_called_better(tmp_path: Path) -> None:
 def test_seeds_are_paired_so_that_a_bad_start_is_no_difference(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, seeds=(1, 2, 3))
     for run in plan.runs:
-        assert run.config is not None
-        fabricated.write_run(
-            run.config, {1: 0.2, 2: 0.5, 3: 0.7}[run.seed] + (0.1 if run.name == "vine" else 0)
-        )
+        share = {1: 0.2, 2: 0.5, 3: 0.7}[run.seed] + (0.1 if run.name == "vine" else 0)
+        fabricated.write_run(run.config, share)
     cell = measure(refreshed(plan)).cells["Vine_PPO", "test"]
-    assert cell.estimate is not None and cell.estimate.low is not None
-    assert cell.difference is not None and cell.difference.low is not None
     assert cell.estimate.mean - cell.estimate.low > 0.2
     assert cell.difference.mean - cell.difference.low < 0.1
     assert cell.called == "better"
-
-
-def test_a_cell_says_where_it_is_from(tmp_path: Path) -> None:
-    results = measure(finish(plan_of(tmp_path), {"ppo": 0.5}))
-    written = next(cell for cell in as_json(results, ACCOUNT)["cells"] if cell["row"] == "PPO")
-    assert [one["seed"] for one in written["seeds"]] == [1, 2]
-    assert written["seeds"][0]["directory"] == str(tmp_path / "seed-1" / "ppo")
-    assert len(written["seeds"][0]["config_hash"]) == 32
-    assert written["seeds"][0]["value"] == pytest.approx(0.525)
-    assert written["seeds"][0]["problems"], written["seeds"][0]["samples"] == (40, 4)
 
 
 def test_what_was_sampled_is_counted(tmp_path: Path) -> None:
@@ -109,52 +99,41 @@ def test_curves_begin_at_the_start_weights_and_hold_mean_and_range(tmp_path: Pat
 
 
 def test_a_speedup_is_read_where_the_other_rows_best_is_reached(tmp_path: Path) -> None:
-    columns = (
-        Column(
-            name="less", speedup=Speedup(of="PPO", over="steps"), curve="validation", percent=False, unit="×"
-        ),
-    )
-    rows = tuple(MethodRow(name=name, experiment=of) for name, of in BY_NAME.items())
-    plan = finish(plan_of(tmp_path, rows=rows, columns=columns), {"sft": 0.2, "ppo": 0.6, "vine": 0.8})
+    speedup = Speedup(of="PPO", over="steps")
+    columns = (Column(name="less", speedup=speedup, curve="validation", percent=False, unit="×"),)
+    plan = finish(plan_of(tmp_path, rows=ROWS, columns=columns), {"sft": 0.2, "ppo": 0.6, "vine": 0.8})
     along(plan, "vine", {1: 0.65, 2: 0.7})
     along(plan, "ppo", {2: 0.5})
     results = measure(plan)
-    vine = results.cells["Vine_PPO", "less"]
-    assert vine.estimate is not None and vine.estimate.mean == pytest.approx(4.0)
+    assert results.cells["Vine_PPO", "less"].estimate.mean == pytest.approx(4.0)
     assert "| Vine_PPO | 4× [4×, 4×]" in as_markdown(results, ACCOUNT)
     assert "never as good" in results.cells["SFT", "less"].absent[1]
 
 
 def test_a_number_of_an_analysis_is_read_with_its_interval(tmp_path: Path) -> None:
     columns = (Column(name="error", analysis="values", value="numbers.error", percent=False, better="lower"),)
-    rows = tuple(MethodRow(name=name, experiment=of) for name, of in BY_NAME.items())
-    plan = finish(plan_of(tmp_path, seeds=(1,), rows=rows, columns=columns), {"ppo": 0.5, "vine": 0.5})
+    plan = finish(plan_of(tmp_path, seeds=(1,), rows=ROWS, columns=columns), {"ppo": 0.5, "vine": 0.5})
     place = plan.run("ppo", 1).directory.path / "analyses" / "values" / "result.json"
     place.parent.mkdir(parents=True)
     place.write_text(json.dumps({"numbers": {"error": {"value": 0.11, "low": 0.1, "high": 0.125}}}))
     results = measure(plan)
     assert "| PPO | 0.11 [0.1, 0.125] |" in as_markdown(results, ACCOUNT)
     assert "not analysed" in results.cells["Vine_PPO", "error"].absent[1]
-
     place.write_text(json.dumps({"numbers": {"errors": 1}}))
     assert "no 'numbers.error': at 'error' there is errors" in measure(plan).cells["PPO", "error"].absent[1]
 
 
-def test_the_page_is_whole_and_names_are_escaped(tmp_path: Path) -> None:
+def test_the_page_is_whole_names_are_escaped_and_figures_drawn_where_cells_are_missing(
+    tmp_path: Path,
+) -> None:
     rows = (MethodRow(name="a <b> & c", experiment="ppo"), MethodRow(name="d", experiment="vine"))
     plan = finish(plan_of(tmp_path, rows=rows, baseline="d"), {"sft": 0.4, "ppo": 0.5})
-    page = as_html(measure(plan), curves(plan), ACCOUNT)
-    assert Page(page).open == []
+    results, found = measure(plan), curves(plan)
+    page = as_html(results, found, ACCOUNT)
+    assert Page(page).open == [] and page.count("<figure>") == 4 and "a &lt;b&gt; &amp; c" in page
     assert not re.search(r"https?://|src=|<link|@import|url\(|<script", page), "it needs nothing else"
-    assert "a &lt;b&gt; &amp; c" in page
-    assert page.count("<figure>") == 4
-
-
-def test_figures_are_drawn_with_cells_that_are_missing(tmp_path: Path) -> None:
-    plan = finish(plan_of(tmp_path), {"sft": 0.4, "ppo": 0.5})
-    results = measure(plan)
     draw_table(results, tmp_path / "table.png")
-    draw_curves(results, curves(plan), [tmp_path / "curves.png", tmp_path / "curves.svg"])
+    draw_curves(results, found, [tmp_path / "curves.png", tmp_path / "curves.svg"])
     assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 
@@ -162,8 +141,7 @@ def test_figures_are_drawn_with_cells_that_are_missing(tmp_path: Path) -> None:
 def test_curves_are_named_after_the_set_that_they_show(tmp_path: Path) -> None:
     """Which is seldom the one that the column reports."""
     columns = (Column(name="test pass@1", evaluation="test", curve="validation"),)
-    rows = (MethodRow(name="PPO", experiment="ppo"),)
-    plan = finish(plan_of(tmp_path, columns=columns, rows=rows), {"sft": 0.4, "ppo": 0.5})
+    plan = finish(plan_of(tmp_path, columns=columns, rows=ROWS[1:2]), {"sft": 0.4, "ppo": 0.5})
     page = Page(as_html(measure(plan), curves(plan), ACCOUNT))
     assert page.words.count("pass@1 on validation (%)") == 4 and "pass@1 on test" not in page.words
     figure = draw_curves(measure(plan), curves(plan), [])
@@ -188,14 +166,13 @@ def test_panels_hold_any_metric_and_evaluation_along_training(tmp_path: Path) ->
     # SFT came before: its weights are measured, and its own metrics are of another training.
     assert set(found) == {("SFT", "accuracy"), *(("PPO", panel.name) for panel in PANELS)}
 
-    entropy = found["PPO", "entropy"]
-    assert [point.iteration for point in entropy.points] == [1, 2, 3, 4], "iterations count from 1"
-    assert [point.mean for point in entropy.points] == [1.5, 0.75, 0.375, 0.1875]
+    entropy, accuracy = found["PPO", "entropy"], found["PPO", "accuracy"]
+    assert [(point.iteration, point.mean) for point in entropy.points] == [
+        (1, 1.5), (2, 0.75), (3, 0.375), (4, 0.1875)
+    ]  # fmt: skip
     assert (entropy.points[0].low, entropy.points[0].high) == (1.0, 2.0)
     assert entropy.points[1].by_seed == {1: 0.5, 2: 1.0}
-    assert entropy.xs("iterations") == [1, 2, 3, 4]
-    assert entropy.xs("steps") == [3, 6, 9, 12]
-    accuracy = found["PPO", "accuracy"]
+    assert (entropy.xs("iterations"), entropy.xs("steps")) == ([1, 2, 3, 4], [3, 6, 9, 12])
     assert [point.iteration for point in accuracy.points] == [0, 2, 4], "from the start weights on"
     assert accuracy.points[0].mean == pytest.approx(0.4375)
 
@@ -238,11 +215,8 @@ def test_launch_lines_say_what_goes_first_and_what_is_set(tmp_path: Path) -> Non
     assert f"APP_SEED=1 APP_DIRECTORY={tmp_path}/seed-1 OMP_NUM_THREADS=3 python -u" in lines[1]
     assert " run --num_gpus=2 " in lines[1] and lines[1].endswith("--configs sft run_iteration_loop")
     assert """--configs vine --override '{ it: '"'"'is'"'"' }' run_iteration_loop""" in lines[5]
-
-
-def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
-    lines = launch_lines(finish(plan_of(tmp_path), {}), Launcher(ranks=1, threads=3))
-    assert "OMP_NUM_THREADS=3 python -u" in lines[1] and " run " not in "".join(lines)
+    alone = launch_lines(plan, Launcher(ranks=1, threads=3))
+    assert "OMP_NUM_THREADS=3 python -u" in alone[1] and " run " not in "".join(alone)
 
 
 def test_a_slurm_script_submits_one_wave_after_the_other(tmp_path: Path) -> None:
@@ -275,35 +249,51 @@ def test_a_slurm_script_submits_one_wave_after_the_other(tmp_path: Path) -> None
     assert "#SBATCH --cpus-per-task=6" in text
 
 
-def test_mistakes_in_a_table_are_told() -> None:
-    base = Path("nowhere")
-    wrong: list[tuple[dict[str, Any], str]] = [
+CIRCLE = {
+    "sft": TableExperiment(configs=("a",), needs=("ppo",)),
+    "ppo": TableExperiment(configs=("a",), needs=("sft",)),
+    "vine": TableExperiment(configs=("a",)),
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
         ({"baseline": "PPPO"}, "did you mean 'PPO'"),
         (
             {"rows": (MethodRow(name="a", experiment="pppo"),), "baseline": None},
-            "'pppo' is none of the table's experiments",
+            "'pppo' is none of the table's",
         ),
         ({"rows": (MethodRow(name="a", cells={"tset": Cell()}),), "baseline": None}, "column 'tset'"),
         ({"seeds": (1, 1)}, "two seeds"),
         ({"panels": (PANELS[0], PANELS[0])}, "two panels"),
         ({"name": "a/b"}, "plain file name"),
+        ({"experiments": CIRCLE}, "in a circle"),
+    ],
+)
+def test_mistakes_in_a_table_are_told(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        plan_of(Path("nowhere"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("part", "settings", "words"),
+    [
+        (Column, {}, "needs one of evaluation"),
+        (Column, {"speedup": Speedup(of="a", over="steps")}, "name one"),
+        (Panel, {"metric": "train/loss", "evaluation": "test"}, "needs one of metric"),
+        (Panel, {"evaluation": "test", "value": "with_paralel"}, "did you mean 'with_parallel'"),
+        (Panel, {"metric": "train/loss", "value": LONGEST}, "there is none"),
         (
-            {
-                "experiments": {
-                    "sft": TableExperiment(configs=("a",), needs=("ppo",)),
-                    "ppo": TableExperiment(configs=("a",), needs=("sft",)),
-                    "vine": TableExperiment(configs=("a",)),
-                }
-            },
-            "in a circle",
+            Column,
+            {"evaluation": "test", "value": "num_tokens_in_longest_thread"},
+            f"did you mean '{LONGEST}'",
         ),
-    ]
-    for settings, words in wrong:
-        with pytest.raises(ValueError, match=words):
-            plan_of(base, **settings)
-    with pytest.raises(ValueError, match="needs one of evaluation"):
-        Column(name="x")
-    with pytest.raises(ValueError, match="needs one of metric"):
-        Panel(name="x", metric="train/loss", evaluation="test")
-    with pytest.raises(ValueError, match="name one"):
-        Column(name="x", speedup=Speedup(of="a", over="steps"))
+        (Column, {"evaluation": "test", "value": "speed_up"}, "over names"),
+        (Column, {"evaluation": "test", "over": "sequential"}, "over names"),
+        (Column, {"evaluation": "test", "value": "unfinished", "curve": "test"}, "panels draw unfinished"),
+    ],
+)
+def test_mistakes_in_a_column_or_panel_are_told(part: Any, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        part(name="x", **settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
@@ -47,12 +48,6 @@ def test_what_is_always_the_same_is_shown_from_zero_on(value: float) -> None:
     assert low <= value <= high <= max(1.1, 1.1 * value)
 
 
-def test_iterations_are_whole_numbers_and_so_are_the_ticks() -> None:
-    chart = line_chart("loss", [Series("loss", [(1, 0.5), (2, 0.7)], "own")], "")
-    ticks = re.findall(r"text-anchor:middle[^>]*>([^<]*)<", chart)
-    assert ticks == ["1", "2"]
-
-
 def strokes(figure: str) -> list[str]:
     return re.findall(r"[^\"]*stroke:var\(--c\d\)[^\"]*", figure)
 
@@ -71,17 +66,18 @@ def test_levels_in_the_same_place_take_turns_as_well() -> None:
     assert all("dasharray:7.2,10.8" in stroke for stroke in strokes(line_chart("accuracy", rows, "up")))
 
 
-def test_points_say_what_they_are_when_the_pointer_rests_on_them() -> None:
+def test_points_say_what_they_are_and_ticks_of_iterations_are_whole_numbers() -> None:
     chart = line_chart("accuracy", [Series("<a>", [(1, 0.25), (2, 0.5)], "c0", {2: (0.4, 0.6)})], "up")
     assert "<title>&lt;a&gt;, 1: 0.25</title>" in chart
     assert "<title>&lt;a&gt;, 2: 0.5 [0.4, 0.6]</title>" in chart
+    assert re.findall(r"text-anchor:middle[^>]*>([^<]*)<", chart) == ["1", "2"]
 
 
-def test_a_chart_of_many_iterations_stays_small() -> None:
-    assert (
-        len(line_chart("loss", [Series("loss", [(i, (i * 37) % 11) for i in range(1000)], "own")], ""))
-        < 20_000
-    )
+def test_many_iterations_make_a_small_chart_and_few_bars() -> None:
+    points = [(i, (i * 37) % 11) for i in range(1000)]
+    assert len(line_chart("loss", [Series("loss", points, "own")], "")) < 20_000
+    bars = stacked_bars("time", [(str(i), {"generation": 1.0}) for i in range(1, 1001)], "s")
+    assert bars.count("var(--generation)") <= 60 and "iteration 1–17: generation 1 s" in bars
 
 
 def test_numbers_have_three_digits_and_no_noise() -> None:
@@ -89,23 +85,21 @@ def test_numbers_have_three_digits_and_no_noise() -> None:
     assert shown == ["0", "0.3", "0.0312", "12.3", "1000", "4\u2009510", "1.2e-06", "-0.5"]
 
 
-def test_many_iterations_are_averaged_into_few_bars() -> None:
-    bars = stacked_bars("time", [(str(i), {"generation": 1.0}) for i in range(1, 1001)], "s")
-    assert bars.count("var(--generation)") <= 60
-    assert "iteration 1–17: generation 1 s" in bars
-
-
-def test_a_figure_says_which_way_is_better_and_what_its_band_is() -> None:
-    plain, banded = (
-        [Series("a", [(1, 0.2), (2, 0.4)], "c0")],
-        [Series("a", [(1, 0.2)], "c0", {1: (0.1, 0.3)})],
-    )
-    assert "↓ less is better" in line_chart("seconds", plain, "down", band="range")
-    assert "band:" not in line_chart("seconds", plain, "down", band="range"), "there is no band"
-    assert "neither way is better" in line_chart("loss", plain, "")
-    assert "↑ more is better; band: range over seeds" in line_chart(
-        "x", banded, "up", band="range over seeds"
-    )
+@pytest.mark.parametrize(
+    ("better", "half", "words", "is_there"),
+    [
+        ("down", 0.0, "↓ less is better", True),
+        ("down", 0.0, "band:", False),
+        ("", 0.0, "neither way is better", True),
+        ("up", 0.1, "↑ more is better; band: range over seeds", True),
+    ],
+)
+def test_a_figure_says_which_way_is_better_and_what_its_band_is(
+    better: Any, half: float, words: str, is_there: bool
+) -> None:
+    interval = {1: (0.2 - half, 0.2 + half)} if half else {}
+    chart = line_chart("x", [Series("a", [(1, 0.2)], "c0", interval)], better, band="range over seeds")
+    assert (words in chart) == is_there
     assert "↓ less is better" in stacked_bars("seconds", [("1", {"credit": 1.0})], "s")
 
 

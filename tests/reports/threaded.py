@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
@@ -43,7 +43,6 @@ class Fork:
     """A block: the outlines end the text before it."""
 
     threads: tuple[Thread, ...]
-    numbers: tuple[str, ...] = field(default=())
 
 
 def segments_of(
@@ -58,8 +57,7 @@ def segments_of(
         yield Segment(CODEC.encode("\n"), "injected", branch=branch)
         for position, thread in enumerate(part.threads):
             own = (*branch, (n_blocks, position))
-            number = part.numbers[position] if part.numbers else str(position + 1)
-            yield Segment(CODEC.encode(f"<Thread>\n{number}:"), "injected", branch=own)
+            yield Segment(CODEC.encode(f"<Thread>\n{position + 1}:"), "injected", branch=own)
             yield from segments_of(thread.parts or (thread.text,), own, thread.seconds)
             if thread.forced_end:
                 yield Segment(CODEC.encode("\n</Thread>"), "injected", branch=own)
@@ -67,19 +65,18 @@ def segments_of(
         n_blocks += 1
 
 
-def trajectory(
-    problem: str, parts: Sequence[str | Fork], reward: float = 1.0, sample: int = 0, **events: int
-) -> Trajectory:
+def trajectory(parts: Sequence[str | Fork], **events: int) -> Trajectory:
+    question = "What is the product of 6 and 7?"
     segments = tuple(segments_of(parts))
     ids = tuple(token for segment in segments for token in segment.token_ids)
     return Trajectory(
-        problem=Problem(problem, f"What is the product of {problem}?", "42"),
-        sample=sample,
-        prompt_ids=CODEC.encode(f"What is the product of {problem}?"),
+        problem=Problem("train/1", question, "42"),
+        sample=0,
+        prompt_ids=CODEC.encode(question),
         segments=segments,
         finish_reason="stop",
         text=CODEC.decode(ids),
-        grade=Grade(reward, "ok"),
+        grade=Grade(1.0, "ok"),
         step_ends=(len(ids),),
         numbers={f"threads/{event}": float(times) for event, times in events.items()},
     )

@@ -1,19 +1,19 @@
 """The pages of answers: what an address asks for is listed, and one answer is shown with what is its own."""
 
+import itertools
 import json
 import re
 from dataclasses import replace
 from html import unescape
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 from tests.reports.synthetic import CODEC
-from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
-from treetune.inference.base import Completion, Request, SamplingParams
+from tests.viewer.conftest import FIRST, Viewer, mark_of
+from tests.viewer.recorded import begin_run, episode, record_iteration, trajectory
+from treetune.inference.base import Completion, SamplingParams
 from treetune.inference.journal import journal_row, request_key
 from treetune.rollouts.context import AnswerSettings
 from treetune.rollouts.states import OneLineState
@@ -58,117 +58,80 @@ def test_a_wrong_condition_is_explained(text: str, words: str) -> None:
         parsed(text, COLUMNS)
 
 
-def test_the_list_shows_the_newest_iteration_and_what_is_asked_for(client: TestClient, folder: Path) -> None:
-    recorded_run(folder / "run", iterations=2)
-
-    newest = client.get("/answers", params={"run": "run"}).text
+def test_the_list_shows_the_newest_iteration_or_what_is_asked_for(viewer: Viewer) -> None:
+    viewer.record(iterations=2)
+    newest = viewer.page("/answers?run=run")
     assert newest.count("iteration 2</td>") == 8 and "iteration 1</td>" not in newest
     asked = {"run": "run", "of": "everything", "where": "score < 1; tokens > 3", "sort": "tokens"}
-    assert "validation after 1 iterations</td>" in client.get("/answers", params=asked).text
-    wrong = client.get("/answers", params={"run": "run", "where": "color = red"})
-    assert wrong.status_code == 400 and "answers have no" in wrong.text
-
-
-def test_an_evaluation_is_sorted_and_filtered_by_what_only_iterations_have(
-    client: TestClient, folder: Path
-) -> None:
-    recorded_run(folder / "run", iterations=1)
-
+    assert "validation after 1 iterations</td>" in viewer.page("/answers", **asked)
+    # An evaluation is sorted and filtered by what only iterations have.
     asked = {"run": "run", "of": "e1-validation", "sort": "advantage_mean", "where": "tokens < 1e300"}
-    assert "<b>12</b> answers" in client.get("/answers", params=asked).text
-    none = client.get("/answers", params={**asked, "where": "advantage_mean > 0"})
-    assert none.status_code == 200 and "No answer is like that" in none.text
+    assert "<b>12</b> answers" in viewer.page("/answers", **asked)
+    assert "No answer is like that" in viewer.page("/answers", **{**asked, "where": "advantage_mean > 0"})
+    record_iteration(begin_run(viewer.folder / "unmeasured"), 0)
+    for status, query, words in (
+        (400, {"run": "run", "where": "color = red"}, "answers have no"),
+        (400, {"run": "run", "page": "9" * 20}, "at most 9 digits"),
+        (404, {"run": "unmeasured", "of": "evaluations"}, "no answers of evaluations yet"),
+    ):
+        assert words in viewer.refusal("/answers", status, **query)
 
 
-def test_evaluations_of_a_run_without_any_are_not_all_answers(client: TestClient, folder: Path) -> None:
-    record_iteration(begin_run(folder / "run"), 0)
-
-    page = client.get("/answers", params={"run": "run", "of": "evaluations"})
-
-    assert page.status_code == 404 and "no answers of evaluations yet" in page.text
-
-
-def test_a_damaged_file_is_named_and_not_waited_for(client: TestClient, folder: Path) -> None:
-    run = recorded_run(folder / "run", iterations=2)
+def test_a_damaged_file_is_named_and_not_waited_for(viewer: Viewer) -> None:
+    run = viewer.record(iterations=2)
     (run.iteration(1) / "trajectories.arrow").write_bytes(b"nothing")
-
-    page = client.get("/answers", params={"run": "run"}).text
+    page = viewer.page("/answers?run=run")
     assert "iteration 2 can&#39;t be read" in page and "Still being read" not in page
-    where = {"run": "run", "source": "i2", "answer": "train/0#0"}
-    assert "iteration 2 can&#39;t be read" in client.get("/answer", params=where).text
+    answer = viewer.get("/answer", run="run", source="i2", answer="train/0#0").text
+    assert "iteration 2 can&#39;t be read" in answer
 
 
-def test_a_page_of_too_many_digits_is_refused(client: TestClient, folder: Path) -> None:
-    recorded_run(folder / "run", iterations=1)
-
-    page = client.get("/answers", params={"run": "run", "page": "9" * 20})
-
-    assert page.status_code == 400 and "at most 9 digits" in page.text
-
-
-def test_credit_of_methods_is_followed_and_has_a_head_for_each_step(client: TestClient, folder: Path) -> None:
-    run = recorded_run(folder / "run", iterations=1)
-    where = {"run": "run", "source": "i1", "answer": "train/0#0"}
-    before = client.get("/answer", params=where)
-    mark = before.text.split('data-mark="')[1].split('"')[0]
+def test_credit_of_methods_is_followed_and_has_a_head_for_each_step(viewer: Viewer) -> None:
+    run = viewer.record()
+    mark = mark_of(viewer.page("/answer", run="run", **FIRST))
     for name, count in (("replay-0001", 2), ("replay-0001-b", 4)):
-        row = {
-            "answer": "train/0#0",
-            "step_ends": [*range(count)],
-            "values": {},
-            "advantages": {"x": [0.5] * count},
-        }
+        row = {"answer": "train/0#0", "step_ends": [*range(count)], "values": {}}
         place = run.path / "analyses" / name / "advantages.jsonl"
         place.parent.mkdir(parents=True)
-        place.write_text(json.dumps(row) + "\n")
-
-    after = client.get("/answer", params=where, headers={SEEN: mark})
-
+        place.write_text(json.dumps(row | {"advantages": {"x": [0.5] * count}}) + "\n")
+    after = viewer.get("/answer", {SEEN: mark}, run="run", **FIRST)
     assert after.status_code == 200, "what is found later is shown"
     table = after.text.split('<table class="credits">')[1].split("</table>")[0]
     assert table.count('href="#step-') == 4 and table.count("<td>") == 8
 
 
-def test_credit_that_is_computed_while_an_answer_is_shown_makes_another_box(
-    client: TestClient, folder: Path
-) -> None:
-    run = begin_run(folder / "run")
+def test_credit_that_is_computed_while_an_answer_is_shown_makes_another_box(viewer: Viewer) -> None:
+    run = begin_run(viewer.folder / "run")
     one = trajectory(0, 0, "a\nb")
     write_trajectories(run.iteration(0) / "trajectories.arrow", [one])
-    where = {"run": "run", "source": "i1", "answer": one.id}
 
     def box() -> str:
-        return client.get("/answer", params=where).text.split('<div id="tokens-')[1].split('"')[0]
+        return viewer.page("/answer", run="run", **FIRST).split('<div id="tokens-')[1].split('"')[0]
 
     before = box()
     write_episodes(run.iteration(0) / "episodes.arrow", [episode(one)], CODEC)
-
     assert box() != before
 
 
-def test_an_experiment_that_cannot_be_read_takes_no_other_along(client: TestClient, folder: Path) -> None:
-    for name in ("good", "bad"):
-        recorded_run(folder / name, iterations=1)
-    lock = folder / "bad" / _LOCKS["run"]
+def test_an_experiment_that_cannot_be_read_takes_no_other_along(viewer: Viewer) -> None:
+    viewer.record("good")
+    lock = viewer.record("bad").path / _LOCKS["run"]
     lock.unlink(missing_ok=True)
     lock.mkdir()  # as what one may not open: an OSError
-
-    page = client.get("/")
-
-    assert page.status_code == 200 and "good" in page.text and "Is a directory" in page.text
+    page = viewer.page("/")
+    assert "good" in page and "Is a directory" in page
 
 
 def test_numbers_that_are_none_have_names() -> None:
     assert [number(x) for x in (float("-inf"), float("nan"), 2.0)] == ["-inf", "nan", "2"]
 
 
-def test_an_answer_is_shown_with_its_own_tokens_and_credit(client: TestClient, folder: Path) -> None:
-    run = begin_run(folder / "run")
+def test_an_answer_is_shown_with_its_own_tokens_and_credit(viewer: Viewer) -> None:
     texts = [f"line {i}\n#{'x' * i}" for i in range(5)]
-    record_iteration(run, 0, [trajectory(i, 0, text) for i, text in enumerate(texts)])
-
+    sampled = [trajectory(i, 0, text) for i, text in enumerate(texts)]
+    record_iteration(begin_run(viewer.folder / "run"), 0, sampled)
     for i, text in enumerate(texts):
-        page = client.get("/answer", params={"run": "run", "source": "i1", "answer": f"train/{i}#0"}).text
+        page = viewer.page("/answer", run="run", source="i1", answer=f"train/{i}#0")
         shown = "".join(part.split("<", 1)[0] for part in page.split("<span data-i=")[1:])
         shown = "".join(piece.split(">", 1)[1] for piece in unescape(shown).split('"') if ">" in piece)
         assert shown.replace("↵\n", "\n") == text
@@ -193,102 +156,73 @@ def test_an_answer_is_shown_with_its_own_tokens_and_credit(client: TestClient, f
     ],
 )
 def test_an_answer_says_whether_its_advantages_are_those_that_train(
-    client: TestClient, folder: Path, trainer: dict[str, Any], colour: str, steps: bool
+    viewer: Viewer, trainer: dict[str, Any], colour: str, steps: bool
 ) -> None:
-    recorded_run(folder / "run", iterations=1, trainer=trainer or {"learning_rate": 1e-3})
-    page = client.get("/answer", params={"run": "run", "source": "i1", "answer": "train/0#0"}).text
+    viewer.record(trainer=trainer or {"learning_rate": 1e-3})
+    page = viewer.page("/answer", run="run", **FIRST)
     assert colour in page and ("as credit gave it (in training" in page) == steps
     assert ('value="advantage of credit"' in page) == (trainer == {"advantage_normalisation": "whiten"})
 
 
-def test_demonstrations_are_titled_so_and_not_as_what_a_policy_sampled(
-    client: TestClient, folder: Path
-) -> None:
-    sft = recorded_run(folder / "sft", iterations=1, rollout={"type": "demonstrations"})
+def test_demonstrations_are_titled_so_and_not_as_what_a_policy_sampled(viewer: Viewer) -> None:
+    sft = viewer.record("sft", rollout={"type": "demonstrations"})
     (sft.iteration(0) / "trajectories.arrow").unlink()  # demonstrations have episodes alone
-    recorded_run(folder / "sampled", iterations=1)
-
-    titles = {
-        run: re.findall(r"reward of the [^&<]*", client.get("/run", params={"run": run.split("+")}).text)
-        for run in ("sft", "sampled", "sft+sampled")
-    }
-    assert [{title.strip() for title in own} for own in titles.values()] == [
-        {"reward of the demonstrations"},
-        {"reward of the sampled answers"},
-        {"reward of the demonstrations and sampled answers"},
-    ]
+    viewer.record("sampled")
+    for runs, shown in (
+        (["sft"], "demonstrations"),
+        (["sampled"], "sampled answers"),
+        (["sft", "sampled"], "demonstrations and sampled answers"),
+    ):
+        titles = re.findall(r"reward of the ([^&<]*)", viewer.page("/run", run=runs))
+        assert {title.strip() for title in titles} == {shown}
     assert "reward of the demonstrations" in write_report([sft.path]).read_text()
-    assert "<b>8</b> demonstrations" in client.get("/answers", params={"run": "sft"}).text
-    everything = client.get("/answers", params={"run": "sft", "of": "everything"}).text
-    assert "<b>20</b> answers and demonstrations" in everything
-    where = {"source": "i1", "answer": "train/0#0"}
-    assert "<h2>Demonstration</h2>" in client.get("/answer", params={"run": "sft", **where}).text
-    assert "<h2>Answer</h2>" in client.get("/answer", params={"run": "sampled", **where}).text
+    assert "<b>8</b> demonstrations" in viewer.page("/answers?run=sft")
+    assert "<b>20</b> answers and demonstrations" in viewer.page("/answers?run=sft&of=everything")
+    assert "<h2>Demonstration</h2>" in viewer.page("/answer", run="sft", **FIRST)
+    assert "<h2>Answer</h2>" in viewer.page("/answer", run="sampled", **FIRST)
     assert "demonstrations of iteration 1" in newest_answers(Run("sft", sft.path), 1)
 
 
-def test_an_answer_of_an_evaluation_says_what_the_grader_took(client: TestClient, folder: Path) -> None:
-    recorded_run(folder / "run", iterations=1)
-
-    where = {"run": "run", "source": "e1-validation", "answer": "train/0#0"}
-    page = client.get("/answer", params=where).text
-
+def test_an_answer_of_an_evaluation_says_what_the_grader_took_and_one_that_is_not_there_is_named(
+    viewer: Viewer,
+) -> None:
+    viewer.record()
+    page = viewer.page("/answer", run="run", source="e1-validation", answer="train/0#0")
     assert "the grader took" in page and "#3" in page
     assert "No advantage" not in page and 'name="colour"' not in page
+    assert "train/99#0" in viewer.refusal("/answer", 404, run="run", source="i1", answer="train/99#0")
 
 
-def test_an_answer_that_is_not_there_is_said_to_be_so(client: TestClient, folder: Path) -> None:
-    recorded_run(folder / "run", iterations=1)
-
-    page = client.get("/answer", params={"run": "run", "source": "i1", "answer": "train/99#0"})
-
-    assert page.status_code == 404 and "train/99#0" in page.text
-
-
-def test_a_problem_is_followed_along_training(client: TestClient, folder: Path) -> None:
-    recorded_run(folder / "run", iterations=3)
-
-    page = client.get("/problem", params={"run": "run", "problem": "train/3"}).text
-
+def test_a_problem_is_followed_along_training(viewer: Viewer) -> None:
+    viewer.record(iterations=3)
+    page = viewer.page("/problem?run=run&problem=train/3")
     shares = [row.split("</td>")[0] for row in page.split('<td class="number">')[1:]]
     assert shares[:3] == ["1 of 2", "1 of 2", "1 of 2"]
     assert page.index("iteration 1") < page.index("iteration 3") < page.index("validation after 1")
-    assert client.get("/problem", params={"run": "run", "problem": "none"}).status_code == 404
+    viewer.refusal("/problem?run=run&problem=none", 404)
 
 
-def test_problems_that_flipped_are_found(client: TestClient, folder: Path) -> None:
-    run = begin_run(folder / "run")
+def test_problems_that_flipped_are_found(viewer: Viewer) -> None:
+    run = begin_run(viewer.folder / "run")
     for iteration, right in enumerate(([True, False, True], [False, False, True])):
         sampled = [trajectory(i, 0, f"{iteration} and {i}", correct=own) for i, own in enumerate(right)]
         record_iteration(run, iteration, sampled)
-
     where = {"run": "run", "first": "i1", "second": "i2"}
-    page = client.get("/compare", params=where).text
-    assert "train/0" in page and "train/1" not in page and "train/2" not in page
+    page = viewer.page("/compare", **where)
+    assert [f"train/{i}" in page for i in range(3)] == [True, False, False]
     assert "<b>0</b> better in the second, <b>1</b> worse" in page
-    pair = client.get("/compare", params={**where, "problem": "train/0"}).text
+    pair = viewer.page("/compare", **where, problem="train/0")
     assert "<mark>0</mark> and 0" in pair and "<mark>1</mark> and 0" in pair
 
 
-def test_a_tree_of_answers_is_drawn_with_values_and_no_styles(client: TestClient, folder: Path) -> None:
-    recorded_run(folder / "run", iterations=1)
-
-    where = {"run": "run", "source": "i1", "answer": "train/0#0", "as": "tree"}
-    page = client.get("/answer", params=where).text
-
-    assert 'class="tree"' in page and "V 0.50" in page and "reward 1" in page
-    assert " style=" not in page
-
-
-def test_every_leaf_of_a_large_tree_can_be_reached_and_their_number_is_told(
-    client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_leaf_of_a_tree_can_be_reached_and_their_number_is_told(
+    viewer: Viewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = begin_run(folder / "run")
+    run = begin_run(viewer.folder / "run")
     record_iteration(run, 0, [trajectory(0, i, f"same\nleaf {i}!\n#3") for i in range(100)])
     where = {"run": "run", "source": "i1", "answer": "train/0#42", "as": "tree"}
-
-    pages = [client.get("/answer", params={**where, "leaves": n}).text for n in range(1, 8)]
-
+    pages = [viewer.page("/answer", **where, leaves=n) for n in range(1, 8)]
+    assert "V 0.50" in pages[0] and "reward 1" in pages[0] and " style=" not in pages[0]
     assert "<b>16 of the 100 answers</b>" in pages[0] and "page 1 of 7" in pages[0]
     drawn = [
         set(re.findall(r"leaf \d+!", page.split('<div class="tree">')[1].split("<h2>")[0])) for page in pages
@@ -298,60 +232,48 @@ def test_every_leaf_of_a_large_tree_can_be_reached_and_their_number_is_told(
     assert set.union(*drawn) == {f"leaf {i}!" for i in range(100)}
     # What is listed below it leads to all of them, and so does the problem's page.
     [everything] = re.findall(r'first 64 of <a href="([^"]+)">all 100 in iteration 1', pages[0])
-    assert "<b>100</b> answers" in client.get(unescape(everything)).text
+    assert "<b>100</b> answers" in viewer.page(unescape(everything))
     monkeypatch.setattr("treetune_view.pages.answers.MOST", 20)
-    page = client.get("/problem", params={"run": "run", "problem": "train/0"}).text
+    page = viewer.page("/problem?run=run&problem=train/0")
     assert "100 of 100</td>" in page and page.count("/answer?") == 20
     [rest] = re.findall(r'<a href="([^"]+)">and 80 more', page)
-    assert "<b>100</b> answers" in client.get(unescape(rest)).text
+    assert "<b>100</b> answers" in viewer.page(unescape(rest))
 
 
-def test_continuations_of_a_state_are_found_in_the_journal(client: TestClient, folder: Path) -> None:
+def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> None:
     """A state asks as credit does, so that the page finds what credit asked for."""
-    run = begin_run(folder / "run")
+    run = begin_run(viewer.folder / "run")
     one = trajectory(0, 0, "a\nb\nc")
     record_iteration(run, 0, [one])
     context: Any = SimpleNamespace(seed=1, iteration=0, settings=AnswerSettings(64), task=AdditionChain())
     beginning = AnswerPrefix.of(one.problem, one.prompt_ids, one.segments, 2)
     state = OneLineState(context, beginning, ContinuationPlan(FixedBudget(3), SamplingParams(max_tokens=48)))
     (request,) = state.ask()
-    assert isinstance(request, Request)
     sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
-    journal = run.iteration(0) / "journal" / "credit-0.jsonl"
     rows = journal_row("another", sampled[:1]), journal_row(request_key(request, 0), sampled)
-    with Journal(journal) as written:
+    with Journal(run.iteration(0) / "journal" / "credit-0.jsonl") as written:
         written.add(*rows)
-    where = {"run": "run", "source": "i1", "answer": one.id}
-
-    found = client.get("/continuations", params={**where, "start": 2}).text
-
+    where = {"run": "run", **FIRST}
+    found = viewer.page("/continuations", **where, start=2)
     assert "3 continuations, 2 of them different" in found and "<b>2 ×</b>" in found
     assert "x!" in found and "y!" in found
-    assert "no continuations of just this state" in client.get(
-        "/continuations", params={**where, "start": 4}
-    ).text  # fmt: skip
-    assert "/continuations?run=run&amp;source=i1" in client.get("/answer", params=where).text
+    assert "no continuations of just this state" in viewer.page("/continuations", **where, start=4)
+    assert "/continuations?run=run&amp;source=i1" in viewer.page("/answer", **where)
 
 
-def test_threads_are_drawn_side_by_side_without_styles(client: TestClient, folder: Path) -> None:
-    run = begin_run(folder / "run")
+def test_threads_are_drawn_side_by_side_without_styles(viewer: Viewer) -> None:
     parts = [("before ", ()), ("one way", ((0, 0),)), ("<b>other</b> way", ((0, 1),)), (" behind", ())]
+    ends = itertools.accumulate(len(text) for text, _ in parts)
+    stretches = tuple(Stretch(end, branch) for end, (_, branch) in zip(ends, parts, strict=True))
     segments = tuple(
         Segment(list(map(ord, text)), logprobs=[-0.5] * len(text), policy_version=0, branch=branch)
         for text, branch in parts
     )
-    text = "".join(text for text, _ in parts)
-    one = replace(trajectory(0, 0, text), segments=segments)
-    stretches = tuple(
-        Stretch(sum(len(text) for text, _ in parts[: i + 1]), parts[i][1]) for i in range(len(parts))
-    )
-    folder_of = run.iteration(0)
-    write_trajectories(folder_of / "trajectories.arrow", [one])
-    write_episodes(folder_of / "episodes.arrow", [replace(episode(one), stretches=stretches)], CODEC)
-
-    where = {"run": "run", "source": "i1", "answer": one.id, "as": "threads"}
-    page = client.get("/answer", params=where).text
-
+    one = replace(trajectory(0, 0, "".join(text for text, _ in parts)), segments=segments)
+    folder = begin_run(viewer.folder / "run").iteration(0)
+    write_trajectories(folder / "trajectories.arrow", [one])
+    write_episodes(folder / "episodes.arrow", [replace(episode(one), stretches=stretches)], CODEC)
+    page = viewer.page("/answer", run="run", **FIRST, **{"as": "threads"})
     assert page.count('class="thread') >= 2 and "critical path" in page
     assert "&lt;b&gt;other&lt;/b&gt;" in page and "<b>other" not in page
     assert " style=" not in page and '<svg class="extent"' in page and '<span class="up s' in page

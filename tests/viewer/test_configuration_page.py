@@ -7,6 +7,7 @@ import pytest
 
 from tests.viewer.recorded import begin_run
 from treetune.config.jsonnet import load
+from treetune.runtime.directory import ExperimentDirectory
 from treetune_view.store import Store
 from treetune_view.store.origins import Origins, origins
 
@@ -22,79 +23,56 @@ def files(tmp_path: Path) -> Path:
     return place
 
 
-def begun(store: Store, files: Path) -> Origins:
-    """Of a run of these files with an override and a variable."""
-    words = [
-        "--configs",
-        f"{files}/base.jsonnet,over.jsonnet",
-        "--override",
-        "{credit+: {samples: 4}}",
-        "run",
-    ]
-    given = [f"{files}/base.jsonnet", f"{files}/over.jsonnet"]
-    config = load(given, ["{credit+: {samples: 4}}"], environ=VARIABLES)
+def found(store: Store, seconds: float = 20) -> Origins:
+    return origins(store.experiment(store.run("run")), seconds=seconds)
+
+
+def commanded(store: Store, command: dict[str, object]) -> ExperimentDirectory:
     run = begin_run(store.folders[0] / "run")
+    (run.path / "manifest.json").write_text(json.dumps({"command": command}))
+    return run
+
+
+@pytest.fixture
+def begun(store: Store, files: Path) -> Store:
+    """With a run of these files, an override and a variable."""
+    override = "{credit+: {samples: 4}}"
+    words = ["--configs", f"{files}/base.jsonnet,over.jsonnet", "--override", override, "run"]
+    config = load([f"{files}/base.jsonnet", f"{files}/over.jsonnet"], [override], environ=VARIABLES)
+    run = commanded(store, {"words": words, "folder": str(files), "variables": VARIABLES})
     (run.path / "config.json").write_text(json.dumps(config.data))
-    command = {"words": words, "folder": str(files), "variables": VARIABLES}
-    (run.path / "manifest.json").write_text(json.dumps({"command": command}))
-    return origins(store.experiment(store.run("run")))
+    return store
 
 
-def test_every_value_has_the_places_that_set_it_the_one_that_won_first(store: Store, files: Path) -> None:
-    found = begun(store, files)
-
-    assert found.problem == ""
-    assert [place.rpartition("/")[2] for place in found.places["iterations"]] == [
-        "over.jsonnet:2",
-        "base.jsonnet:2",
-    ]
-    assert found.places["credit.samples"][0] == "--override"
-    assert found.places["credit.type"][0].endswith("base.jsonnet:1")
-    assert "APP_SEED" in found.places["seed"][0]
+def test_every_value_has_the_places_that_set_it_the_one_that_won_first(begun: Store) -> None:
+    places, problem = found(begun).places, found(begun).problem
+    assert problem == ""
+    short = [place.rpartition("/")[2] for place in places["iterations"]]
+    assert short == ["over.jsonnet:2", "base.jsonnet:2"]
+    assert places["credit.samples"][0] == "--override"
+    assert places["credit.type"][0].endswith("base.jsonnet:1") and "APP_SEED" in places["seed"][0]
 
 
-def test_files_that_have_changed_explain_nothing(store: Store, files: Path) -> None:
-    begun(store, files)
+def test_files_that_have_changed_or_are_gone_explain_nothing(begun: Store, files: Path) -> None:
     (files / "over.jsonnet").write_text("{ iterations: 6 }")
-
-    assert "another iterations" in origins(store.experiment(store.run("run"))).problem
-
-
-def test_files_that_are_gone_explain_nothing(store: Store, files: Path) -> None:
-    begun(store, files)
+    assert "another iterations" in found(begun).problem
     (files / "over.jsonnet").unlink()
+    assert "no longer what they were" in found(begun).problem
 
-    assert "no longer what they were" in origins(store.experiment(store.run("run"))).problem
 
-
-def test_a_run_that_knows_no_command_says_so(store: Store) -> None:
+def test_a_command_that_is_not_known_or_cannot_be_read_ends_in_words(store: Store) -> None:
     begin_run(store.folders[0] / "run")
-
-    assert "did not write down its command" in origins(store.experiment(store.run("run"))).problem
-
-
-def _commanded(store: Store, command: dict[str, object]) -> Origins:
-    run = begin_run(store.folders[0] / "run")
-    (run.path / "manifest.json").write_text(json.dumps({"command": command}))
-    return origins(store.experiment(store.run("run")), seconds=20)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [{}, {"words": ["--configs"], "folder": "/", "variables": {}}],
-    ids=["empty", "half"],
-)
-def test_a_command_that_cannot_be_read_ends_in_words(store: Store, command: dict[str, object]) -> None:
-    assert "can't be evaluated again" in _commanded(store, command).problem
+    assert "did not write down its command" in found(store).problem
+    for command in ({}, {"words": ["--configs"], "folder": "/", "variables": {}}):
+        commanded(store, command)
+        assert "can't be evaluated again" in found(store).problem
 
 
 def test_a_configuration_without_an_end_is_given_up(store: Store, files: Path) -> None:
     (files / "base.jsonnet").write_text("local f(n) = f(n + 1) tailstrict; { a: f(0) }")
-    run = begin_run(store.folders[0] / "run")
-    command = {"words": ["--configs", f"{files}/base.jsonnet"], "folder": str(files), "variables": {}}
-    (run.path / "manifest.json").write_text(json.dumps({"command": command}))
-
-    assert "within 3 s" in origins(store.experiment(store.run("run")), seconds=3).problem
+    words = ["--configs", f"{files}/base.jsonnet"]
+    commanded(store, {"words": words, "folder": str(files), "variables": {}})
+    assert "within 2 s" in found(store, seconds=2).problem
 
 
 def test_what_fails_in_the_background_has_an_end_too(store: Store) -> None:

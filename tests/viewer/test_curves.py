@@ -10,6 +10,7 @@ from tests.viewer.recorded import begin_run, record_evaluation, record_iteration
 from treetune.runtime.console import Console
 from treetune_view.curves import (
     MOST_POINTS,
+    Bunch,
     bunches,
     chosen_charts,
     evaluation_charts,
@@ -20,20 +21,17 @@ from treetune_view.curves import (
 from treetune_view.store import Store
 
 
-def experiments(store: Store) -> dict:
-    return {run.name: store.experiment(run) for run in store.runs()}
+def bunched(store: Store, together: bool = False) -> list[Bunch]:
+    return bunches({run.name: store.experiment(run) for run in store.runs()}, together=together)
 
 
 def test_pass_at_1_has_its_interval_over_problems(store: Store, folder: Path) -> None:
     recorded_run(folder / "run", iterations=3)
 
-    [chart] = evaluation_charts(bunches(experiments(store), together=False))
+    [chart] = evaluation_charts(bunched(store))
 
-    assert (chart.title, chart.better, chart.band) == (
-        "pass@1 on validation",
-        "up",
-        "95 % interval over problems",
-    )
+    shown = (chart.title, chart.better, chart.band)
+    assert shown == ("pass@1 on validation", "up", "95 % interval over problems")
     [line] = chart.series
     assert [x for x, _ in line.points] == [1, 2, 3]
     assert all(line.interval[x][0] <= y <= line.interval[x][1] for x, y in line.points)
@@ -44,7 +42,7 @@ def test_one_experiment_beside_several_seeds_has_no_band_of_another_kind(store: 
         recorded_run(folder / f"seed-{seed}" / "ppo", iterations=2, seed=seed)
     recorded_run(folder / "seed-1" / "grpo", iterations=2, credit={"type": "group"})
 
-    [chart] = evaluation_charts(bunches(experiments(store), together=True))
+    [chart] = evaluation_charts(bunched(store, together=True))
 
     assert "t-interval" in chart.band
     assert [bool(line.interval) for line in chart.series] == ["seeds" in line.name for line in chart.series]
@@ -53,14 +51,12 @@ def test_one_experiment_beside_several_seeds_has_no_band_of_another_kind(store: 
 
 def test_seeds_together_have_the_interval_of_their_mean(store: Store, folder: Path) -> None:
     for seed, reward in ((1, 0.2), (2, 0.4), (3, 0.9)):
-        record_iteration(
-            begin_run(folder / f"seed-{seed}" / "ppo", seed=seed), 0, **{"episodes/reward": reward}
-        )
-    record_iteration(
-        begin_run(folder / "seed-1" / "grpo", credit={"type": "group"}), 0, **{"episodes/reward": 0.7}
-    )
+        run = begin_run(folder / f"seed-{seed}" / "ppo", seed=seed)
+        record_iteration(run, 0, **{"episodes/reward": reward})
+    other = begin_run(folder / "seed-1" / "grpo", credit={"type": "group"})
+    record_iteration(other, 0, **{"episodes/reward": 0.7})
 
-    made = bunches(experiments(store), together=True)
+    made = bunched(store, together=True)
     [chart] = chosen_charts(made, ["episodes/reward"])
 
     assert [(one.name, len(one.members)) for one in made] == [("seed-1/grpo", 1), ("ppo (3 seeds)", 3)]
@@ -77,7 +73,7 @@ def test_seeds_together_have_the_interval_of_their_mean(store: Store, folder: Pa
 def test_a_chart_of_two_metrics_has_one_colour_and_two_kinds_of_line(store: Store, folder: Path) -> None:
     recorded_run(folder / "run")
 
-    charts = {chart.title: chart for chart in usual_charts(bunches(experiments(store), together=False))}
+    charts = {chart.title: chart for chart in usual_charts(bunched(store))}
 
     [both] = [chart for title, chart in charts.items() if title.startswith("|engine")]
     assert "dashed" in both.title
@@ -87,15 +83,9 @@ def test_a_chart_of_two_metrics_has_one_colour_and_two_kinds_of_line(store: Stor
 
 def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder: Path) -> None:
     run = begin_run(folder / "run", planned=9)
-    for iteration, more in enumerate(
-        [
-            {},
-            {"engine/restarts": 1.0},
-            {"engine/restarts": 1.0, "diagnostics/kl": 1.0},
-            {"diagnostics/kl": 0.0},
-        ]
-    ):
-        record_iteration(run, iteration, **{"diagnostics/kl": 0.0, **more})
+    for iteration, (restarts, sign) in enumerate([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]):
+        more = {"engine/restarts": restarts} if restarts else {}
+        record_iteration(run, iteration, **{"diagnostics/kl": sign, **more})
     console = Console(run.logs / "run.log", visible=False)
     console.say("continuing after iteration 2 of 9")
     console.say("warning: kl in iterations 1 to 3: it is above 9; lower the learning rate")
@@ -122,7 +112,7 @@ def test_long_curves_keep_their_peaks(store: Store, folder: Path) -> None:
     rows = [{"iteration": i, "train/loss": 100.0 if i == 3333 else 0.1} for i in range(5000)]
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    [chart] = chosen_charts(bunches(experiments(store), together=False), ["train/loss"])
+    [chart] = chosen_charts(bunched(store), ["train/loss"])
 
     [line] = chart.series
     assert len(line.points) <= MOST_POINTS + 2 and (line.points[0][0], line.points[-1][0]) == (1, 5000)

@@ -36,10 +36,8 @@ def test_what_was_named_or_lies_below_is_known_and_nothing_else(tmp_path: Path) 
     estimate(folder / "weak")
     (folder / "data" / "settings.json").write_text("{}")
     begin_run(folder / "run", task={"type": "rows", "train": [str(elsewhere / "trips.jsonl"), "gone.jsonl"]})
-    begin_run(
-        folder / "deep",
-        task={"domains": {"a": {"task": {"source": {"type": "disk", "path": str(elsewhere / "saved")}}}}},
-    )
+    source = {"type": "disk", "path": str(elsewhere / "saved")}
+    begin_run(folder / "deep", task={"domains": {"a": {"task": {"source": source}}}})
 
     store = Store([folder], tmp_path / "cache", 0.0, [elsewhere / "sums.parquet"])
     known = {one.name: one.kind for one in store.data.all()}
@@ -132,16 +130,8 @@ def test_a_damaged_file_is_explained(tmp_path: Path, name: str, kind: str, text:
 def test_columns_that_hide_each_other_and_odd_types_are_told_apart(tmp_path: Path) -> None:
     folder = tmp_path / "domain=math" / "[1]*"
     folder.mkdir(parents=True)
-    made = pa.table(
-        {
-            "a.b": ["own"],
-            "a": [{"b": 1, "c": {"d": True}}],
-            "blob": [b"\xff"],
-            'q"uote': [1.5],
-            "nothing": pa.nulls(1),
-        }
-    )
-    parquet.write_table(made, folder / "x.parquet")
+    row = {"a.b": ["own"], "a": [{"b": 1, "c": {"d": True}}], "blob": [b"\xff"], 'q"uote': [1.5]}
+    parquet.write_table(pa.table(row | {"nothing": pa.nulls(1)}), folder / "x.parquet")
 
     table = table_of(folder / "x.parquet", "parquet")
 
@@ -212,17 +202,12 @@ def test_bars_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> N
     prepared(tmp_path)
     sums = table_of(tmp_path / "sums.parquet", "parquet")
     rates = histogram(sums, "pass_rate")
-    assert rates is not None and rates.counted == ROWS
-    assert {bar.low: bar.count for bar in rates.bars if bar.count} == {
-        0.0: 5,
-        0.25: 5,
-        0.5: 5,
-        0.75: 5,
-        1.0: 4,
-    }
+    assert rates.counted == ROWS
+    counts = {bar.low: bar.count for bar in rates.bars if bar.count}
+    assert counts == {0.0: 5, 0.25: 5, 0.5: 5, 0.75: 5, 1.0: 4}
     assert rates.bars[3].low == 0.15  # and not 0.15000000000000002
     few = histogram(sums, "pass_rate", Filter("pass_rate", ">", 0.5))
-    assert few is not None and few.counted == 9
+    assert few.counted == 9
     assert histogram(sums, "pass_rate", Filter("pass_rate", ">", 2.0)) is None
     with pytest.raises(ValueError, match="is no column of numbers: there are"):
         histogram(sums, "prompt")
@@ -231,8 +216,8 @@ def test_bars_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> N
     parquet.write_table(odd, tmp_path / "odd.parquet")
     table = table_of(tmp_path / "odd.parquet", "parquet")
     wide, same = histogram(table, "x"), histogram(table, "same")
-    assert wide is not None and (sum(bar.count for bar in wide.bars), wide.missing) == (2, 3)
-    assert same is not None and [bar.count for bar in same.bars] == [5]
+    assert (sum(bar.count for bar in wide.bars), wide.missing) == (2, 3)
+    assert [bar.count for bar in same.bars] == [5]
     assert bin_step(0, 1000, whole=True) == 50 and bin_step(3, 3, whole=True) == 1
 
 

@@ -1,5 +1,8 @@
-"""Who may look, and what every answer says to the browser."""
+"""Who may look, what every answer says to the browser, and what the viewer needs before it answers."""
 
+import os
+import socket
+import stat
 import subprocess
 from pathlib import Path
 
@@ -7,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.viewer.conftest import TOKEN
-from treetune_view.app import application
+from treetune_view.app import application, serve
 from treetune_view.store import Store
 
 
@@ -19,14 +22,12 @@ def stranger(store: Store) -> TestClient:
 @pytest.mark.parametrize("path", ["/", "/run?run=x", "/assets/viewer.js", "/?token=wrong"])
 def test_nothing_is_shown_to_who_does_not_know_the_token(stranger: TestClient, path: str) -> None:
     answer = stranger.get(path)
-
     assert answer.status_code == 403
     assert "token" in answer.text and "<" not in answer.text
 
 
 def test_the_token_leaves_the_address_for_a_cookie_that_no_other_site_can_send(stranger: TestClient) -> None:
     answer = stranger.get(f"/run?run=a&token={TOKEN}&run=b")
-
     assert answer.status_code == 303
     assert answer.headers["location"] == "/run?run=a&run=b"
     cookie = answer.headers["set-cookie"].lower()
@@ -37,7 +38,6 @@ def test_the_token_leaves_the_address_for_a_cookie_that_no_other_site_can_send(s
 @pytest.mark.parametrize("path", ["//evil.example/", "///evil.example", "/\\evil.example/"])
 def test_the_token_leads_to_no_other_host(stranger: TestClient, path: str) -> None:
     answer = stranger.get(f"http://127.0.0.1:6680{path}?token={TOKEN}")
-
     assert answer.status_code == 303
     assert answer.headers["location"].strip("/") in ("evil.example", "%5Cevil.example")
     assert not answer.headers["location"].startswith(("//", "/\\"))
@@ -51,15 +51,12 @@ def test_a_name_that_leads_here_from_elsewhere_is_refused(client: TestClient, ho
 @pytest.mark.parametrize("host", ["127.0.0.1:7777", "localhost:6680", "[::1]:1234"])
 def test_a_tunnel_may_end_at_any_port_of_the_own_machine(store: Store, host: str) -> None:
     asking = TestClient(application(store, TOKEN), base_url=f"http://{host}")
-
     assert asking.get("/", params={"token": TOKEN}).status_code == 200
 
 
 @pytest.mark.parametrize("origin", [None, "http://evil.example", "null", "http://127.0.0.1:1"])
 def test_another_sites_page_can_send_nothing(client: TestClient, origin: str | None) -> None:
-    headers = {} if origin is None else {"origin": origin}
-
-    assert client.post("/", headers=headers).status_code == 403
+    assert client.post("/", headers={"origin": origin} if origin else {}).status_code == 403
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS"])
@@ -70,12 +67,10 @@ def test_the_viewer_reads(client: TestClient, method: str) -> None:
 @pytest.mark.parametrize("path", ["/", "/run?run=x", "/assets/viewer.js", "/nowhere"])
 def test_every_answer_forbids_what_a_text_could_smuggle_in(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
-
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy and "http" not in policy
-    assert headers["x-content-type-options"] == "nosniff"
-    assert headers["referrer-policy"] == "same-origin"
+    assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "same-origin")
 
 
 def test_templates_have_no_style_attribute_and_no_inline_script() -> None:
@@ -94,12 +89,45 @@ def test_what_runs_wrote_is_kept_nowhere_and_libraries_are_asked_for_by_their_ma
 ) -> None:
     library = client.get("/assets/vendor/uplot.js")
     again = client.get("/assets/vendor/uplot.js", headers={"if-none-match": library.headers["etag"]})
-
     assert client.get("/").headers["cache-control"] == "no-store"
     assert (library.headers["cache-control"], again.status_code) == ("no-cache", 304)
 
 
 def test_the_libraries_of_the_browsers_side_are_those_that_were_fetched() -> None:
     script = Path(__file__).parents[2] / "scripts" / "viewer_assets.sh"
-
     assert subprocess.run([script, "--check"], capture_output=True, timeout=60, check=False).returncode == 0
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TREETUNE_VIEWER_CACHE", str(tmp_path / "deep" / "cache"))
+    return tmp_path / "deep" / "cache"
+
+
+def test_a_port_that_is_none_is_refused_and_what_is_kept_is_for_its_reader_alone(
+    tmp_path: Path, cache: Path
+) -> None:
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(ValueError, match=r"--port is 99999 and must be from 0 .any free one. to 65535"):
+            serve([tmp_path], print, port=99_999)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_port_that_is_taken_is_said_to_be_and_one_that_may_not_be_had_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port {port} can't be had .*Address already in use"):
+            serve([tmp_path], print, port=port)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refused)
+    with pytest.raises(ValueError, match=r"port 80 can't be had .*\(Permission denied\)"):
+        serve([tmp_path], print, port=80)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 from tests.reports.synthetic import CODEC
-from tests.support.browser import Browser
+from tests.viewer.conftest import Shown, Viewer
 from tests.viewer.hostile import COUNT, KINDS, MEGABYTE, hostile_run, texts
-from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
+from tests.viewer.recorded import begin_run, record_iteration, trajectory
 from treetune.rollouts.storage import TOKENS, write_tokens
 from treetune_view.store import Store
 from treetune_view.text import SHOWN, visible
@@ -31,16 +30,6 @@ def is_marked(kind: str) -> bool:
     return len(kind) < 10_000 and any(
         sign in kind for sign in ("$", "\\(", "\\[", "](", "```", "> > ", "***", "[[[")
     )
-
-
-SEEN = """
-return [window.ran === undefined, document.querySelectorAll(
-  'main :is(script, style, link, img, iframe, object, embed, base, meta, video, template, form[action^=http])'
-).length, [...document.querySelectorAll('main *')].filter((one) => [...one.attributes].some(
-  (own) => own.name.startsWith('on') || own.name === 'srcdoc' ||
-    ['href', 'src', 'action'].includes(own.name) && /^\\s*(javascript|data|https?):/i.test(own.value)
-)).length, document.querySelector('header.frame').getClientRects().length > 0];
-"""
 
 
 class Elements(HTMLParser):
@@ -71,50 +60,48 @@ def folder(store: Store) -> Path:
     raise AssertionError(f"the index was not made: {answers.problems()}")
 
 
-def test_hostile_answers_add_no_element_to_a_page(client: TestClient, folder: Path) -> None:
-    recorded_run(folder / "tame", iterations=1)
-    tame = {"run": "tame", "source": "i1", "answer": "train/0#0"}
-    usual = {way: Elements(client.get("/answer", params={**tame, "as": way}).text).found for way in WAYS}
+def answer(viewer: Viewer, run: str, way: str, number: int = 0, **more: Any) -> str:
+    return viewer.page("/answer", run=run, source="i1", answer=f"train/{number}#0", **{"as": way, **more})
+
+
+@pytest.mark.usefixtures("folder")
+def test_hostile_answers_add_no_element_to_a_page(viewer: Viewer) -> None:
+    viewer.record("tame")
+    usual = {way: Elements(answer(viewer, "tame", way)).found for way in WAYS}
     allowed = {(tag, name) for tag in MARKDOWN for name in ("", "class", "data-display")} | {
         (tag, name) for tag in ("details", "summary", "pre", "p", "code") for name in ("", "id", "class")
     }
     said = texts()
     assert len(said) == COUNT
-
     for number, text in enumerate(said[: len(KINDS) + 1]):  # the others are made of these
         way = WAYS[number % len(WAYS)]
-        where = {"run": "hostile", "source": "i1", "answer": f"train/{number}#0", "as": way}
-        page = client.get("/answer", params=where)
-        assert page.status_code == 200
-        elements = Elements(page.text)
+        elements = Elements(answer(viewer, "hostile", way, number))
         assert elements.found <= usual[way] | allowed | {("ol", "start")}
         if way == "text" and not text.startswith(("\n", "\r", " ")):
             assert visible(text[:200])[:200] in "".join(elements.text)
-
-
-def test_lists_of_hostile_answers_hold_no_element_of_theirs(client: TestClient, folder: Path) -> None:
-    recorded_run(folder / "tame", iterations=1)
-    usual = Elements(client.get("/answers", params={"run": "tame", "size": 200}).text).found
+    usual_list = Elements(viewer.page("/answers?run=tame&size=200")).found
+    of_lists = {("option", "value"), ("option", "selected"), ("a", "data-key"), ("p", "class")}
     for of in ("i1", "e1-validation"):
         for number in (1, 2):
-            page = client.get("/answers", params={"run": "hostile", "of": of, "size": 200, "page": number})
-            assert page.status_code == 200
-            assert Elements(page.text).found <= usual | {
-                ("option", "value"), ("option", "selected"), ("a", "data-key"), ("p", "class")
-            }  # fmt: skip
+            page = viewer.page(f"/answers?run=hostile&of={of}&size=200&page={number}")
+            assert Elements(page).found <= usual_list | of_lists
 
 
-def test_half_a_character_is_searched_for_and_shown(client: TestClient, folder: Path) -> None:
-    asked = {"run": "hostile", "of": "e1-validation", "search": "half a character"}
-    assert "<b>1</b> answer<" in client.get("/answers", params=asked).text
-    where = {"run": "hostile", "source": "e1-validation", "answer": f"v/{COUNT}#0"}
-    page = client.get("/answer", params=where)
-    assert page.status_code == 200 and "half a character" in page.text
-
-
-def test_hostile_answers_are_text_in_a_browser(
-    window: Browser, served: Callable[[str], str], folder: Path
+@pytest.mark.usefixtures("folder")
+def test_half_a_character_is_searched_for_and_shown_and_a_megabyte_on_one_line_cut_until_asked_for(
+    viewer: Viewer,
 ) -> None:
+    asked = {"run": "hostile", "of": "e1-validation", "search": "half a character"}
+    assert "<b>1</b> answer<" in viewer.page("/answers", **asked)
+    where = {"run": "hostile", "source": "e1-validation", "answer": f"v/{COUNT}#0"}
+    assert "half a character" in viewer.page("/answer", **where)
+    short, whole = (answer(viewer, "hostile", "text", len(KINDS), **more) for more in ({}, {"all": "1"}))
+    assert f"{len(MEGABYTE) - SHOWN:,} more characters" in short
+    assert whole.count("one line") > len(MEGABYTE) / 20
+
+
+@pytest.mark.usefixtures("folder")
+def test_hostile_answers_are_text_in_a_browser(shown: Shown) -> None:
     pages = ["/answers?run=hostile&size=200", "/answers?run=hostile&size=200&page=2"]
     # What a browser might make something of; all kinds are parsed above.
     pages += [
@@ -124,36 +111,18 @@ def test_hostile_answers_are_text_in_a_browser(
         if is_marked(kind) or number % 6 == 0 or len(kind) > 10_000
     ]
     for page in pages:
-        window.open(served(page))
-        window.wait("document.readyState === 'complete'")
-        ran, elements, attributes, framed = window.script(SEEN)
-        assert (ran, elements, attributes, framed) == (True, 0, 0, True), page
-        assert window.overflow() == 0, page
-    faults = window.faults()
-    window.open("about:blank")
-    assert faults == []
+        shown.open(page)
+        assert shown.wrong() == [], page
 
 
-def test_a_megabyte_on_one_line_is_cut_and_shown_whole_on_demand(client: TestClient, folder: Path) -> None:
-    where = {"run": "hostile", "source": "i1", "answer": f"train/{len(KINDS)}#0", "as": "text"}
-
-    short = client.get("/answer", params=where).text
-    whole = client.get("/answer", params={**where, "all": "1"}).text
-
-    assert f"{len(MEGABYTE) - SHOWN:,} more characters" in short
-    assert whole.count("one line") > len(MEGABYTE) / 20
-
-
-def test_hundreds_of_marks_on_a_character_cover_no_other_line(client: TestClient, store: Store) -> None:
+def test_hundreds_of_marks_on_a_character_cover_no_other_line(viewer: Viewer) -> None:
     heap = "Z" + "\u0301\u0316" * 250 + "algo"
-    run = begin_run(store.folders[0] / "marks", planned=1)
+    run = begin_run(viewer.folder / "marks", planned=1)
     write_tokens(run.path / TOKENS, CODEC, 4096)
     record_iteration(run, 0, [trajectory(0, 0, f"{heap}\nनमस्ते e\u0301")])
-
     for way in WAYS:
-        where = {"run": "marks", "source": "i1", "answer": "train/0#0", "as": way}
-        text = "".join(Elements(client.get("/answer", params=where).text).text)
+        text = "".join(Elements(answer(viewer, "marks", way)).text)
         assert re.search("[\u0300-\u036f]{5}", text) is None
         assert "algo" in text and "e\u0301" in text
         assert ("⟨769⟩" if way == "tokens" else "496 more marks") in text
-    assert "more marks" in client.get("/answers", params={"run": "marks"}).text
+    assert "more marks" in viewer.page("/answers?run=marks")

@@ -30,10 +30,6 @@ def test_a_calculation_comes_out_as_it_was_written(text: str) -> None:
     assert "**" not in rendered("**12*3** is **36**") and "12*3" in rendered("**12*3** is **36**")
 
 
-def test_prices_are_no_formula() -> None:
-    assert "formula" not in rendered("it costs $5 and $7, or $ 8 $")
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -62,9 +58,7 @@ def test_formulas_that_grow_without_end_stay_text(formula: str) -> None:
     assert "formula" not in rendered(f"${formula}$")
 
 
-def test_braces_that_are_written_are_no_groups() -> None:
+def test_prices_are_no_formula_and_written_braces_no_groups_and_tables_have_no_styles() -> None:
+    assert "formula" not in rendered("it costs $5 and $7, or $ 8 $")
     assert "formula" in rendered("$" + r"\{" * 50 + "$")
-
-
-def test_tables_have_no_styles() -> None:
     assert "<td>1</td>" in rendered("| a |\n|:-:|\n| 1 |")

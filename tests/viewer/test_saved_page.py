@@ -1,17 +1,18 @@
-"""A page that was saved is one file: from disk it shows the same, asks for nothing, and text stays text."""
+"""A page that was saved is one file that shows the same, and an answer looks the same in the report."""
 
 from __future__ import annotations
 
+import json
+import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.browser import Browser
-from tests.viewer.conftest import TOKEN
+from tests.viewer.conftest import FIRST, TOKEN, Shown, Viewer
 from tests.viewer.hostile import KINDS, hostile_run
 from tests.viewer.recorded import record_iteration
-from tests.viewer.test_hostile_answers import SEEN
-from treetune_view.store import Store
+from treetune_lab.analyzers.step_credit import step_credit
+from treetune_view.report import write_report
+from treetune_view.templates import DRAWINGS, LOOK
 
 LOOKS = """
 const all = (which, of) => [...document.querySelectorAll(which)].map(of);
@@ -38,11 +39,11 @@ def downloaded(folder: Path) -> Path:
 
 
 def test_a_page_is_saved_as_one_file_that_shows_the_same_and_asks_for_nothing(
-    window: Browser, served: Callable[[str], str], store: Store, tmp_path: Path
+    shown: Shown, tmp_path: Path
 ) -> None:
     short = [kind for kind in KINDS if len(kind) < 400][::2]
     said = ["$\\frac{1}{2}$ and \\(x^2\\), $\\frac{1}{$", "\n\nbehind two line ends", *short]
-    run = hostile_run(store.folders[0] / "an/experiment", said)
+    run = hostile_run(shown.viewer.folder / "an/experiment", said)
     record_iteration(run, 1)
     one = "run=an/experiment&source=i1&answer=train"
     open_numbers = "document.querySelector('#counted').open = true"
@@ -57,30 +58,61 @@ def test_a_page_is_saved_as_one_file_that_shows_the_same_and_asks_for_nothing(
     for number, (path, first) in enumerate(pages.items()):
         folder = tmp_path / f"saved{number}"
         allowed = {"behavior": "allow", "downloadPath": str(folder)}
-        window.driver.execute_cdp_cmd("Browser.setDownloadBehavior", allowed)
-        window.open(served(path))
-        window.wait("document.readyState === 'complete'")
-        window.script(first)
-        looks = window.script(LOOKS)
-        window.press("e")
+        shown.driver.execute_cdp_cmd("Browser.setDownloadBehavior", allowed)
+        shown.open(path)
+        shown.script(first)
+        looks = shown.script(LOOKS)
+        shown.press("e")
         saved = downloaded(folder)
         assert TOKEN not in saved.read_text() and "127.0.0.1" not in saved.read_text()
-        window.open("about:blank")  # or the live page might ask for itself once more
-        assert window.faults() == []
+        shown.open("about:blank")  # or the live page might ask for itself once more
+        assert shown.faults() == []
 
-        window.open(f"file://{saved}")
-        window.wait("document.readyState === 'complete'")
-        assert window.requests() == [f"file://{saved}"] and window.messages() == [], path
-        assert window.script(LOOKS) == looks, path
-        assert window.script(SEEN) == [True, 0, 0, True], path
-        assert (
-            window.script(
-                "return document.querySelectorAll('a[href]:not([href^=\"#\"]), form[action]').length"
-            )
-            == 0
-        )
-        assert window.overflow() == 0, path
-        assert " · saved 20" in window.driver.title and (
-            path == "/" or "an/experiment" in window.driver.title
-        )
-    window.open("about:blank")
+        shown.open(f"file://{saved}")
+        assert shown.requests() == [f"file://{saved}"] and shown.messages() == [], path
+        assert shown.script(LOOKS) == looks, path
+        assert shown.wrong() == [], path
+        elsewhere = "document.querySelectorAll('a[href]:not([href^=\"#\"]), form[action]').length"
+        assert shown.script(f"return {elsewhere}") == 0, path
+        title = shown.driver.title
+        assert " · saved 20" in title and (path == "/" or "an/experiment" in title)
+
+
+NINE = step_credit([2, 4, 6], 1.0, [0.25] * 6, [2, 4, 6], (0.5, 0.75, 0.25), (0.1, 0.1, 0.2)).plain()
+GROUP = step_credit([2, 4, 6], 1.0, [-0.5] * 6).plain()
+
+
+def plain(html: str) -> str:
+    """Without links and the white space between elements."""
+    return re.sub(r"\s*(<[^>]+>)\s*", r"\1", re.sub(r"</?a\b[^>]*>", "", html))
+
+
+def one_line(pattern: str, html: str) -> list[str]:
+    return [plain(found) for found in re.findall(pattern, html, re.DOTALL)]
+
+
+def test_steps_credits_and_style_sheets_of_an_answer_are_the_same(viewer: Viewer) -> None:
+    run = viewer.record()
+    looked = {
+        "answer": "train/0#0", "prompt": "0+1+2=", "reward": 1.0, "correct": True, "unfinished": False,
+        "steps": ["0+1=1\n", "1+2=3\n", "#3"], "credit": {"K=9": NINE, "GRPO": GROUP},
+    }  # fmt: skip
+    numbers = {"truth": 0, "by_iteration": {"0": {"costs": {}, "answers": [looked]}}}
+    folder = run.path / "analyses" / "credit_microscope"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps({"analyzer": "credit_microscope", "numbers": numbers}))
+
+    report = write_report([run.path]).read_text()
+    page = viewer.page("/answer", run="run", **FIRST)
+    step, table = r'<div class="credit-of-step">.*?</div>', r'<table class="credits">.*?</table>'
+    cards = report.split('<article class="episode">')[1:]
+    [card] = [part for part in cards if "<code>train/0#0</code>" in part]
+    assert one_line(step, page) == one_line(step, card) != []
+    [shown], [written] = one_line(table, page), one_line(table, report)
+    assert shown.replace("<small>credit_microscope</small>", "") == written
+    phases = r'<svg class="share".*?</p>'
+    assert one_line(phases, viewer.page("/run?run=run")) == one_line(phases, report) != []
+    for sheet in (LOOK, DRAWINGS):
+        assert sheet.read_text() in report
+        assert f'href="/assets/{sheet.name}"' in page
+        assert viewer.page(f"/assets/{sheet.name}") == sheet.read_text()
