@@ -67,71 +67,51 @@ def test_the_chunks_of_the_head_are_those_that_the_policy_has():
     }
 
 
-def test_what_does_not_fit_is_said_with_a_change_that_makes_it_fit():
+def test_what_does_not_fit_is_said_with_a_change_that_makes_it_fit_and_be_it_more_gpus():
     found = plan(BIG, machine=described_machine(1, 80))
     assert [use.phase for use in found.misfits] == ["training"]
     change = remedy(found)
     assert change.override in as_text(found)
     assert plan(BIG, change.override, machine=described_machine(1, 80)).fits
-
-
-def test_where_only_more_gpus_help_that_is_said():
-    found = plan("guru/32b_ppo", machine=described_machine(1, 80))
-    change = remedy(found)
+    change = remedy(plan("guru/32b_ppo", machine=described_machine(1, 80)))
     assert change.gpus > 1
-    assert plan(
-        "guru/32b_ppo", change.override, machine=described_machine(change.gpus, 80, change.nodes)
-    ).fits
+    larger = described_machine(change.gpus, 80, change.nodes)
+    assert plan("guru/32b_ppo", change.override, machine=larger).fits
 
 
 @pytest.mark.parametrize(
-    "override",
+    ("override", "is_less"),
     [
-        "{trainer+: {zero_stage: 3}}",
-        "{trainer+: {offload_optimizer: true}}",
-        "{trainer+: {tokens_per_micro_batch: 4096}}",
-        "{trainer+: {lora: {}, offload_reference: false}}",
+        ("{trainer+: {zero_stage: 3}}", True),
+        ("{trainer+: {offload_optimizer: true}}", True),
+        ("{trainer+: {tokens_per_micro_batch: 4096}}", True),
+        ("{trainer+: {lora: {}, offload_reference: false}}", True),
+        ("{trainer+: {offload_reference: false}}", False),
+        ("{trainer+: {gradient_checkpointing: false}}", False),
+        ("{trainer+: {zero_stage: 1}}", False),
+        ("{credit: {type: 'gae'}}", False),
     ],
 )
-def test_what_saves_memory_in_training_is_planned_with_less(override):
+def test_what_saves_or_takes_memory_in_training_is_planned_with_less_or_more(override, is_less):
     machine = described_machine(4, 80)
-    assert plan(BIG, override, machine=machine).trainer.peak < plan(BIG, machine=machine).trainer.peak
+    changed, plain = (plan(BIG, *more, machine=machine).trainer.peak for more in ((override,), ()))
+    assert changed < plain if is_less else changed > plain
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "{trainer+: {offload_reference: false}}",
-        "{trainer+: {gradient_checkpointing: false}}",
-        "{trainer+: {zero_stage: 1}}",
-        "{credit: {type: 'gae'}}",
-    ],
-)
-def test_what_takes_memory_in_training_is_planned_with_more(override):
-    machine = described_machine(4, 80)
-    assert plan(BIG, override, machine=machine).trainer.peak > plan(BIG, machine=machine).trainer.peak
-
-
-def test_an_engine_that_does_not_sleep_is_there_while_training():
+def test_an_engine_is_there_while_training_but_where_it_sleeps_or_has_gpus_of_its_own():
     awake = plan(SMALL, "{engines+: {policy+: {sleep: false}}}")
     training = next(use for use in awake.uses if use.phase == "training")
     assert any(item.what == "engine: KV cache" for item in training.items)
-
-
-def test_an_engine_with_gpus_of_its_own_takes_none_of_the_trainers():
     apart = plan(SMALL, "{engines+: {policy+: {sleep: false, servers: 'one', devices: [7]}}}")
     wheres = {use.where for use in apart.uses if "GPU" in use.where}
     assert wheres == {"an engine's GPU", "a trainer's GPU"}
 
 
-def test_a_share_too_small_for_one_sequence_is_said():
-    found = plan(BIG, "{engines+: {policy+: {gpu_memory_utilization: 0.1}}}")
-    assert any("gpu_memory_utilization 0.1" in words for words in found.problems)
-
-
-def test_ranks_that_cannot_be_grouped_are_said():
-    found = plan("guru/32b_ppo", machine=described_machine(1, 80))
-    assert any("sequence_parallel_size is 2" in words for words in found.problems)
+def test_a_share_too_small_for_one_sequence_and_ranks_that_cannot_be_grouped_are_said():
+    small = plan(BIG, "{engines+: {policy+: {gpu_memory_utilization: 0.1}}}")
+    assert any("gpu_memory_utilization 0.1" in words for words in small.problems)
+    single = plan("guru/32b_ppo", machine=described_machine(1, 80))
+    assert any("sequence_parallel_size is 2" in words for words in single.problems)
 
 
 def test_continuations_are_counted_by_the_estimators_own_budget():
@@ -140,13 +120,6 @@ def test_continuations_are_counted_by_the_estimators_own_budget():
     adaptive = "{credit+: {values: {type: 'sequential', most: 40}}}"
     assert plan(SMALL, adaptive).work.most_continuations == 40 * work.most_continuations // 9
     assert plan("polIter_rho1bSft2_grpo_MATH").work.continuations == 0
-
-
-def test_a_model_whose_sizes_nobody_knows_is_named(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    root = experiment(SMALL, {"model": {"type": "pretrained", "name_or_path": str(tmp_path)}})
-    with pytest.raises(ValueError, match="sizes aren't known"):
-        Plan.of(root, described_machine(1, 80))
 
 
 def test_the_command_needs_no_gpu_and_says_whether_it_fits(capsys):
@@ -230,43 +203,44 @@ def test_credit_of_a_users_own_that_continues_answers_is_planned():
 class TestStart:
     """Of a run on a machine that it doesn't fit."""
 
-    def test_it_is_refused_before_anything_is_started(self, monkeypatch):
+    @pytest.fixture
+    def start(self, monkeypatch):
+        """Starts an experiment on a machine, which is described."""
         from treetune_cluster import runs
 
-        small = described_machine(1, 80, host_gib=2000)
-        monkeypatch.setattr(machine, "here", lambda **_: small)
-        with pytest.raises(
-            ValueError, match=r"(?s)training: a GPU has 79.20 GiB.*plan: \{check: false\}"
-        ) as error:
-            runs.refuse_what_does_not_fit(experiment(BIG))
+        def start(root, *described, **more):
+            monkeypatch.setattr(machine, "here", lambda **_: described_machine(*described, **more))
+            runs.refuse_what_does_not_fit(root)
+
+        return start
+
+    def test_it_is_refused_before_anything_is_started_but_where_the_user_wants_it(self, start):
+        expected = r"(?s)training: a GPU has 79.20 GiB.*plan: \{check: false\}"
+        with pytest.raises(ValueError, match=expected) as error:
+            start(experiment(BIG), 1, 80, host_gib=2000)
         assert "smallest change" in str(error.value)
-
-    def test_the_user_may_start_it_all_the_same(self, monkeypatch):
-        from treetune_cluster import runs
-
-        monkeypatch.setattr(machine, "here", lambda **_: described_machine(1, 80))
-        runs.refuse_what_does_not_fit(experiment(BIG, "{plan: {check: false}}"))
-
-    def test_a_small_host_is_refused_as_well(self, monkeypatch):
-        from treetune_cluster import runs
-
-        monkeypatch.setattr(machine, "here", lambda **_: described_machine(8, 80, host_gib=32))
         with pytest.raises(ValueError, match=r"the machine has 32\.00 GiB"):
-            runs.refuse_what_does_not_fit(experiment(BIG))
+            start(experiment(BIG), 8, 80, host_gib=32)
+        start(experiment(BIG, "{plan: {check: false}}"), 1, 80)
 
-    def test_ranks_of_a_machine_say_it_once_and_those_of_each_machine_do(self, monkeypatch):
-        from treetune_cluster import runs
-
+    def test_ranks_of_a_machine_say_it_once_and_those_of_each_machine_do(self, start, monkeypatch):
         def kind(nodes: int, rank: str, of_machine: str) -> type[Exception]:
-            monkeypatch.setattr(machine, "here", lambda **_: described_machine(2, 80, nodes, host_gib=8))
             monkeypatch.setenv("RANK", rank)
             monkeypatch.setenv("LOCAL_RANK", of_machine)
             with pytest.raises(ValueError, match="it doesn't fit") as error:
-                runs.refuse_what_does_not_fit(experiment(SMALL))
+                start(experiment(SMALL), 2, 80, nodes, host_gib=8)
             return error.type
 
         assert kind(1, "0", "0") is kind(1, "1", "1") is kind(2, "3", "1") is FoundByAllRanks
         assert kind(2, "2", "0") is ValueError
+
+    def test_where_nobody_knows_that_is_said(self, start, capsys, tmp_path):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+        root = experiment(SMALL, {"model": {"type": "pretrained", "name_or_path": str(tmp_path)}})
+        with pytest.raises(ValueError, match="sizes aren't known"):
+            Plan.of(root, described_machine(1, 80))
+        start(root, 1, 80)
+        assert "wasn't checked" in capsys.readouterr().err
 
     def test_a_process_without_a_launcher_is_one_rank(self, monkeypatch):
         monkeypatch.setattr(machine, "_gpu_memories", lambda environment: [80 * GIB] * 4)
@@ -278,15 +252,6 @@ class TestStart:
     def test_launchers_say_how_many_ranks_a_machine_has(self, launcher):
         found = machine.here({"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "8", launcher: "4"}, started=True)
         assert (found.ranks, found.nodes) == (4, 2)
-
-    def test_where_nobody_knows_that_is_said(self, monkeypatch, capsys, tmp_path):
-        from treetune_cluster import runs
-
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-        runs.refuse_what_does_not_fit(
-            experiment(SMALL, {"model": {"type": "pretrained", "name_or_path": str(tmp_path)}})
-        )
-        assert "wasn't checked" in capsys.readouterr().err
 
 
 def test_sizes_are_told_in_readable_units():

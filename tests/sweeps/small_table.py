@@ -60,3 +60,17 @@ def table(directory: Path, *, seeds: Sequence[int] = (1, 2), **more: Any) -> Rep
 
 def experiment(name: str, **more: Any) -> TableExperiment:
     return TableExperiment(configs=(f"configs/quickstart/{name}.jsonnet",), overrides=(SHORT,), **more)
+
+
+def calls(directory: Path) -> list[str]:
+    """What the stand-in was started for since the last look, in order: `ppo:1`, `ppo:1 run_evaluation`…"""
+    file = directory / "calls.txt"
+    found = file.read_text().splitlines() if file.is_file() else []
+    file.unlink(missing_ok=True)
+    return [call.removesuffix(" run_iteration_loop") for call in found]
+
+
+def cells(directory: Path) -> dict[str, dict[str, Any]]:
+    """What the written table has, by row."""
+    written = json.loads((directory / "small.json").read_text())
+    return {cell["row"]: cell for cell in written["cells"]}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.reports import fabricated
-from tests.sweeps.small_table import FAKE, experiment, show, table
+from tests.sweeps.small_table import FAKE, calls, cells, experiment, show, table
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
 from treetune_tables.launch import reproduce
@@ -67,10 +67,9 @@ def test_seeds_are_added_for_the_rows_concerned_until_the_interval_is_that_narro
 
 
 def test_rows_that_are_not_concerned_have_the_seeds_that_all_have(tmp_path: Path) -> None:
-    of = growing(tmp_path, 0.15, baseline="SFT")
-    plan = filled(of)
+    plan = filled(growing(tmp_path, 0.15, baseline="SFT"))
     assert len(plan.of("ppo")) > 3
-    assert [run.seed for run in plan.of("grpo")] == [1, 2, 3]
+    assert seeds(plan)["grpo"] == [1, 2, 3]
 
 
 def test_the_bound_ends_it(tmp_path: Path) -> None:
@@ -104,14 +103,13 @@ def test_one_command_runs_them_all_and_a_second_one_none(
     monkeypatch.setenv("APP_FAKE_SHARES", json.dumps({"ppo": 0.6}))
     of = growing(tmp_path, 0.15)
     assert reproduce(of, show, FAKE, at_once=2) == 0
-    ran = sorted(call.split()[0] for call in (tmp_path / "calls.txt").read_text().splitlines())
+    ran = sorted(calls(tmp_path))
     (verdict,) = verdicts(grown(make_plan(of)))
     assert verdict.reason == "narrow"
     expected = [f"{name}:{seed}" for name in ("grpo", "ppo", "sft") for seed in range(1, verdict.seeds + 1)]
     assert ran == expected
-    (tmp_path / "calls.txt").unlink()
     assert reproduce(of, show, FAKE, at_once=2) == 0
-    assert not (tmp_path / "calls.txt").exists()
+    assert calls(tmp_path) == []
 
 
 def test_the_interval_that_ends_the_search_holds_where_runs_collapse_now_and_then() -> None:
@@ -188,13 +186,12 @@ def shared_start(directory: Path, **more: Any) -> Reproduction:
 
 def test_a_shared_start_is_made_once_and_needed_by_every_seed(tmp_path: Path) -> None:
     assert reproduce(shared_start(tmp_path), show, FAKE) == 0
-    order = [call.split()[0] for call in (tmp_path / "calls.txt").read_text().splitlines()]
-    assert order == ["sft:1", "ppo:3", "grpo:3", "ppo:4", "grpo:4"]
+    assert calls(tmp_path) == ["sft:1", "ppo:3", "grpo:3", "ppo:4", "grpo:4"]
     assert (tmp_path / "shared/quickstart/sft/metrics.jsonl").is_file()
-    cells = {cell["row"]: cell for cell in json.loads((tmp_path / "small.json").read_text())["cells"]}
-    assert [one["seed"] for one in cells["SFT"]["seeds"]] == [1]
+    found = cells(tmp_path)
+    assert [one["seed"] for one in found["SFT"]["seeds"]] == [1]
     # Each seed is compared with the start that all share: 0.5 + 0.02 seed, less 0.52.
-    assert cells["PPO"]["difference"]["mean"] == pytest.approx(0.05, abs=0.005)
+    assert found["PPO"]["difference"]["mean"] == pytest.approx(0.05, abs=0.005)
 
 
 def test_what_all_seeds_share_needs_nothing_that_each_has_for_itself(tmp_path: Path) -> None:
@@ -207,6 +204,5 @@ def test_what_all_seeds_share_needs_nothing_that_each_has_for_itself(tmp_path: P
 
 def test_a_run_waits_for_what_it_needs_however_many_are_at_work(tmp_path: Path) -> None:
     assert reproduce(shared_start(tmp_path), show, FAKE, at_once=4) == 0
-    order = [call.split()[0] for call in (tmp_path / "calls.txt").read_text().splitlines()]
-    assert order[0] == "sft:1"
-    assert sorted(order[1:]) == ["grpo:3", "grpo:4", "ppo:3", "ppo:4"]
+    first, *others = calls(tmp_path)
+    assert (first, sorted(others)) == ("sft:1", ["grpo:3", "grpo:4", "ppo:3", "ppo:4"])

@@ -234,6 +234,20 @@ def row_logprobs(model, row: Episode, temperature: float = 0.8):
     return all_TV, all_TV.gather(1, torch.tensor(row.response_ids.tolist())[:, None])[:, 0]
 
 
+def assert_is(plain_loss, loss, logprobs_N) -> None:
+    """That a loss is a plain function of floats in value and gradient, the latter by finite differences."""
+    import pytest
+
+    plain, step = logprobs_N.tolist(), 1e-6
+    assert float(loss.detach()) == pytest.approx(plain_loss(plain), abs=1e-9)
+    loss.backward()
+    for i, value in enumerate(plain):
+        up, down = plain.copy(), plain.copy()
+        up[i], down[i] = value + step, value - step
+        slope = (plain_loss(up) - plain_loss(down)) / (2 * step)
+        assert float(logprobs_N.grad[i]) == pytest.approx(slope, abs=1e-5)
+
+
 def plain_step(model, loss, optimiser=None):
     """One step of AdamW with a bounded norm, which is returned, as every trainer here takes it."""
     import torch

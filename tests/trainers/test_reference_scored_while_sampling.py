@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainers.helpers import episodes, one_rank, tiny_model
+from tests.trainers.helpers import are_same, assert_close, episodes, policy_trainer, weights_of
 from treetune.contracts import SampledAnswers, Turns
 from treetune.inference.base import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.models.lora import Lora
@@ -27,13 +27,9 @@ from treetune.trainers.scoring import SECONDS, SHARE, ReferencePrefetch, rows_sc
 from treetune.trainers.tokens import Sequences
 from treetune.vocabulary import Episode
 
-SAMPLING = SamplingParams(20)
-
 
 def trainer(**settings: Any) -> PolicyTrainer:
-    objective = ClippedPolicyGradient(kl_coef=0.1)
-    one = Trainer(objective=objective, learning_rate=1e-3, adam_eps=1e-4, minibatch_size=8, **settings)
-    return PolicyTrainer(one, tiny_model, ranks=one_rank(), seed=0, temperature=0.8, iterations=2)
+    return policy_trainer(ClippedPolicyGradient(kl_coef=0.1), iterations=2, minibatch_size=8, **settings)
 
 
 def ahead_of(one: PolicyTrainer) -> ReferencePrefetch:
@@ -41,13 +37,10 @@ def ahead_of(one: PolicyTrainer) -> ReferencePrefetch:
     return one.prefetch
 
 
-def request(row: Episode, priority: int = ANSWERS) -> Request:
-    return Request(row.prompt_ids, 0, 1, SAMPLING, priority)
-
-
 def hear(ahead: ReferencePrefetch, rows: list[Episode], priority: int = ANSWERS) -> None:
     for row in rows:
-        ahead.on_result(request(row, priority), [Completion(row.response_ids, None, "stop", 0)])
+        asked = Request(row.prompt_ids, 0, 1, SamplingParams(20), priority)
+        ahead.on_result(asked, [Completion(row.response_ids, None, "stop", 0)])
 
 
 @pytest.fixture(scope="module")
@@ -65,22 +58,16 @@ def ahead() -> Any:
 def test_what_is_heard_in_any_order_or_not_at_all_has_the_same_bits(
     ahead: ReferencePrefetch, rows: list[Episode]
 ) -> None:
+    """And the log-probs are those of the reference in micro-batches, but for rounding."""
     sequences = Sequences.of(rows)
     unheard = ahead.logprobs(sequences)
+    assert (unheard - trainer().ref_logprobs(sequences)).abs().max() < 1e-5
     assert ahead.metrics[SHARE] == 0
     for seed, count in enumerate((16, 16, 7, 1)):
         some = random.Random(seed).sample(rows, count)
         hear(ahead, some)
         assert torch.equal(ahead.logprobs(sequences), unheard)
         assert ahead.metrics[SHARE] == sum(len(row.response_ids) for row in some) / sequences.n_tokens
-
-
-def test_its_log_probs_are_those_of_the_reference_in_micro_batches(
-    ahead: ReferencePrefetch, rows: list[Episode]
-) -> None:
-    sequences = Sequences.of(rows)
-    together = trainer()
-    assert (ahead.logprobs(sequences) - together.ref_logprobs(sequences)).abs().max() < 1e-5
 
 
 def test_continuations_and_answers_that_training_sees_otherwise_are_not_taken_for_answers(
@@ -211,14 +198,13 @@ def test_an_update_is_the_same_whether_answers_were_heard_of(rows: list[Episode]
         metrics = one.train(0, rows)
         shares.append(metrics[SHARE])
         assert metrics[SECONDS] > 0
-        weights.append(one.weights())
+        weights.append(weights_of(one))
         one.close()
     assert shares[0] == 1 > shares[1] > shares[2] == 0
-    for other in weights[1:]:
-        assert all(torch.equal(tensor, other[name]) for name, tensor in weights[0].items())
+    assert all(are_same(weights[0], other) for other in weights[1:])
     plain = trainer()
     plain.train(0, rows)
-    assert all((t - weights[0][n]).abs().max() < 1e-5 for n, t in plain.weights().items())
+    assert_close(weights[0], plain, atol=1e-5)
 
 
 def rollout(*gives: Any) -> Any:

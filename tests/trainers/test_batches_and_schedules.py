@@ -1,10 +1,14 @@
+"""Every sequence runs once on some rank, and each step has the learning rate of its schedule."""
+
 from __future__ import annotations
+
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.trainers.base import Warmup
+from treetune.trainers.base import DeepSpeedWarmupDecay, Warmup
 from treetune.trainers.batches import Unit, plan_micro_batches
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
@@ -71,3 +75,17 @@ def test_the_rate_warms_up_from_the_first_step_and_ends_where_the_decay_says():
     assert Warmup(ratio=0.03, decay="constant").factor(0, 100) == pytest.approx(1 / 3)
     assert Warmup(decay="cosine").factor(5, 10) == pytest.approx(0.5)
     assert Warmup().factor(0, 10) == 1.0
+    # The paper's 16,000 steps on MATH warm up for 480.
+    paper = Warmup(ratio=0.03, decay="linear")
+    assert paper.factor(478, 16_000) < 1.0 == paper.factor(480, 16_000)
+    assert paper.factor(16_000, 16_000) == 0.0
+
+
+def test_the_schedule_of_the_papers_code_jumps_rests_and_rises_with_the_logarithm():
+    factors = [DeepSpeedWarmupDecay(ratio=0.1).factor(step, 100) for step in range(100)]
+    assert factors[:2] == [1.0, 0.0]
+    assert factors[2:4] == pytest.approx([math.log(2) / math.log(10), math.log(3) / math.log(10)])
+    assert factors[10] == pytest.approx(1.0), "the tenth that the scheduler was asked for"
+    assert factors[11] == 1.0
+    assert factors[56] == pytest.approx(0.5)
+    assert factors[99] == pytest.approx(2 / 90)

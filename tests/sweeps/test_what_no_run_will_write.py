@@ -8,55 +8,29 @@ from typing import Any
 
 import pytest
 
-import treetune.parts  # noqa: F401  (registers them)
+from tests.sweeps.small_table import ROOT, experiment, table
 from treetune.config.errors import ConfigError
 from treetune_tables.check import METRICS
 from treetune_tables.columns import Column, Panel
 from treetune_tables.launch import reproduce
-from treetune_tables.settings import MethodRow, Reproduction, TableExperiment
-
-ROOT = Path(__file__).resolve().parents[2]
-EXPERIMENTS = ("sft", "ppo", "grpo")
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    for variable in ("APP_SEED", "APP_DIRECTORY", "APP_EXPERIMENT_NAME"):
-        monkeypatch.delenv(variable, raising=False)
-
-
-def table(directory: Path | str = "experiments", **more: Any) -> Reproduction:
-    settings: dict[str, Any] = {
-        "name": "small",
-        "directory": str(directory),
-        "seeds": (1,),
-        "experiments": {
-            name: TableExperiment(
-                configs=(f"configs/quickstart/{name}.jsonnet",), needs=() if name == "sft" else ("sft",)
-            )
-            for name in EXPERIMENTS
-        },
-        "rows": tuple(MethodRow(name=name.upper(), experiment=name) for name in EXPERIMENTS),
-        "columns": (Column(name="test", evaluation="test", curve="validation"),),
-    }
-    return Reproduction(**(settings | more))
+from treetune_tables.settings import MethodRow
 
 
 def mistakes(**more: Any) -> dict[str | None, str]:
     with pytest.raises(ConfigError) as caught:
-        table(**more).check_experiments()
+        table(Path("experiments"), **more).check_experiments()
     return {issue.key: issue.what for issue in caught.value.issues}
 
 
 def test_what_some_row_will_write_is_fine() -> None:
     table(
+        Path("experiments"),
         panels=(
             Panel(name="entropy", metric="train/entropy"),
             Panel(name="critic", metric="critic/mse"),  # of PPO's row alone
             Panel(name="accuracy", metric="evaluation/test/pass_at_1"),
             Panel(name="pass@4", evaluation="test", value="pass_at_4"),
-        )
+        ),
     ).check_experiments()
 
 
@@ -87,7 +61,8 @@ def test_a_metric_of_the_start_weights_training_alone_is_not_drawn() -> None:
     """SFT came before, so that its metrics are not beside the others'; alone they are."""
     rows = (MethodRow(name="SFT", experiment="sft"),)
     panels = (Panel(name="loss", metric="train/loss"),)
-    table(rows=rows, panels=panels, experiments={"sft": table().experiments["sft"]}).check_experiments()
+    alone = {"sft": experiment("sft")}
+    table(Path("experiments"), rows=rows, panels=panels, experiments=alone, baseline=None).check_experiments()
 
 
 def test_nothing_is_run_for_a_table_that_would_stay_empty(tmp_path: Path) -> None:
@@ -99,8 +74,7 @@ def test_nothing_is_run_for_a_table_that_would_stay_empty(tmp_path: Path) -> Non
 
 def test_every_metric_that_the_code_records_is_known() -> None:
     name = re.compile(rf'"({"|".join(METRICS)})/([a-z][a-z0-9_]*)"')
-    rooms = ("episode_generators", "trainers", "models", "runtime")
-    files = [path for room in rooms for path in (ROOT / "src/treetune" / room).rglob("*.py")]
+    files = (ROOT / "src").rglob("*.py")
     found = {match.groups() for path in files for match in name.finditer(path.read_text())}
     assert len(found) > 40
     assert not {f"{group}/{short}" for group, short in found if short not in METRICS[group]}
