@@ -74,7 +74,7 @@ def test_nothing_is_run_for_a_table_that_would_stay_empty(tmp_path: Path) -> Non
 
 def test_every_metric_that_the_code_records_is_known() -> None:
     name = re.compile(rf'"({"|".join(METRICS)})/([a-z][a-z0-9_]*)"')
-    files = (ROOT / "src").rglob("*.py")
+    files = {*(ROOT / "src").rglob("*.py")} - {ROOT / "src/treetune_tables/check.py"}
     found = {match.groups() for path in files for match in name.finditer(path.read_text())}
-    assert len(found) > 40
+    assert len(found) > 80
     assert not {f"{group}/{short}" for group, short in found if short not in METRICS[group]}
