@@ -3,6 +3,7 @@ shows a run shows what was written, or says by name what is damaged."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -242,9 +243,13 @@ def read(run: ExperimentDirectory, name: str) -> Any:
 def test_no_flipped_bit_reads_as_other_content(of_two: ExperimentDirectory, name: str) -> None:
     path, draw = of_two.path / name, random.Random(name)
     whole, content = path.read_bytes(), read(of_two, name)
-    for _ in range(60):
+    drawn = [(draw.randrange(len(whole)), draw.randrange(8)) for _ in range(60)]
+    for place, bit in [
+        *drawn,
+        *itertools.product((-1, -2), range(8)),
+    ]:  # an end says if it is torn
         hurt = bytearray(whole)
-        hurt[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        hurt[place] ^= 1 << bit
         path.write_bytes(hurt)
         try:
             found = read(of_two, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ ANSWERS, MEASURE_AGAIN = "answers.jsonl", "delete its folder, and it is measured
 Lock = Literal["run", "evaluation", "analysis", "notes"]
 """What a process is here for: to change the run, to measure it, to look into it, or to write a note."""
 
+_WHOLE = re.compile(rb'"checksum": "[0-9a-f]+"\}\Z')
 _LOCKS: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
 
 
@@ -118,12 +120,14 @@ class ExperimentDirectory:
         """
         if not self.metrics.is_file():
             return []
-        rows, lines = [], self.metrics.read_bytes().splitlines()
+        content = self.metrics.read_bytes()
+        rows, lines = [], content.splitlines()
         for number, line in enumerate(lines, start=1):
             try:
                 rows.append(record_of(line))
             except Damaged as error:
-                if number == len(lines) and not line.endswith(b"}"):
+                # A torn line has lost its end. One with a flipped bit has a newline, or all before it.
+                if number == len(lines) and not content.endswith(b"\n") and not _WHOLE.search(line[:-1]):
                     break
                 words = f"line {number} of {self.metrics} is damaged ({error}): {LINE_REMEDY}"
                 if damaged is None:
