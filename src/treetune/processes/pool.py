@@ -60,10 +60,6 @@ class WorkerStartError(RuntimeError):
     """A worker process did not come up: its servant cannot be unpickled or imported there."""
 
 
-START = 0
-"""The number of no work: a worker's start."""
-
-
 @dataclass(frozen=True)
 class Work:
     """A call of the servant with this number, to be answered within `deadline` seconds.
@@ -108,8 +104,8 @@ class Pool:
         self._failure: BaseException | None = None
         self._queue: deque[Work] = deque()
         self._own_queues: list[deque[Work]] = [deque() for _ in range(workers)]
-        self._struck: set[int] = set()
-        """Works at which a worker died, and `START`: once may be the machine's doing."""
+        self._struck = set[int | None]()
+        """Works at which a worker died, None for its start: once may be the machine's doing."""
         self._closed = False
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = -1, -1
@@ -274,9 +270,9 @@ class Pool:
             return True
         worker.kill()
         if not worker.ready:
-            if outcome == "timeout" or START in self._struck:
+            if outcome == "timeout" or None in self._struck:
                 raise WorkerStartError(f"a worker process did not start: {message}")
-            self._struck.add(START)
+            self._struck.add(None)
         if worker.batch:
             work = worker.batch[0]
             if outcome == "timeout":
