@@ -377,7 +377,7 @@ def test_who_lets_a_models_programs_run_without_a_sandbox_is_told_so_at_every_st
     manifest = json.loads((directory.path / "manifest.json").read_text())
     assert manifest["without_sandbox"] == ["task.grader.sandbox"]
     grader = "{ type: 'cruxeval', sandbox: { type: 'unsafe_local' } }"
-    task = f"{{ task: {{ type: 'short_programs', grader: {grader} }} }}"
+    task = f"{{ directory: '{tmp_path}', task: {{ type: 'short_programs', grader: {grader} }} }}"
     given = ["--configs", "configs/quickstart/grpo.jsonnet", "--override", task]
     assert main([*given, "check_config"]) == 0
     assert "unsafe_local" in capsys.readouterr().err
