@@ -129,13 +129,13 @@ class Case:
         return there + counted(lambda: trainers[0].train(1, episodes)).peak
 
 
-def random_model(shape: Shape, precision: str) -> Any:
-    """A model of that shape from transformers; what it says is noise."""
-    import torch
+def config_of(shape: Shape, **more: Any) -> Any:
+    """A model's configuration in transformers, which writes its config.json."""
     import transformers
 
     kind = "Qwen3" if shape.head_norms else "Qwen2" if shape.biases else "Llama"
-    config = getattr(transformers, f"{kind}Config")(
+    return getattr(transformers, f"{kind}Config")(
+        architectures=[f"{kind}ForCausalLM"],
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -144,9 +144,17 @@ def random_model(shape: Shape, precision: str) -> Any:
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         tie_word_embeddings=shape.tied,
-        attn_implementation="sdpa",
+        **more,
     )
+
+
+def random_model(shape: Shape, precision: str) -> Any:
+    """A model of that shape from transformers; what it says is noise."""
+    import torch
+    import transformers
+
+    config = config_of(shape, attn_implementation="sdpa")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+        model = getattr(transformers, config.architectures[0])(config)
     return model.to(getattr(torch, precision))
