@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.documents import PAGES, ROOT, Document
-from treetune.cli.arguments import COMMANDS
+from treetune.cli.arguments import BY_NAME, COMMANDS
 from treetune.cli.pages import pages as reference_pages
 from treetune.config.jsonnet import configurations
 
@@ -57,8 +57,9 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
             typed = ["--configs", environment["CONFIGSTR"], "run_iteration_loop"]
         else:
             continue
-        command = next(word for word in typed if word in COMMANDS)
-        shared = typed[: typed.index(command)]
+        first = next(word for word in typed if word in BY_NAME)
+        command = BY_NAME[first].name
+        shared = typed[: typed.index(first)]
         # A task alone is no experiment that could be checked.
         alone = command in ("score_responses", "export_rows")
         instead = "print_config" if alone else "check_config"

@@ -235,6 +235,7 @@ COMMANDS = (
             "treetune --configs configs/quickstart/vineppo.jsonnet plan",
         ),
         tuple(Argument(name, settings) for name, settings in _ARGUMENTS.items()),
+        group="first",
     ),
     Command(
         "serve_engine",
@@ -268,5 +269,6 @@ COMMANDS = (
         "Looks at versions, memory, ports and the compiler, and samples one token with the engine. It takes"
         " half a minute.",
         ("treetune doctor",),
+        group="first",
     ),
 )

@@ -157,6 +157,7 @@ COMMANDS = (
                 "--deadline", {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "default: 10"}
             ),
         ),
+        group="data",
     ),
     Command(
         "export_rows",
@@ -175,6 +176,7 @@ COMMANDS = (
             ),
             _output("the Parquet file", "FILE"),
         ),
+        group="data",
     ),
     Command(
         "prepare_data",
@@ -184,7 +186,7 @@ COMMANDS = (
         " and lets rules go over them: lengths, duplicates, contamination by test sets, reference solutions"
         " that fail. Writes Parquet, every row that went with its reason, and how many rows each rule took.",
         (
-            "treetune --configs configs/data/math__dapo.jsonnet prepare_data --output data/math__dapo",
+            "treetune --configs data/math__dapo.jsonnet prepare_data --output data/dapo",
             "treetune --configs configs/data/math__dapo.jsonnet prepare_data --input a_part.jsonl --output"
             " data/a_part",
         ),
@@ -192,6 +194,7 @@ COMMANDS = (
             _input("read this in place of the configuration's source", required=False),
             _output("rows by split, summary, reasons"),
         ),
+        group="data",
     ),
     Command(
         "estimate_difficulty",
@@ -211,6 +214,7 @@ COMMANDS = (
                 "--shard", {"type": int, "metavar": "N", "help": "work on this shard alone, as a job does"}
             ),
         ),
+        group="data",
     ),
     Command(
         "filter_data",
@@ -223,6 +227,7 @@ COMMANDS = (
             " data/math__dapo/train.parquet --output data/math__dapo_filtered",
         ),
         (_input(), _output("rows.parquet, summary, reasons")),
+        group="data",
     ),
     Command(
         "make_threads",
@@ -235,5 +240,6 @@ COMMANDS = (
             " solutions.jsonl --output data/parallel",
         ),
         (_input("rows with solutions"), _output("rows, records, costs")),
+        group="data",
     ),
 )

@@ -91,11 +91,9 @@ COMMANDS = (
         "numbers and figures about an experiment, by the analyzers on its right; resumes",
         "Carries out the experiment's `analyzers` and writes numbers, a figure and the states that they are"
         " of to analyses/ in its folder.",
-        (
-            "treetune --configs configs/quickstart/vineppo.jsonnet,configs/analyzers/value_accuracy.jsonnet"
-            " run_analyzers",
-        ),
+        ("treetune run_analyzers --configs quickstart/vineppo.jsonnet,analyzers/value_accuracy.jsonnet",),
         in_ranks=True,
+        group="tables",
     ),
     Command(
         "compare_analyses",
@@ -109,12 +107,13 @@ COMMANDS = (
         ),
         (
             Argument("analysis", {"metavar": "NAME", "help": "such as value_accuracy"}),
-            Argument("experiments", {"nargs": "+", "metavar": "[LABEL=]EXPERIMENT_DIR"}),
+            Argument("experiments", {"nargs": "+", "metavar": "[LABEL=]DIR"}),
             Argument(
                 "--output",
                 {"type": Path, "required": True, "metavar": "PATH", "help": "without an ending"},
             ),
         ),
+        group="tables",
     ),
     Command(
         "bisect_runs",
@@ -123,11 +122,13 @@ COMMANDS = (
         "Compares what two runs wrote, in the order in which they wrote it: answers, credit, metrics,"
         " weights, trainer's state, evaluations. Numbers that a clock decides are left out. The exit code is"
         " 1 where they differ.",
-        ("treetune bisect_runs experiments/quickstart/vineppo experiments/again/vineppo",),
+        ("treetune bisect experiments/quickstart/vineppo experiments/again/vineppo",),
         (
             Argument("first", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
             Argument("second", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
         ),
+        group="look",
+        short="bisect",
     ),
     Command(
         "replay",
@@ -154,5 +155,6 @@ COMMANDS = (
                 },
             ),
         ),
+        group="look",
     ),
 )

@@ -71,6 +71,7 @@ COMMANDS = (
         " nothing.",
         (f"treetune {TABLE} make_table",),
         (OUTPUT,),
+        group="tables",
     ),
     Command(
         "reproduce_table",
@@ -101,5 +102,6 @@ COMMANDS = (
             ),
             OUTPUT,
         ),
+        group="tables",
     ),
 )

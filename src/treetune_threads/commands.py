@@ -245,5 +245,6 @@ COMMANDS = (
                 {"metavar": "TOKEN", "help": "ends an answer; default: what the template puts behind one"},
             ),
         ),
+        group="data",
     ),
 )

@@ -67,6 +67,7 @@ COMMANDS = (
             ),
             Argument("--read-only", {"action": "store_true", "help": "write no notes either"}),
         ),
+        group="look",
     ),
     Command(
         "watch",
@@ -92,6 +93,7 @@ COMMANDS = (
             ),
             Argument("--once", {"action": "store_true", "help": "print one page and end"}),
         ),
+        group="look",
     ),
     Command(
         "report",
@@ -107,5 +109,6 @@ COMMANDS = (
                 {"type": Path, "metavar": "FILE", "help": "default: report.html in the first one"},
             ),
         ),
+        group="look",
     ),
 )

@@ -89,6 +89,7 @@ def test_explain_config_lists_what_sets_a_key(capsys: pytest.CaptureFixture[str]
         ("shape.radius", ["a number greater than 0; it must be given", "`radius` is half its width."]),
         ("shape.colour", ['one of "red", "green"; by default "red"', 'shape.colour = "red"  (the default']),
         ("shape.type", ["a shape: circle, square"]),
+        ("shape.radius", ["example   --override '{shape+: {radius: 2}}'"]),
     ],
 )
 def test_explain_config_says_type_bounds_default_and_meaning(

@@ -46,6 +46,23 @@ def test_our_files_have_the_same_name_from_everywhere() -> None:
     assert "configs/quickstart/sft.jsonnet" in message("configs/quickstart/sftt.jsonnet").split("remedy")[1]
 
 
+def test_examples_are_found_by_their_name_from_everywhere() -> None:
+    assert load(["examples/own_parts/rank.jsonnet"], [], {}).data["experiment_name"] == "quickstart/own_rank"
+
+
+def test_yaml_and_json_are_taken_as_they_are_and_a_plus_in_yaml_merges() -> None:
+    Path("whole.json").write_text('{"seed": 1, "trainer": {"rate": 0.1, "steps": 10}}')
+    Path("part.yaml").write_text("trainer+:\n  rate: 3e-6  # a number\nwords: ['1', é]\n")
+    data = load(["whole.json", "part.yaml"], [], {}).data
+    assert data == {"seed": 1, "trainer": {"rate": 3e-6, "steps": 10}, "words": ["1", "é"]}
+    Path("importing.jsonnet").write_text("(import 'whole.json') + (import 'part.yaml')")
+    assert load(["importing.jsonnet"], [], {}).data == data
+    places = Explanation(load(["whole.json", "part.yaml"], [], {})).settings(("trainer", "rate"))
+    assert [one.source for one in places] == ["whole.json", "part.yaml"]
+    Path("torn.yaml").write_text("a: [1\n")
+    assert "torn.yaml:2:1: this is no YAML: missing terminating ]" in message("base.jsonnet", "torn.yaml")
+
+
 def test_the_environment_wins_over_files_and_an_override_over_the_environment() -> None:
     environ = {"APP_SEED": "7", "APP_DIRECTORY": "out", "APP_EXPERIMENT_NAME": "x"}
     data = load(["base.jsonnet"], [], environ).data

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from treetune.cli import arguments as completion
-from treetune.cli.arguments import COMMANDS, parse
-from treetune.config.jsonnet import is_configuration
+from treetune.cli.arguments import BY_NAME, COMMANDS, overview, parse
+from treetune.config.jsonnet import find_file
 from treetune.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +26,9 @@ def test_every_example_of_the_help_is_a_command_of_files_that_are_there(example:
     program, *words = shlex.split(example)
     assert program == "treetune"
     options = parse(words)
-    assert f" {options.command}" in example
-    files = [name for text in options.configs or () for name in text.split(",")]
-    assert [name for name in files if not is_configuration(ROOT / name)] == []
+    assert options.command in [BY_NAME[word].name for word in words if word in BY_NAME]
+    for name in [name for text in options.configs or () for name in text.split(",")]:
+        find_file(name, ROOT)  # raises where there is none
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -40,7 +40,43 @@ def test_every_command_has_help_of_its_own_with_an_example(
     out = capsys.readouterr().out
     assert end.value.code == 0
     assert "examples:" in out
-    assert f"usage: treetune {name}" in out
+    assert f"usage: treetune {COMMANDS[name].short or name}" in out
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+
+
+def test_the_first_help_fits_a_screen_and_leads_to_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    screen = capsys.readouterr().out.splitlines()
+    assert end.value.code == 0 and screen == overview().splitlines()
+    assert len(screen) < 24 and max(map(len, screen)) <= 80
+    names = [line.split()[0] for line in screen if line.startswith("  ") and "$" not in line]
+    assert names[:7] == ["run", "evaluate", "check", "explain", "parts", "plan", "doctor"]
+    assert main(["help", "all"]) == 0
+    everything = capsys.readouterr().out.replace(",", "").split()
+    assert {*BY_NAME} <= {*everything}
+    assert main(["help", "data"]) == 0
+    assert "treetune --configs configs/tasks/math.jsonnet score_responses" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["help", "check"])
+    assert capsys.readouterr().out.startswith("usage: treetune check ")
+    assert main(["help", "dta"]) == 2
+    assert "did you mean data?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("short", ["evaluate", "check", "explain", "parts", "bisect"])
+def test_a_short_name_is_the_command_whose_old_name_goes_on_working(short: str) -> None:
+    command = BY_NAME[short]
+    needed = [argument.name for argument in command.arguments if "nargs" not in argument.settings]
+    words = ["x"] * len(needed)
+    assert parse([short, *words]) == parse([command.name, *words])
+    assert parse([short, *words]).command == command.name
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_shell_is_told_how_to_ask(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert "_ARGCOMPLETE" in (out := capsys.readouterr().out) and "treetune" in out
 
 
 @pytest.mark.parametrize(
@@ -49,6 +85,7 @@ def test_every_command_has_help_of_its_own_with_an_example(
         (["--config", "a.jsonnet", "check_config"], "no option --config: did you mean --configs?"),
         (["--configs=a", "check_config", "--overide={}"], "no option --overide: did you mean --override?"),
         (["--configs", "a", "chek_config"], "no command 'chek_config': did you mean check_config?"),
+        (["chek"], "no command 'chek': did you mean check?"),
         (["report", "x", "--plan"], "no option --plan"),
         ([], "COMMAND"),
     ],
@@ -136,6 +173,6 @@ def test_a_shell_that_asks_is_answered_with_commands_and_parts(tmp_path: Path) -
         subprocess.run([sys.executable, "-m", "treetune.main"], env=environ, timeout=60, cwd=ROOT)
         return [word.strip() for word in answer.read_text().split("\n")]
 
-    assert sorted(completions("treetune check")) == ["check_config", "check_finished"]
+    assert sorted(completions("treetune check")) == ["check", "check_config", "check_finished"]
     assert completions("treetune run run_an") == ["run_analyzers"]
     assert "credit.monte_carlo" in completions("treetune describe credit.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import platform
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from treetune.cli import configuration, experiments
-from treetune.cli.command import Command
+from treetune.cli.command import Argument, Command, say
 
 GROUP = "treetune.commands"
 """Entry points of packages that add commands: each names a module with `COMMANDS`."""
@@ -26,26 +27,73 @@ def _commands() -> dict[str, Command]:
             modules.append(entry.load())
         except Exception as error:  # somebody's package is told, and ends no other command
             print(f"note: the commands of {entry.value} can't be loaded: {error}", file=sys.stderr)
-    return {command.name: command for module in modules for command in module.COMMANDS}
+    return {command.name: command for module in modules for command in [*module.COMMANDS, *HELP]}
 
 
+def show_help(options: argparse.Namespace) -> int:
+    """Prints a command's help, a group's commands with their examples, everything, or one screen."""
+    topic, groups = options.topic, _groups()
+    if topic in BY_NAME:
+        grammar().parse_args([topic, "--help"])  # ends the program
+    if topic is None:
+        say(overview())
+    elif topic == "all":
+        say("\n\n".join([*map(_listed, groups), SHARED_HELP]))
+    elif topic in groups:
+        say(f"{_listed(topic)}\n\n{_examples(*groups[topic])}")
+    else:
+        raise ValueError(f"there is no command or group {topic!r}{_meant(topic, [*BY_NAME, *groups])}")
+    return 0
+
+
+def show_completion(options: argparse.Namespace) -> int:
+    import argcomplete
+
+    say(argcomplete.shellcode(["treetune"], shell=options.shell))
+    return 0
+
+
+HELP = (
+    Command(
+        "help",
+        show_help,
+        "what a command or a group of commands is for; `all`: everything",
+        "Shows the help of a command, the commands of a group with an example of each, or all commands.",
+        ("treetune help data", "treetune help check", "treetune help all"),
+        (Argument("topic", {"nargs": "?", "metavar": "COMMAND|GROUP|all"}, completes="topics"),),
+    ),
+    Command(
+        "completion",
+        show_completion,
+        "what has a shell complete commands, options, files, keys and parts",
+        'Prints a script for your shell. Write into ~/.bashrc: eval "$(treetune completion bash)"; into'
+        ' ~/.zshrc, behind compinit: eval "$(treetune completion zsh)"; into ~/.config/fish/config.fish:'
+        " treetune completion fish | source.",
+        ("treetune completion bash",),
+        (Argument("shell", {"choices": ("bash", "zsh", "fish")}),),
+    ),
+)
 COMMANDS = _commands()
+"""All commands by their names, which stay."""
+BY_NAME = COMMANDS | {command.short: command for command in COMMANDS.values() if command.short}
 
-EPILOG = """\
-examples:
-  treetune --configs configs/quickstart/vineppo.jsonnet check_config
-  treetune --configs configs/quickstart/vineppo.jsonnet,configs/presets/grpo_as_published.jsonnet print_config
-  treetune COMMAND --help
+WIDTH = 80
+SHARED_HELP = """\
+--configs A,B,…   Jsonnet, JSON or YAML files, added from left to right; looked for
+                  here, then among treetune's own: quickstart/sft.jsonnet
+--override '{…}'  one more Jsonnet object on the right; repeatable
+--debug           show tracebacks
+--version         version, commit, Python
 
-APP_* environment variables are std.extVar('APP_…') in a configuration; APP_SEED, APP_DIRECTORY and
-APP_EXPERIMENT_NAME set its root keys seed, directory and experiment_name."""
+APP_* environment variables are std.extVar('APP_…') in a configuration; APP_SEED,
+APP_DIRECTORY and APP_EXPERIMENT_NAME set seed, directory and experiment_name.
+Old and short names are the same commands: run_evaluation is evaluate."""
 
-WIDTH = 100
 _SHARED: dict[str, dict[str, Any]] = {
     "--configs": {
         "action": "append",
         "metavar": "A,B,…",
-        "help": "Jsonnet files, added from left to right; looked for here, then in configs/",
+        "help": "Jsonnet, JSON or YAML files, added from left to right; treetune's own are found anywhere",
     },
     "--override": {
         "action": "append",
@@ -87,27 +135,79 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     _add_shared(shared)
     options, rest = shared.parse_known_args(words)
     _refuse_unknown(shared, rest)
-    return grammar().parse_args(rest, namespace=options)
+    options = grammar().parse_args(rest, namespace=options)
+    options.command = BY_NAME[options.command].name
+    return options
+
+
+def _groups() -> dict[str, list[Command]]:
+    """Returns the commands by their groups, those that everybody needs first."""
+    groups: dict[str, list[Command]] = {name: [] for name in ("first", "look", "tables", "data", "share")}
+    for command in sorted(COMMANDS.values(), key=lambda one: one.group == "more"):
+        groups.setdefault(command.group, []).append(command)
+    return {name: commands for name, commands in groups.items() if commands}
+
+
+def overview() -> str:
+    """Returns the help that fits a screen of 24 lines: the first commands, and the names of most others."""
+    lines = [
+        "Reinforcement learning for language models: one configuration, one experiment.",
+        "usage: treetune COMMAND [--configs A,B,…] [--override '{…}'] …",
+        "",
+    ]
+    groups = _groups()
+    groups.pop("more")
+    for group, commands in groups.items():
+        names = " ".join(command.short or command.name for command in commands)
+        if group == "first":
+            lines += [f"  {command.short or command.name:<9} {command.words}" for command in commands]
+        else:
+            lines += textwrap.wrap(f"{group:<8}{names}", WIDTH - 1, subsequent_indent=" " * 8)
+        examples = [example for command in commands for example in command.examples]
+        lines += [f"  $ {example}" for example in examples if len(example) < WIDTH - 4][:1]
+    return "\n".join([*lines, "more    treetune help all, treetune help GROUP, treetune help COMMAND"])
+
+
+def _listed(group: str) -> str:
+    """Returns the commands of a group, one or two lines each."""
+    lines = [f"{group}:"]
+    for command in _groups()[group]:
+        name = f"{command.short}, {command.name}" if command.short else command.name
+        lines += textwrap.wrap(
+            f"{name:<27} {command.words}", WIDTH - 1, initial_indent="  ", subsequent_indent=" " * 30
+        )
+    return "\n".join(lines)
+
+
+def _examples(*commands: Command) -> str:
+    """Returns the commands' examples as a shell takes them, in lines that a screen holds."""
+    lines = ["examples:"]
+    for example in [example for command in commands for example in command.examples]:
+        # What stands in quotes stays in one line.
+        words = re.sub(r"'[^']*'|\"[^\"]*\"", lambda quoted: quoted[0].replace(" ", "\xa0"), example)
+        pieces = textwrap.wrap(words, WIDTH - 6, break_long_words=False, break_on_hyphens=False)
+        lines.append("  " + " \\\n      ".join(pieces).replace("\xa0", " "))
+    return "\n".join(lines)
+
+
+class _TopParser(_Parser):
+    def format_help(self) -> str:
+        return overview() + "\n"
 
 
 def grammar() -> argparse.ArgumentParser:
     """Returns all commands and options, for help and for shells that complete them."""
-    parser = _Parser(
-        prog="treetune",
-        description="Reinforcement learning for language models, one Jsonnet configuration per experiment.",
-        epilog=EPILOG,
-        formatter_class=_layout,
-        allow_abbrev=False,
-    )
+    parser = _TopParser(prog="treetune", allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="version, commit, Python")
     _add_shared(parser, default=argparse.SUPPRESS)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for command in COMMANDS.values():
         sub = commands.add_parser(
-            command.name,
+            command.short or command.name,
+            aliases=[command.name] if command.short else [],
             help=command.words,
-            description=textwrap.fill(command.more, WIDTH),
-            epilog="\n".join(["examples:", *(f"  {example}" for example in command.examples)]),
+            description=textwrap.fill(command.more, WIDTH - 1),
+            epilog=_examples(command),
             formatter_class=_layout,
             allow_abbrev=False,
         )
@@ -120,7 +220,7 @@ def grammar() -> argparse.ArgumentParser:
 
 
 def _layout(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=WIDTH)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=24, width=WIDTH)
 
 
 def _add_shared(parser: argparse.ArgumentParser, **settings: Any) -> None:
@@ -134,9 +234,9 @@ def _add_shared(parser: argparse.ArgumentParser, **settings: Any) -> None:
 
 def _refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
     """Ends the program for a command or an option that isn't there, with the nearest that is."""
-    if rest and not rest[0].startswith("-") and rest[0] not in COMMANDS:
-        parser.error(f"there is no command {rest[0]!r}{_meant(rest[0], COMMANDS)}")
-    command = COMMANDS.get(rest[0]) if rest else None
+    if rest and not rest[0].startswith("-") and rest[0] not in BY_NAME:
+        parser.error(f"there is no command {rest[0]!r}{_meant(rest[0], BY_NAME)}")
+    command = BY_NAME.get(rest[0]) if rest else None
     own = [argument.name for argument in command.arguments] if command else ["--version"]
     known = [*_SHARED, *(name for name in own if name.startswith("-")), "--help"]
     for word in rest:
@@ -150,7 +250,7 @@ def _meant(name: str, known: Sequence[str] | dict[str, Command]) -> str:
     return f": did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
 
 
-# What a shell completes: eval "$(register-python-argcomplete treetune)"
+# What a shell completes, where `treetune completion` has told it to ask
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
@@ -173,20 +273,20 @@ def _actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
 
 
 def configs(prefix: str, **_: object) -> list[str]:
-    """Returns files for the last name of ``a.jsonnet,b.jsonn``: here, then below configs/."""
+    """Returns files for the last name of ``a.jsonnet,b.jsonn``: here, then treetune's own."""
     from treetune.config.jsonnet import CONFIGS, in_folder
 
     before, comma, last = prefix.rpartition(",")
     folder, name = (Path(last), "") if last.endswith("/") else (Path(last).parent, Path(last).name)
     found: dict[str, None] = {}
-    for base in (Path.cwd(), CONFIGS):
+    for base in (Path.cwd(), CONFIGS, CONFIGS.parent):
         for path in in_folder(base / folder) if (base / folder).is_dir() else ():
             if not path.name.startswith(name):
                 continue
             shown = str(folder / path.name) if str(folder) != "." else path.name
             if path.is_dir() and not path.name.startswith("."):
                 found[f"{before}{comma}{shown}/"] = None
-            elif path.suffix == ".jsonnet":
+            elif path.suffix in (".jsonnet", ".json", ".yaml", ".yml"):
                 found[f"{before}{comma}{shown}"] = None
     return list(found)
 
@@ -219,6 +319,10 @@ def family_names(prefix: str, **_: object) -> list[str]:
     return [word for word in words if word.startswith(prefix)]
 
 
+def topics(prefix: str, **_: object) -> list[str]:
+    return [one for one in [*BY_NAME, *_groups(), "all"] if one.startswith(prefix)]
+
+
 def rank_commands(prefix: str, **_: object) -> list[str]:
     """Returns the commands that `treetune run` starts."""
     return [one.name for one in COMMANDS.values() if one.in_ranks and one.name.startswith(prefix)]
@@ -230,4 +334,5 @@ COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "parts": part_names,
     "families": family_names,
     "rank_commands": rank_commands,
+    "topics": topics,
 }

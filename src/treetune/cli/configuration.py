@@ -72,6 +72,7 @@ def explain_config(options: argparse.Namespace) -> int:
         raise _no_such_key(config, name)
     for line in [
         *_about(path[-1], owner, key),
+        *_as_override(path, key.default if key and value is MISSING else value),
         *_keys_below(config, path, value),
         *_places(explanation, settings),
     ]:
@@ -106,6 +107,18 @@ def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
     yield wrapped("  type      ", f"{entry.type}; {default}")
     if entry.meaning:
         yield wrapped("  meaning   ", entry.meaning)
+
+
+def _as_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
+    """Yields how a key is set, where one object on the right can do it."""
+    from treetune.config.schema import REQUIRED
+
+    if value is REQUIRED or isinstance(value, dict | list) or not all(map(str.isidentifier, path)):
+        return
+    text = f"{path[-1]}: {_as_text(value)}"
+    for name in reversed(path[:-1]):
+        text = f"{name}+: {{{text}}}"
+    yield f"  example   --override '{{{text}}}'"
 
 
 def _keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:
@@ -241,23 +254,27 @@ COMMANDS = (
         "every mistake of the configuration at once",
         "Tells everything that is wrong with an experiment, a table or a data pipeline, each mistake with"
         " its key, the file that made it and a remedy; exit code 2. Nothing is started.",
-        (f"treetune {VINEPPO} check_config",),
+        (f"treetune check {VINEPPO}",),
+        group="first",
+        short="check",
     ),
     Command(
         "explain_config",
         explain_config,
-        "a key's value, type and meaning, and every file that sets it, in order",
+        "a key's value, type and meaning, and every file that sets it",
         "Shows the value of a key, its type with bounds and default, what it means, and every file,"
         " variable and override that sets it; the last one wins. For an object it lists the keys.",
         (
-            f"treetune {VINEPPO} explain_config trainer.learning_rate",
-            f"treetune {VINEPPO} explain_config credit",
+            f"treetune explain {VINEPPO} trainer.learning_rate",
+            f"treetune explain {VINEPPO} credit",
         ),
         (
             Argument(
                 "key", {"metavar": "KEY.PATH", "help": "such as trainer.learning_rate"}, completes="keys"
             ),
         ),
+        group="first",
+        short="explain",
     ),
     Command(
         "list_parts",
@@ -265,7 +282,7 @@ COMMANDS = (
         "what a configuration can choose by `type`, family by family",
         "Lists all registered parts with what they are, or those of one family. With --configs it also"
         " knows the parts that the configuration imports.",
-        ("treetune list_parts", "treetune list_parts credit"),
+        ("treetune parts", "treetune parts credit"),
         (
             Argument(
                 "family",
@@ -273,6 +290,8 @@ COMMANDS = (
                 completes="families",
             ),
         ),
+        group="first",
+        short="parts",
     ),
     Command(
         "describe",

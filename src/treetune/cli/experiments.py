@@ -28,6 +28,8 @@ def run_ranks(options: argparse.Namespace) -> int:
     from treetune.runtime import front_door
 
     in_ranks = [command.name for command in options.commands.values() if command.in_ranks]
+    shorter = {command.short: command.name for command in options.commands.values()}
+    options.what = shorter.get(options.what, options.what)
     if options.what not in in_ranks:
         raise ValueError(f"{options.what!r} is no command that runs in ranks: {', '.join(in_ranks)} are")
     load_experiment(options)
@@ -66,19 +68,24 @@ COMMANDS = (
     Command(
         "run",
         run_ranks,
-        "start a command of an experiment on all GPUs of this machine; its exit code is the run's",
+        "train an experiment on this machine's GPUs, or on its CPU; resumes",
         "Starts the ranks of a command (run_iteration_loop, unless another is named) through DeepSpeed's node"
         " launcher: one for each GPU, or one on a CPU. Signals are passed on. The exit code is 0 only if all"
         " ranks came to their end. On several machines, start it on each with the same --nodes.",
         (
             f"treetune run {VINEPPO}",
-            f"treetune run {VINEPPO} run_evaluation --num_gpus 2",
+            f"treetune run {VINEPPO} evaluate --num_gpus 2",
             f"treetune run {VINEPPO} --nodes n1,n2 --node_rank 1 --master_port 29500",
         ),
         (
             Argument(
                 "what",
-                {"nargs": "?", "default": "run_iteration_loop", "metavar": "COMMAND"},
+                {
+                    "nargs": "?",
+                    "default": "run_iteration_loop",
+                    "metavar": "COMMAND",
+                    "help": "such as evaluate; default: run_iteration_loop",
+                },
                 completes="rank_commands",
             ),
             Argument(
@@ -88,6 +95,7 @@ COMMANDS = (
             Argument("--node_rank", {"type": int, "default": 0, "metavar": "I", "help": "which one this is"}),
             Argument("--master_port", {"type": int, "metavar": "PORT", "help": "where ranks meet"}),
         ),
+        group="first",
     ),
     Command(
         "run_iteration_loop",
@@ -104,11 +112,13 @@ COMMANDS = (
     Command(
         "run_evaluation",
         run_experiment,
-        "evaluate every checkpoint of an experiment, finished or running",
+        "measure every checkpoint of an experiment, finished or running",
         "Measures all evaluation sets on every checkpoint, and follows a run that is still going on."
         " Several of these commands, also on several machines, share the work.",
-        (f"treetune {VINEPPO} run_evaluation",),
+        (f"treetune evaluate {VINEPPO}",),
         in_ranks=True,
+        group="first",
+        short="evaluate",
     ),
     Command(
         "run_evaluation_on_baseline",

@@ -85,7 +85,8 @@ def _part(entry: PartEntry) -> Iterator[str]:
 def _commands_page() -> str:
     lines = ["# Commands", "", "Each has the same as its `--help`.", ""]
     for command in COMMANDS.values():
-        lines += [f"## `{command.name}`", "", command.more, ""]
+        short = f"`{command.short}`, " if command.short else ""
+        lines += [f"## {short}`{command.name}`", "", command.more, ""]
         for argument in command.arguments:
             about = argument.settings.get("help") or argument.settings.get("metavar", "")
             lines.append(f"* `{argument.name}`: {about}")

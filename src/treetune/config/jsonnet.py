@@ -20,7 +20,20 @@ from treetune.config.lexer import flattened
 
 _IN_PACKAGE, _IN_CHECKOUT = (Path(__file__).resolve().parents[above] / "configs" for above in (1, 3))
 CONFIGS = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
-"""The shipped configurations, found from any working directory: a wheel has them in the package."""
+"""The shipped configurations, found from any working directory: a wheel has them in the package, with the
+examples beside them."""
+
+_YAML = """\
+local merged(value) =
+  if std.isArray(value) then std.map(merged, value)
+  else if !std.isObject(value) then value
+  else std.foldl(function(sum, key) sum + (
+    if std.endsWith(key, '+') then { [std.rstripChars(key, '+')]+: merged(value[key]) }
+    else { [key]: merged(value[key]) }
+  ), std.objectFields(value), {});
+merged(std.parseYaml(%s))
+"""
+"""A YAML file in Jsonnet's words: `key+` is merged into the object on the left, as it is there."""
 
 TABLE = "names.libsonnet"
 """An object in a folder, each of whose fields is a configuration of the folder: a file without a file."""
@@ -141,9 +154,9 @@ def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Impor
 
 
 def find_file(name: str, base: Path) -> Path:
-    """Returns the file that `name` means for something in `base`: there, else in the repository's configs/,
-    which the name may begin with. It may be one that its folder's table has."""
-    ours = CONFIGS.parent if Path(name).parts[:1] == (CONFIGS.name,) else CONFIGS
+    """Returns the file that `name` means for something in `base`: there, else among treetune's own: below
+    configs/ or, where the name says so, examples/. It may be one that its folder's table has."""
+    ours = CONFIGS.parent if Path(name).parts[:1] in ((CONFIGS.name,), ("examples",)) else CONFIGS
     places = list(dict.fromkeys([base, ours]))
     for place in places:
         candidate = Path(os.path.abspath(place / name))
@@ -192,7 +205,8 @@ def text_of(path: Path) -> str:
     """Returns the text of a file, or of the entry in its folder's table. Raises as reading does."""
     if not path.is_file() and is_configuration(path):
         return f"(import {json.dumps(TABLE)})[{json.dumps(path.stem)}]"
-    return path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    return _YAML % json.dumps(text) if path.suffix in (".yaml", ".yml") else text
 
 
 def read_layer(path: Path) -> Layer:

@@ -115,6 +115,7 @@ COMMANDS = (
                 },
             ),
         ),
+        group="share",
     ),
     Command(
         "export_notes",
@@ -135,6 +136,7 @@ COMMANDS = (
                 },
             ),
         ),
+        group="share",
     ),
     Command(
         "model_card",
@@ -151,6 +153,7 @@ COMMANDS = (
             *OF_CARDS,
             Argument("--output", {"type": Path, "metavar": "FILE", "help": "default: print it"}),
         ),
+        group="share",
     ),
     Command(
         "push_to_hub",
@@ -169,5 +172,6 @@ COMMANDS = (
             Argument("--private", {"action": "store_true", "help": "a repository that is made is private"}),
             Argument("--dry-run", {"action": "store_true", "help": "show it and send nothing"}),
         ),
+        group="share",
     ),
 )
