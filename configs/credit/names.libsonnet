@@ -1,5 +1,5 @@
 // Further configurations of this folder, each under its name: configs/credit/NAME.jsonnet is the field NAME.
-{
+(import 'literature.libsonnet') + {
   // Three continuations of each state, held against a baseline that leans on the run's critic as far as that is right: unbiased.
   control_variate_3: { credit: { type: 'monte_carlo', samples: 3, values: { type: 'control_variate' } } },
 
