@@ -15,7 +15,7 @@ case "${1:-}" in
         export DEBIAN_FRONTEND=noninteractive
         apt-get update
         apt-get install -y --no-install-recommends \
-            bubblewrap ca-certificates g++ git libnuma1 ninja-build python3 python3-dev python3-venv
+            bubblewrap ca-certificates curl g++ git libnuma1 ninja-build python3 python3-dev python3-venv
         rm -rf /var/lib/apt/lists/*
         ;;
     packages)

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,7 @@ def test_the_systems_packages_are_those_that_the_set_up_asks_for(tmp_path: Path)
     update, install = asked.read_text().splitlines()
     assert update == "update"
     assert {"python3-venv", "python3-dev", "g++", "libnuma1", "bubblewrap"} <= set(install.split())
+    assert "curl" in install.split(), "which the script for data fetches with"
 
 
 @pytest.mark.parametrize(("keep", "left"), [("", ["mine"]), ("1", ["mine", "treetune-container"])])
@@ -155,6 +157,42 @@ def test_the_images_hold_what_a_run_needs() -> None:
     assert all(target == f"/treetune/{source}" for source, target in singularity_files().items())
 
 
+PAPER = "configs/polIter_rho1bSft2_vineppo_MATH.jsonnet"
+
+
+def test_a_papers_configuration_finds_its_data_in_either_image(tmp_path: Path) -> None:
+    """In a tree with only what singularity.def copies, and a folder bound to where the image has one."""
+    image, data = tmp_path / "treetune", tmp_path / "mine"
+    image.mkdir()
+    for name in singularity_files():
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, image / name)
+    assert "mkdir -p data" in section("post"), "a read-only image binds to what is there"
+    bound = re.search(r"--bind \"\$PWD/data:(/treetune/data)\"", SINGULARITY.read_text())
+    assert bound and bound[1] in DOCKER.read_text().split("VOLUME")[1]
+
+    def told() -> str:
+        command = [sys.executable, "src/treetune/main.py", "--configs", PAPER, "check_config"]
+        variables = os.environ | {"PYTHONPATH": "src"}
+        done = subprocess.run(
+            command, cwd=image, env=variables, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    (image / "data").symlink_to(data)
+    missing = "the task reads data/math/train.jsonl, which isn't there yet"
+    assert missing in told()
+    (data / "math").mkdir(parents=True)
+    for split in ("train", "test"):
+        rows = (
+            {"problem": f"1 + {i}?", "solution": f"$\\boxed{{{1 + i}}}$", "answer": f"{1 + i}"}
+            for i in range(1100)
+        )
+        (data / f"math/{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "isn't there yet" not in told()
+
+
 def test_what_is_copied_before_the_set_up_is_enough_for_it(tmp_path: Path) -> None:
     """With stand-ins for Python and the compiler: nothing is installed."""
     checkout = Checkout(tmp_path)
@@ -216,7 +254,10 @@ def test_what_is_bound_to_a_volume_belongs_to_who_runs_there() -> None:
             volumes = json.loads(rest)
     assert volumes and {made[volume] for volume in volumes} == {"researcher"}
     places = dict(word.split("=") for name, rest in instructions() if name == "ENV" for word in rest.split())
-    assert {places["APP_DIRECTORY"], places["HF_HOME"]} == set(volumes)
+    named = {places["APP_DIRECTORY"], places["HF_HOME"], places["XDG_CACHE_HOME"], f"{home}/data"}
+    assert named == set(volumes)
+    compiled = ("TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
+    assert all(places[one].startswith(places["XDG_CACHE_HOME"]) for one in compiled)
     head = DOCKER.read_text().split("FROM")[0]
     assert all(f":{volume}" in head for volume in volumes), "the command says so"
 
