@@ -6,4 +6,20 @@
 
   // RLOO's baseline, shrunk towards what the iteration's other problems earn: unbiased.
   james_stein: { credit: { type: 'james_stein' } },
+
+  // A baseline between the group's mean and what a critic says of the prompt.
+  v0_5: { credit: { type: 'v0_5' } },
+
+  // GRPO in which a beginning that many answers share counts once.
+  lambda_grpo: { credit: { type: 'lambda_grpo' } },
+
+  // GRPO and, where answers part, the change of their mean reward.
+  tempo: { credit: { type: 'tempo' } },
+
+  // Values of common beginnings, drawn towards the group's mean.
+  rtmc: { credit: { type: 'monte_carlo', samples: 1, values: { type: 'rtmc' } } },
+
+  // A critic that learns rewards, and a policy with λ = 1 − 1/(0.05 l); the other with λ = 0.95.
+  vapo: { credit: { type: 'vapo' } },
+  vc_ppo: { credit: { type: 'vapo', alpha: null, lam: 0.95 } },
 }

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
+from itertools import pairwise
+from statistics import fmean, stdev, variance
 
 import numpy as np
 import pytest
@@ -14,12 +15,21 @@ import pytest
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
-from treetune.rollouts.base import Credit
-from treetune.tree import trees_of
-from treetune.vocabulary import Episode, Trajectory
+from treetune.rollouts.base import Credit, Critic
+from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.credit import Gae
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.valuation import ValueEstimator
+from treetune.tree import Tree, answers_of, trees_of
+from treetune.vocabulary import Episode, Metrics, Trajectory
 from treetune_lab.literature.james_stein import JamesStein
+from treetune_lab.literature.lambda_grpo import LambdaGrpo
 from treetune_lab.literature.optimal_token_baseline import OptimalTokenBaseline
+from treetune_lab.literature.rtmc import RolloutTree
+from treetune_lab.literature.tempo import Tempo
 from treetune_lab.literature.token_level import Distributions
+from treetune_lab.literature.v0_5 import FusedBaseline, fused_baseline
+from treetune_lab.literature.vapo import DecoupledGae
 
 
 def along(answer: Trajectory) -> tuple[np.ndarray, np.ndarray]:
@@ -43,6 +53,8 @@ def group(texts: str, problem: int = 0) -> list[Trajectory]:
 def credited(credit: Credit, answers: Sequence[Trajectory], *services: object) -> list[Episode]:
     return credit.assign(mdp.context(services=services), trees_of(answers))[0]
 
+
+RTMC = MonteCarlo(samples=1, values=RolloutTree())
 
 GROUP = group("a;a;b a;b;b a;a b")
 OTHERS = group("a;a b b;a;a a;b;a", 1) + group("b;b;b a;a;a", 2)
@@ -107,6 +119,112 @@ def test_the_james_stein_baseline_is_the_same_on_two_ranks() -> None:
     mdp.assert_ranks_agree(2, work)
 
 
+def beginning_with(answers: Sequence[Trajectory], ids: tuple[int, ...]) -> list[float]:
+    """What those answers earned that begin so."""
+    return [one.reward for one in answers if plain(one.response_ids)[: len(ids)] == ids]
+
+
+def test_lambda_grpo_divides_by_the_size_of_the_process_set() -> None:
+    """The author's code: GRPO's advantage over how many share a token and all before it."""
+    rewards = [one.reward for one in GROUP]
+    assert len(beginning_with(GROUP, mdp.encode("a"))) == 3
+    for answer, episode in zip(GROUP, credited(LambdaGrpo(), GROUP), strict=True):
+        ids = plain(answer.response_ids)
+        alone = (answer.reward - fmean(rewards)) / (stdev(rewards) + 1e-4)
+        sets = [len(beginning_with(GROUP, ids[: t + 1])) for t in range(len(ids))]
+        assert episode.advantages == pytest.approx([alone / size for size in sets])
+
+
+@pytest.mark.parametrize("std", [True, False])
+def test_tempo_adds_the_difference_of_prefix_values_to_grpos(std: bool) -> None:
+    """The authors' code: (r − mean + mean of the branch − mean of its ancestor) / (std + eps)."""
+    rewards = [one.reward for one in GROUP]
+    scale = stdev(rewards) + 1e-6 if std else 1.0
+    for answer, episode in zip(GROUP, credited(Tempo(std=std), GROUP), strict=True):
+        ids = plain(answer.response_ids)
+        values = [fmean(beginning_with(GROUP, ids[:t])) for t in range(len(ids) + 1)]
+        assert episode.advantages == pytest.approx(
+            [
+                (answer.reward - fmean(rewards) + behind - before) / scale
+                for before, behind in pairwise(values)
+            ]
+        )
+    same = group("a;a a;b;a a;a")
+    assert all(set(one.advantages) == {0.0} for one in credited(Tempo(), same))
+
+
+def test_rtmc_draws_the_value_before_a_step_towards_the_group() -> None:
+    """A public port: mean return of (s, a) less (n V + 2 · the group's mean) / (n + 2)."""
+    centre = fmean(one.reward for one in GROUP)
+    for answer, episode in zip(GROUP, credited(RTMC, GROUP), strict=True):
+        ids, start, expected = plain(answer.response_ids), 0, []
+        for end in answer.step_ends:
+            before, taken = beginning_with(GROUP, ids[:start]), beginning_with(GROUP, ids[:end])
+            smoothed = (math.fsum(before) + 2 * centre) / (len(before) + 2)
+            expected += [fmean(taken) - smoothed] * (end - start)
+            start = end
+        assert episode.advantages == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "guess", "low", "baseline"),
+    [
+        ([1, 0, 0, 0], 0.4, 0.0, 0.4),  # within the noise of four: the guess is believed
+        # off by 0.75, beyond a noise of 1/16 by 1/2: w = 8/9
+        ([1, 1, 1, 1], 0.25, 0.0, 8 / 9 + 0.25 / 9),
+        # The paper's ±1, with a noise of 1/4: the same, twice as wide.
+        ([1, 1, 1, 1], -0.5, -1.0, 8 / 9 - 0.5 / 9),
+    ],
+)
+def test_v0_5_leaves_the_guess_where_the_answers_contradict_it(
+    rewards: list[float], guess: float, low: float, baseline: float
+) -> None:
+    assert fused_baseline(rewards, guess, low, 1.0) == pytest.approx(baseline)
+
+
+def test_v0_5_takes_the_critics_value_of_the_prompt() -> None:
+    rewards, prompt = [one.reward for one in GROUP], knows_length_alone(())
+    assert fmean(rewards) != prompt
+    for reward, episode in zip(rewards, credited(FusedBaseline(), GROUP, CRITIC), strict=True):
+        baseline = fused_baseline(rewards, prompt, 0.0, 1.0)
+        assert episode.advantages == pytest.approx([reward - baseline] * len(episode.advantages))
+
+
+@pytest.mark.parametrize(
+    ("credit", "tokens", "lam"),
+    [
+        (DecoupledGae(), 40, 0.5),  # 1 − 1 / (0.05 · 40)
+        (DecoupledGae(), 200, 0.9),
+        (DecoupledGae(), 6, 0.0),
+        (DecoupledGae(alpha=None), 40, 0.95),
+    ],
+)
+def test_vapos_policy_has_a_lambda_of_its_own_and_the_critic_learns_the_rewards(
+    credit: DecoupledGae, tokens: int, lam: float
+) -> None:
+    values, rewards = [math.sin(t) for t in range(tokens)], [0.0] * (tokens - 1) + [1.0]
+    errors = [r + after - v for r, v, after in zip(rewards, values, [*values[1:], 0.0], strict=True)]
+    advantages, returns = credit.from_values(rewards, values)
+    for t in range(tokens):
+        assert advantages[t] == pytest.approx(sum(lam**k * e for k, e in enumerate(errors[t:])))
+    assert returns == pytest.approx([1.0] * tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithCritic(Credit):
+    """A credit that leaves values to the trainer, with the context's critic in its place."""
+
+    over: Gae
+
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        episodes, metrics = self.over.assign(context, trees)
+        for episode, values in zip(episodes, context.get(Critic).values(answers_of(trees)), strict=True):
+            rewards = [0.0] * (len(values) - 1) + [episode.reward]
+            advantages, _ = self.over.from_values(rewards, values.tolist())
+            object.__setattr__(episode, "advantages", np.array(advantages))
+        return episodes, metrics
+
+
 @dataclass(frozen=True)
 class Case:
     """A credit, answers to a problem, and by how much the expected gradient is off, with its cosine."""
@@ -124,6 +242,12 @@ CASES = [
     Case(OptimalTokenBaseline(squared_norms="exact"), 3, 0.3326, 0.9998, DISTRIBUTIONS),
     Case(JamesStein(), 2),
     Case(JamesStein(), 2, others=OTHERS),
+    Case(FusedBaseline(), 3, 0.1093, 1.0, CRITIC),
+    Case(LambdaGrpo(std=False), 3, 0.4519, 0.9968),
+    Case(Tempo(std=False), 3, 0.2284, 0.9919),
+    Case(RTMC, 3, 0.3485, 0.9978),
+    Case(WithCritic(over=DecoupledGae()), 1, 0.8713, 0.4989, CRITIC),
+    Case(WithCritic(over=DecoupledGae(alpha=None)), 1, 0.1402, 0.9958, CRITIC),
 ]
 
 
@@ -134,6 +258,7 @@ def test_the_expected_gradient_is_as_far_off_as_stated(case: Case) -> None:
     assert case.bias or found.bias_and_cosine[0] < 1e-9
 
 
-def test_every_credit_of_the_literature_is_held_against_the_exact_gradient() -> None:
-    known = {type(case.credit) for case in CASES}
-    assert {one for one in Credit.registered().values() if "literature" in one.__module__} <= known
+def test_every_entry_of_the_literature_is_held_against_the_exact_gradient() -> None:
+    parts = [getattr(case.credit, "over", getattr(case.credit, "values", case.credit)) for case in CASES]
+    registered = {*Credit.registered().values(), *ValueEstimator.registered().values()}
+    assert {one for one in registered if "literature" in one.__module__} <= {type(part) for part in parts}
