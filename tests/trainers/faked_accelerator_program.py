@@ -57,7 +57,7 @@ def main() -> None:
                 "pinned": bool(zero.offload_optimizer and zero.offload_optimizer.pin_memory),
             }
         )
-    print(json.dumps(told))
+    sys.stdout.write("\n" + json.dumps(told))
 
 
 if __name__ == "__main__":
