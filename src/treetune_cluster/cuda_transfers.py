@@ -102,6 +102,13 @@ class Nccl(ByRoutes):
 
     _group: Any = None
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        import torch
+
+        # A thread begins on the first GPU, whichever the trainer's is: vLLM binds the group to its thread's.
+        self._device = torch.cuda.current_device()
+
     def meet(self, address: Address) -> None:
         self.close()
         rendezvous = {
@@ -113,9 +120,11 @@ class Nccl(ByRoutes):
         info = rendezvous | {"rank_offset": 1, "packed": True} | sizes
 
         def join() -> None:
+            import torch
             from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-            self._group = trainer_init(rendezvous)
+            with torch.cuda.device(self._device):
+                self._group = trainer_init(rendezvous)
 
         self._beside(join, address, "/init_weight_transfer_engine", {"init_info": info})
 

@@ -72,13 +72,16 @@ def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share:
     """Looks at this machine and at the others from here; returns where each can do its part of the run in
     `directory`, and otherwise raises MachinesDiffer with all that is wrong, on every rank. Collective.
 
-    Sets GLOO_SOCKET_IFNAME to the interface by which the machines reach each other. `share` lets others look
-    into the directory.
+    Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, where nobody has, to the interface by which the machines
+    reach each other. `share` lets others look into the directory.
     """
     if meeting.machines == 1:
         return
     interface, address = meeting.interface()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    # NCCL would choose by itself, and wait for the deadline on a bridge of virtual machines. "=" has it take
+    # this name alone, and not every one that begins so.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     token = meeting.exchange("token", secrets.token_hex(8))[0]
     with _listening(address, meeting.world_size) as port, _marked(directory, token, meeting, share):
         own = _facts(meeting.machine, (interface, address, port), plain)

@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 CHUNK_BYTES = 20_000
@@ -30,7 +31,7 @@ def main(old: Path, new: Path, chunks: Path) -> None:
     from vllm.model_executor.model_loader import get_model
     from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
-    from treetune.inference.shared_memory_worker import SharedMemoryReceiver
+    from treetune.inference.shared_memory_worker import SharedMemoryReceiver, WorkerExtension
     from treetune.models.shards import in_chunks, shard_path, write_index, write_shard
     from treetune.store.checksums import digest_of_weights
 
@@ -48,12 +49,13 @@ def main(old: Path, new: Path, chunks: Path) -> None:
         before = values(model)
         receiver.start_weight_update()
         weights = load_file(new / "model.safetensors")
-        number, files = -1, dict[str, str]()
+        number, files, sent = -1, dict[str, str](), list[dict[str, Any]]()
         for number, (chunk, last) in enumerate(in_chunks(weights.items(), CHUNK_BYTES, lambda one: one)):
             path = shard_path(chunks, number)
             write_shard(chunk, path)
             told = {"path": str(path), "number": number, "last": last, "digest": digest_of_weights(path)}
             receiver.update_weights(told)
+            sent.append(told)
             files |= dict.fromkeys(chunk, path.name)
         receiver.finish_weight_update()
         by_chunks = values(model)
@@ -65,6 +67,17 @@ def main(old: Path, new: Path, chunks: Path) -> None:
         write_index(files, chunks)
         reload_weights(config, model, None, str(chunks), True)
         from_chunks_folder = values(model)
+        worker: Any = WorkerExtension()
+        worker.model_config = config.model_config
+        worker.model_runner = SimpleNamespace(get_model=lambda: model)
+        after_failures = []
+        for last in range(number):  # however far the update came
+            receiver.start_weight_update()
+            for told in sent[: last + 1]:
+                receiver.update_weights(told)
+            worker.give_up_weight_update()
+            reload_weights(config, model, None, str(new if last % 2 else old), True)
+            after_failures.append(values(model))
         torn = chunks / "torn"
         shutil.copytree(new, torn)
         whole = (torn / "model.safetensors").read_bytes()
@@ -80,6 +93,9 @@ def main(old: Path, new: Path, chunks: Path) -> None:
     assert all(torch.equal(before[name], back[name]) for name in before)
     assert all(torch.equal(by_chunks[name], from_folder[name]) for name in from_folder)
     assert all(torch.equal(by_chunks[name], from_chunks_folder[name]) for name in from_folder)
+    for last, found in enumerate(after_failures):
+        expected = from_folder if last % 2 else back
+        assert all(torch.equal(found[name], expected[name]) for name in expected), f"after chunk {last}"
     assert all("norm" in name for name in same), f"{same} did not change"  # they begin as ones
 
 

@@ -79,16 +79,20 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path.startswith(("/sleep", "/wake_up")):
             self.answer(500 if take("sleep-fails") else 200, {})
         elif self.path == "/collective_rpc":
+            if body["method"] == "give_up_weight_update":
+                Handler.update = None
+                return self.answer(200, {"results": [None]})
             if take("reload-fails"):
                 return self.answer(500, {"error": "reload"})
-            if not take("reload-lies"):
+            if Handler.update is not None:
+                Handler.weights, Handler.update = "of two versions", None
+            elif not take("reload-lies"):
                 Handler.weights = read_weights(Path(body["kwargs"]["weights_path"]))
             self.answer(200, {"results": [None]})
         elif self.path in UPDATES:
             try:
                 self.answer(200, UPDATES[self.path](body.get("update_info")))
-            except Exception as error:  # as vLLM does
-                Handler.update = None
+            except Exception as error:  # as vLLM does, whose model stays half given
                 self.answer(500, {"error": repr(error)})
         elif self.path == "/reset_prefix_cache":
             self.answer(200, {"success": not take("cache-is-held")})
@@ -137,6 +141,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def meet(told: None) -> dict[str, Any]:
+    if take("meeting-fails"):
+        raise RuntimeError("NCCL has no route")
     Handler.met = True
     return {}
 
@@ -156,7 +162,7 @@ def update(told: dict[str, Any]) -> dict[str, Any]:
         time.sleep(60)
     if take("update-fails") or told["number"] != len(Handler.update):
         raise ValueError("a chunk is missing")
-    Handler.update.append(Path(told["path"]).read_text())
+    Handler.update.append("other " if take("update-lies") else Path(told["path"]).read_text())
     Handler.is_whole = told["last"]
     return {}
 

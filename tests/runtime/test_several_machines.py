@@ -7,6 +7,7 @@ over ssh.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -143,6 +144,8 @@ def test_all_ranks_look_and_say_the_same(
     from tests.trainers.helpers import free_port
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # so that it is as it was afterwards
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")
     monkeypatch.setattr(several_machines, "SEEN_WITHIN_S", 0.5)
     names = iter(["node1", "node2"])
     own: dict[int, str] = {}
@@ -165,6 +168,7 @@ def test_all_ranks_look_and_say_the_same(
     for thread in threads:
         thread.join()
     assert not list(tmp_path.rglob(".machine-*")), "what was written to be seen is taken away"
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "=lo", "NCCL takes the interface that was looked at"
     if shared:
         assert said == {}
     else:

@@ -202,6 +202,27 @@ def test_the_folder_holds_the_trainers_weights(
     assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
+def test_a_chunk_is_whole_on_its_gpu_before_anybody_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who takes it may read it on a stream of his own."""
+    gpu, waited = torch.device("cuda", 3), list[torch.device]()
+
+    def stream(device: torch.device) -> SimpleNamespace:
+        return SimpleNamespace(synchronize=lambda: waited.append(device))
+
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    monkeypatch.setattr(weights_folder, "CHUNK_BYTES", 20_000)
+    with Session.open(small(tmp_path), {}) as session:
+        trainer = make_trainer(session)
+        session.ranks = replace(session.ranks, device=gpu)
+        folder = WeightsFolder(session, None, "nccl")
+        for number, chunk in enumerate(folder.send(trainer, 1), 1):
+            assert waited == [gpu] * number
+            assert chunk.tensors
+        folder.remove()
+
+
 def test_a_tied_head_is_sent_behind_the_embeddings(tmp_path: Path) -> None:
     expected, found, _ = sent(small(tmp_path, model=TIED))
     assert HEAD not in expected

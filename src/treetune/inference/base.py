@@ -157,13 +157,14 @@ class Canary:
 @dataclass(frozen=True)
 class SyncReport:
     """The result of a weight sync: seconds by part, the largest and the mean |engine - trainer| log-prob,
-    restarts."""
+    restarts. `gave_up` says why the weights come by file from here on, if they came otherwise before."""
 
     seconds: float
     canary_gap: float
     canary_mean_gap: float = math.nan
     restarts: int = 0
     parts: dict[str, float] = field(default_factory=dict)
+    gave_up: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +173,8 @@ class Chunk:
 
     `path` holds them in safetensors format, and `number` counts from 0 to the `last` one. `digest` is the
     file's if the transfer has it checked (``shared_memory``), and empty otherwise. `tensors` are the same
-    weights by name on this rank's device if the transfer needs them there; nobody else has them, and they may
-    be kept until the chunk after the next is asked for.
+    weights by name on this rank's device if the transfer needs them there, whole for every stream; nobody
+    else has them, and they may be kept until the chunk after the next is asked for.
     """
 
     path: Path
@@ -274,8 +275,9 @@ class Engine:
         chunks: Iterable[Chunk] | None = None,
     ) -> SyncReport:
         """Puts the weights in `directory` into the live server, drops its prefix cache, and
-        compares log-probs with the trainer's. A failure restarts the server on those weights and
-        tries once more; then EngineError. Collective: every rank calls it, rank 0's server loads.
+        compares log-probs with the trainer's. Where its transfer fails, the server reads `directory`, now and
+        at later calls; where that fails, a new one is started on it; then EngineError, as at the third
+        call in a row that needs a new one. Collective: every rank calls it, rank 0's server loads.
 
         `chunks` are those weights as they are written there: the server is given each as soon as it is made.
         Making them may be collective, so that every rank goes through them to the end; there the directory is

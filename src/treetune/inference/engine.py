@@ -34,7 +34,7 @@ from treetune.inference.base import (
 from treetune.inference.canary import Gap, Probe, judge
 from treetune.inference.client import Address, Client, RequestPart, ServerFailure, parts_of
 from treetune.inference.in_process import InProcessEngine
-from treetune.inference.launch import ServerLaunch
+from treetune.inference.launch import ServerLaunch, with_time_for
 from treetune.inference.sampling import Answered, Lost, Prefixes, Sampling
 from treetune.inference.server import Server, close_servers, servers_of
 from treetune.inference.settings import EngineSettings, InProcessSettings, VllmSettings
@@ -53,6 +53,9 @@ RETURN_POLL_S = 0.1
 """Seconds between two looks whether a lost server is there again."""
 
 PROBE_CONCURRENCY = 64
+
+NEW_SERVERS_IN_A_ROW = 3
+"""Syncs in a row that need a new server, at which the run ends: each of them costs a server's start."""
 
 
 @singledispatch
@@ -73,6 +76,7 @@ def start_in_process(settings: InProcessSettings, launch: EngineLaunch) -> Engin
 
 @start_engine.register
 def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> Engine:
+    settings = with_time_for(settings, launch.weights)
     if settings.sleep and launch.device != "cuda":
         raise ValueError(
             "engines.policy.sleep is true and the engine runs on a CPU, where vLLM's sleep frees nothing:"
@@ -114,6 +118,9 @@ class VllmEngine(Engine):
             Replica(number, server, self._client, settings, launch.transfer)
             for number, server in enumerate(servers)
         ]
+        self._transfer: TransferMethod = launch.transfer
+        self._logs = launch.logs
+        self._new_servers_in_a_row = 0
         self._threads = ThreadPoolExecutor(len(servers), "engine-replica")
         self._prefixes: Prefixes | None = None
         self._forget_prefixes()
@@ -242,16 +249,20 @@ class VllmEngine(Engine):
         restarts = self.restarts
         # Nobody samples from here on: a request in flight would mix old weights and new.
         self._ranks.gather(None)
-        gaps, parts = list[Gap](), dict[str, float]()
+        gaps, parts, gave_up = list[Gap](), {"reload": 0.0}, ""
         lacking = dict.fromkeys(self._replicas, "")
-        for attempt in range(2):
+        has_transfer = chunks is not None and self._transfer != "file"
+        for attempt in ("transfer", "file", "new server") if has_transfer else ("file", "new server"):
             sent: dict[Replica, Delivery] = {}
-            if attempt == 0:
-                sent, parts["reload"] = self._send(directory, chunks)
-            else:
+            if attempt == "new server":
                 for replica, problem in lacking.items():
                     if replica.server.loads:
                         replica.server.start_anew(directory, problem)
+            else:
+                before = time.monotonic()
+                sent = self._send(list(lacking), directory, chunks, attempt == "transfer")
+                parts["reload"] += time.monotonic() - before
+                chunks = None  # the folder is whole now
             updates = {replica: Update(directory, sent.get(replica)) for replica in lacking}
 
             def take(replica: Replica, updates: dict[Replica, Update] = updates) -> None:
@@ -267,10 +278,23 @@ class VllmEngine(Engine):
             of_all_ranks = self._ranks.gather("; ".join(lacking.values()))
             if not any(of_all_ranks):
                 break
+            told = "; ".join(filter(None, of_all_ranks))
+            if attempt == "transfer":
+                gave_up = (
+                    f"new weights did not come into the engine by {self._transfer}, and come by file from"
+                    f" here on: {told}"
+                )
+                self._transfer = "file"
         else:
             raise EngineError(
                 f"the weights in {directory} could not be brought into the engine, not even by a new"
-                f" server, or once more where it isn't ours: {'; '.join(filter(None, of_all_ranks))}"
+                f" server, or once more where it isn't ours: {told}"
+            )
+        self._new_servers_in_a_row = self._new_servers_in_a_row + 1 if attempt == "new server" else 0
+        if self._new_servers_in_a_row == NEW_SERVERS_IN_A_ROW:
+            raise EngineError(
+                f"at {NEW_SERVERS_IN_A_ROW} syncs in a row the engine had new weights by a new server only,"
+                f" the last time since {told}. The servers' logs in {self._logs} say more"
             )
         self.version = version
         self._forget_prefixes()
@@ -283,13 +307,15 @@ class VllmEngine(Engine):
             max((gap.mean for gap in gaps), default=math.nan),
             self.restarts - restarts,
             parts,
+            gave_up,
         )
 
-    def _send(self, directory: Path, chunks: Iterable[Chunk] | None) -> tuple[dict[Replica, Delivery], float]:
-        """Gives this rank's servers their new weights. Returns the result for each, and the seconds."""
-        before = time.monotonic()
-        loading = [replica for replica in self._replicas if replica.server.loads]
-        deliveries = self._each(loading, lambda replica: replica.delivery(from_folder=chunks is None))
+    def _send(
+        self, replicas: Sequence[Replica], directory: Path, chunks: Iterable[Chunk] | None, by_transfer: bool
+    ) -> dict[Replica, Delivery]:
+        """Gives this rank's servers their new weights. Returns the result for each."""
+        loading = [replica for replica in replicas if replica.server.loads]
+        deliveries = self._each(loading, lambda replica: replica.delivery(by_transfer))
         try:
             send_all(chunks or (), deliveries, directory)
         except BaseException:
@@ -298,7 +324,7 @@ class VllmEngine(Engine):
                     problem = delivery.problem or "its weights are of two versions"
                     replica.server.failed(delivery.address, problem)
             raise
-        return dict(zip(loading, deliveries, strict=True)), time.monotonic() - before
+        return dict(zip(loading, deliveries, strict=True))
 
     def _verify(
         self, updates: dict[Replica, Update], canary: Canary | None
@@ -431,13 +457,16 @@ class Replica:
         if tag == "kv_cache":
             self._asleep_epoch = None
 
-    def delivery(self, *, from_folder: bool) -> Delivery:
+    def delivery(self, by_transfer: bool) -> Delivery:
         """Makes the server ready to be given weights: in chunks, or in a folder that is whole."""
-        transfer = FromFolder(self._client, self._timeout) if from_folder else self.transfer
+        transfer = self.transfer if by_transfer else FromFolder(self._client, self._timeout)
         try:
             with self._one_at_a_time:
                 self._wake("weights")
-                return Delivery(transfer, self.server.begin_weights(self.server.ready()))
+                address = self.server.begin_weights(self.server.ready())
+                if not by_transfer:
+                    self.transfer.give_up(address)
+                return Delivery(transfer, address)
         except (EngineError, ServerFailure) as failure:
             return Delivery(transfer, None, str(failure))
 

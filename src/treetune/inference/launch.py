@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -26,7 +26,7 @@ import treetune
 from treetune.inference import guard, key
 from treetune.inference.base import EngineLaunch, TransferMethod
 from treetune.inference.client import MODEL_NAME, Address
-from treetune.inference.settings import VllmSettings
+from treetune.inference.settings import GIB, VllmSettings
 from treetune.inherited import without_secrets
 from treetune.store import held_folders
 
@@ -46,6 +46,10 @@ BACKENDS: Mapping[TransferMethod, str] = {
 """vLLM's names of the transfers."""
 
 WORKER_EXTENSION = "treetune.inference.shared_memory_worker.WorkerExtension"
+
+READ_PER_SECOND = GIB / 5
+"""Bytes that a server reads of its weights in a second, at least: an estimate, half of what a slow shared
+file system gives."""
 
 END_S = 30.0
 """Seconds that an ended server, its guard included, may take to be gone."""
@@ -140,8 +144,7 @@ class ServerLaunch:
         transfer = self.run.transfer if self.is_trained else "file"
         if transfer != "file":
             command += ["--weight-transfer-config", json.dumps({"backend": BACKENDS[transfer]})]
-        if transfer == "shared_memory":
-            command += ["--worker-extension-cls", WORKER_EXTENSION]  # which has vLLM know that backend
+            command += ["--worker-extension-cls", WORKER_EXTENSION]
         return [*command, *settings.extra_arguments]
 
     def environment(self, scratch: Path, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -231,6 +234,19 @@ class ServerLaunch:
                 " engines.policy.tensor_parallel_size"
             )
         return [listed[index] if listed else str(index) for index in indices]
+
+
+def with_time_for(settings: VllmSettings, weights: Path) -> VllmSettings:
+    """Returns the settings with more seconds to start and to sync, by the size of the weights."""
+    about = weights / ADAPTER_CONFIG
+    if about.is_file():
+        weights = Path(json.loads(about.read_text())["base_model_name_or_path"])
+    more = sum(file.stat().st_size for file in weights.glob("*.safetensors")) / READ_PER_SECOND
+    return replace(
+        settings,
+        start_timeout=settings.start_timeout + more,
+        sync_timeout=settings.sync_timeout + more,
+    )
 
 
 class ServerProcess:

@@ -21,6 +21,7 @@ from treetune.inference.launch import (
     last_lines,
     listens,
     refuse_long_paths,
+    with_time_for,
 )
 from treetune.inference.settings import EngineSettings, VllmSettings
 from treetune.store.files import write_json
@@ -364,7 +365,8 @@ def start_vllm_servers(settings: VllmSettings, run: EngineLaunch, log: Path) -> 
     if run.device == "cpu" and settings.replicas is None and settings.addresses is None:
         # More servers, as many as fill the cores, are for the model that is trained.
         settings = replace(settings, replicas=1, devices=None)
-    launch = ServerLaunch(replace(settings, context_length=None), run, is_trained=False)
+    settings = with_time_for(replace(settings, context_length=None), run.weights)
+    launch = ServerLaunch(settings, run, is_trained=False)
     return servers_of(launch, log, run.ranks.folder if run.ranks.world_size > 1 else None)
 
 

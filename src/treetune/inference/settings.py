@@ -118,11 +118,11 @@ class VllmSettings(EngineSettings):
     omp_threads: Annotated[int, Gt(0)] | None = None
     """Threads of a server on a CPU; null is its share of the cores but one."""
     start_timeout: Annotated[float, Gt(0)] = 600.0
-    """Seconds until a token was sampled."""
+    """Seconds until a token was sampled, and 5 more for each GiB of the weights."""
     request_timeout: Annotated[float, Gt(0)] = 1800.0
     """Seconds for one request."""
     sync_timeout: Annotated[float, Gt(0)] = 300.0
-    """Seconds for each part of a weight sync."""
+    """Seconds for each part of a weight sync, and 5 more for each GiB of the weights."""
     max_restarts: Annotated[int, Ge(0)] = 3
     """Restarts within one call to sample or to load weights."""
     weight_transfer: Literal["auto", "file", "shared_memory", "cuda_ipc", "nccl"] = "auto"

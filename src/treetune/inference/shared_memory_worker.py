@@ -97,7 +97,19 @@ class SharedMemoryReceiver(WeightTransferEngine[Nothing, ChunkInfo]):
 
 
 class WorkerExtension:
-    """Adds nothing to a worker: naming it has this module imported there."""
+    """Methods of vLLM's worker. Naming it has this module imported there."""
+
+    model_runner: Any
+    model_config: Any
+
+    def give_up_weight_update(self) -> None:
+        """Ends an update that failed, whatever it brought: the weights are wrong until others are read.
+
+        Otherwise a layer that has had some of its weights would count them at the next reading too, and be
+        taken for whole before it is (vLLM 0.32, ``initialize_layerwise_reload``).
+        """
+        finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)
+        self._weight_update_active = False
 
 
 WeightTransferEngineFactory.register_engine(BACKENDS["shared_memory"], SharedMemoryReceiver)

@@ -1,8 +1,8 @@
 """The transfer of new weights into a live server: one protocol, and the methods that need no GPU.
 
 An update begins, takes chunks of bounded size in their order, and ends; then alone the server has new
-weights. Whatever fails in between leaves it in an unknown state: it is ended, and another one started on the
-folder that the chunks were written to.
+weights. Where something fails in between, it is told to give the update up, and reads the folder that the
+chunks were written to; one that doesn't is ended, and another one started on that folder.
 
 vLLM's four routes for it (``/init_weight_transfer_engine``, ``/start_weight_update``, ``/update_weights``,
 ``/finish_weight_update``) change between its versions; only this file and `treetune_cluster.cuda_transfers`
@@ -21,6 +21,9 @@ from treetune.inference.base import Chunk, EngineError
 from treetune.inference.client import MODEL_NAME, Address, Client, ServerFailure
 from treetune.inference.launch import ADAPTER_CONFIG
 
+ANSWERS_S = 30.0
+"""Seconds in which a server that works forgets an update."""
+
 
 class WeightTransfer:
     """A transfer of new weights into one server. Its methods are called in the order of the protocol, one at
@@ -37,6 +40,9 @@ class WeightTransfer:
 
     def end(self, address: Address, directory: Path) -> None:
         """Closes the update: the server has all weights now, which lie in `directory` as well."""
+
+    def give_up(self, address: Address) -> None:
+        """Has the server forget an update that failed, so that it can be given the weights otherwise."""
 
     def close(self) -> None:
         """Frees its resources."""
@@ -65,8 +71,11 @@ class ByRoutes(WeightTransfer):
 
     _met: int | None = None
     """The epoch of the server that knows this transfer."""
+    _begun: int | None = None
+    """The epoch of the server that an update was begun with."""
 
     def begin(self, address: Address) -> None:
+        self._begun = address.epoch
         if address.epoch != self._met:
             self.meet(address)
             self._met = address.epoch
@@ -74,6 +83,14 @@ class ByRoutes(WeightTransfer):
 
     def end(self, address: Address, directory: Path) -> None:
         self._post(address, "/finish_weight_update")
+
+    def give_up(self, address: Address) -> None:
+        if address.epoch == self._begun:
+            self.close()
+            # One that waits in NCCL for ever does not answer.
+            body = {"method": "give_up_weight_update"}
+            self._client.post(address, "/collective_rpc", body, timeout=min(self._timeout, ANSWERS_S))
+            self._begun = None
 
     def meet(self, address: Address) -> None:
         """Prepares a server for its first update."""

@@ -153,6 +153,9 @@ class PolicyServer:
             place = self.folder.of(version)
             report = self.engine.load(place, version, canary, chunks)
             self.folder.keep_only(version)
+        if report.gave_up:
+            self.folder.transfer = "file"
+            self._session.console.say(report.gave_up)
         return {
             "engine/canary_gap": report.canary_gap,
             "engine/canary_mean_gap": report.canary_mean_gap,

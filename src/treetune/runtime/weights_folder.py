@@ -92,6 +92,8 @@ class WeightsFolder:
         """The trainer's present weights in chunks, on every rank, each when it is written; after the last one
         the version's folder is whole. No rank has all of them at a time. Collective, to the end.
         """
+        import torch
+
         from treetune.models.policy_files import describe_for_engine
         from treetune.models.shards import in_chunks, shard_path, with_head, write_index, write_shard
 
@@ -122,6 +124,9 @@ class WeightsFolder:
                 if last:
                     write_index(files, folder)
             digest = ranks.from_first("a chunk of weights", digest)
+            if ranks.device.type == "cuda":
+                # Whoever takes the chunk may read it on a stream of its own (vLLM's packing for NCCL does).
+                torch.cuda.current_stream(ranks.device).synchronize()
             yield Chunk(path, number, last, digest, chunk if self.transfer in ON_THE_DEVICE else {})
 
     def write_stored(self, version: int) -> Path:
