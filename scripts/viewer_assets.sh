@@ -9,7 +9,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../src/treetune_view/assets"
 
 # name, version, npm's sha512 of the package, files to keep ("from>to"; folders end in /)
 LIBRARIES=(
-    "htmx.org 2.0.11 sha512-Thx/WtpeOQqSrqBCw/A1cwGJGg4UrVa3+sW0GmrM3p4gJgO89ecH4qtbnyzDDWFvBTqjnIMCgELTNt636dtamA== dist/htmx.min.js>htmx.js"
     "idiomorph 0.8.0 sha512-R47JBL+6jHDQvcnbppIUtXXcxi5h6+wuCEEZXnRhUltsgzPFKzThL5PuHppP9ypJuy+7WawcY1TsSBD/iQbMhw== dist/idiomorph.min.js>idiomorph.js"
     "uplot 1.6.32 sha512-KIMVnG68zvu5XXUbC4LQEPnhwOxBuLyW1AHtpm6IKTXImkbLgkMy+jabjLgSLMasNuGGzQm/ep3tOkyTxpiQIw== dist/uPlot.iife.min.js>uplot.js dist/uPlot.min.css>uplot.css"
     "katex 0.19.1 sha512-jG8uKntjSEcm2EpQOh0XturpPuuC9r3Sq5HLHdsFdWZT27E672SF19QEi+of0/YeOy15lDgRhKvr5614uRrEfA== dist/katex.min.js>katex/katex.js dist/katex.min.css>katex/katex.css dist/fonts/>katex/fonts/"

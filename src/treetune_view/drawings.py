@@ -3,10 +3,10 @@ share."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from itertools import groupby, pairwise
@@ -15,14 +15,15 @@ from typing import Literal
 
 import numpy as np
 
-from treetune.tree import State, trees_of
-from treetune.vocabulary import Branch, Episode, Grade, Problem, Segment, Trajectory, are_sampled, token_array
+from treetune.vocabulary import Column, Episode, Segment, Trajectory, are_sampled, token_array
+from treetune_lab.analyzers.step_credit import Shown
 from treetune_threads.fork_join import EVENTS
 from treetune_threads.format import TAGS, TagIds
 from treetune_threads.numbers import ThreadCounts, count, critical_seconds
 from treetune_view.charts import number
 from treetune_view.store.tokens import text_of_each
-from treetune_view.templates import coloured, injected, plain, render
+from treetune_view.templates import coloured, injected, render, shade
+from treetune_view.text import visible
 
 NUMBERS = {tag: position for position, tag in enumerate(TAGS, start=1)}
 TAG_IDS = TagIds.of(lambda tag: (NUMBERS[tag],))
@@ -296,53 +297,202 @@ def _block_html(answer: ThreadedAnswer, line: Line, block: Block, depth: int, *,
 
 # The tree of a problem's answers
 
+WIDE, HIGH, LEAST_HIGH = 1000, 520, 90
+"""Units of a drawn tree; with few answers it is lower."""
+ROOM = 26
+"""Units of height that an answer has where there are few."""
+FOLDED_BELOW = 2.0
+"""Branches of the same step that would be lower than this are drawn as one, with others of about their value.
+"""
+BINS = 4
+"""Parts of 0 to 1 by which values count as about the same."""
+LABELLED = 13.0, 62.0
+"""Height and width from which on a branch has its numbers written on it."""
+OF_A_STEP = 90
+"""Characters of a step that the table and the pointer show."""
 
-@dataclass
+
+@dataclass(eq=False)
 class SharedStep:
-    """A step that answers share, with those that followed it. `value` is that of the state behind it."""
+    """A step that `answers` (their numbers) share, so many steps (`depth`) behind the prompt; or some
+    `branches` that are drawn as one. `value` is of the state behind it, `advantage` the step's, as far as
+    credit knows them; `expected` is the value, else the mean reward of its answers."""
 
-    text: str
-    value: float | None = None
-    ended: Counter[tuple[float, bool]] = field(default_factory=Counter)
-    """Counts the answers that ended with it, by their reward and whether they were correct."""
+    depth: int
+    ids: Column = field(default_factory=lambda: token_array(()))
+    value: Shown | None = None
+    advantage: float | None = None
+    answers: list[int] = field(default_factory=list)
     following: list[SharedStep] = field(default_factory=list)
+    expected: float = 0.0
+    branches: int = 1
 
 
-def tree_html(iteration: int, group: Sequence[Episode], texts: Sequence[str], there: int) -> str:
-    """Returns the tree of some answers to one problem, whose steps have values, of those that are `there`;
-    `texts` are of all tokens."""
-    (tree,) = trees_of(_as_trajectory(episode, sample) for sample, episode in enumerate(group))
-    root = SharedStep("", (group[0].step_values or (None,))[0])
-    steps: dict[State, SharedStep] = {tree.state(0, 0): root}
-    for leaf, episode in enumerate(group):
-        values: Sequence[float] = episode.step_values or ()
-        begin, last = 0, steps[tree.state(leaf, 0)]
-        for step, end in enumerate(episode.step_ends):
-            state = tree.state(leaf, end)
-            if state not in steps:  # no earlier answer went through it
-                text = plain(text_of_each(texts, episode.response_ids[begin:end]))
-                steps[state] = SharedStep(text, values[step + 1] if step + 1 < len(values) else None)
-                last.following.append(steps[state])
-            begin, last = end, steps[state]
-        last.ended[episode.reward, episode.correct] += 1
+@dataclass(frozen=True)
+class DrawnStep:
+    """A rectangle of the tree: a branch, as wide as all steps of its depth and as high as it has answers.
+    `shade` and `credit` are classes of its value and of its advantage."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    shade: str
+    credit: str
+    label: str
+    words: str
+    href: str | None
+    here: bool
+
+
+def tree_html(
+    group: Sequence[Episode],
+    texts: Sequence[str],
+    this: int,
+    depth: int = 0,
+    address: Callable[[int, int | None], str] | None = None,
+) -> str:
+    """Returns the tree of all answers to one problem, whose steps have values, from the step on that answer
+    `this` has after so many (`depth`); and a table of that answer's own steps. `texts` are of all tokens.
+    `address` gives that of an answer, or of the tree from one of its steps on."""
+    path = [_shared_steps(group)]
+    while following := [step for step in path[-1].following if this in step.answers]:
+        path += following
+    scale = max((abs(step.advantage) for step in path if step.advantage is not None), default=0.0) or 1.0
+    on_path = set(map(id, path))
+
+    def href_of(step: SharedStep, above: SharedStep | None) -> str | None:
+        if address is None:
+            return None
+        number = this if id(step) in on_path else step.answers[0]
+        if step.branches > 1:
+            return address(number, above.depth if above else 0)
+        if not step.following:
+            return address(number, None)
+        return address(number, max(0, step.depth - 1) if above is None else step.depth)
+
+    top = path[min(depth, len(path) - 1)]
+    deepest = max(len(group[number].step_ends) for number in top.answers) - top.depth
+    high = min(HIGH, max(LEAST_HIGH, ROOM * len(top.answers)))
+    unit, width = high / len(top.answers), WIDE / (deepest + 1)
+    drawn: list[DrawnStep] = []
+    todo: list[tuple[SharedStep, SharedStep | None, float]] = [(top, None, 0.0)]
+    while todo:
+        step, above, y = todo.pop()
+        height, here = unit * len(step.answers), id(step) in on_path
+        label = f"{step.expected:.2f}" + (f"  {step.advantage:+.2f}" if step.advantage is not None else "")
+        drawn.append(
+            DrawnStep(
+                x=round((step.depth - top.depth) * width, 2),
+                y=round(y, 2),
+                width=round(width - 1.5, 2),
+                height=round(max(0.4, height - min(1.0, height / 4)), 2),
+                shade=shade(min(1.0, max(0.0, step.expected)), 1.0),
+                credit=shade(step.advantage, scale) if step.advantage is not None else "",
+                label=label if height >= LABELLED[0] and width >= LABELLED[1] else "",
+                words=_words_of(step, group, texts),
+                href=href_of(step, above),
+                here=here,
+            )
+        )
+        for one in _folded(step.following, FOLDED_BELOW / unit, on_path):
+            todo.append((one, step, y))
+            y += unit * len(one.answers)
+    drawn.sort(key=lambda own: own.here)  # what is outlined lies above the rest
+    rows = []
+    for above, step in pairwise(path):
+        others = [one for one in above.following if one is not step]
+        rows.append(
+            {
+                "number": step.depth,
+                "text": visible("".join(text_of_each(texts, step.ids)))[: OF_A_STEP + 1],
+                "before": above,
+                "after": step,
+                "credit": shade(step.advantage, scale) if step.advantage is not None else "",
+                "right": sum(group[number].correct for number in step.answers),
+                "others": len(others),
+                "alike": [
+                    (one, address and address(one.answers[0], above.depth))
+                    for one in _folded(others, len(group) + 1)
+                ],
+            }
+        )
     return render(
-        "tree.html", iteration=iteration, problem=group[0].group, root=root, drawn=len(group), there=there
+        "tree.html",
+        problem=group[this].group,
+        answer=group[this].trajectory,
+        drawn=drawn,
+        wide=WIDE,
+        high=high,
+        rows=rows,
+        shown=len(top.answers),
+        there=len(group),
+        above=address(this, top.depth - 1) if address and top.depth else None,
+        whole=address(this, 0) if address and top.depth > 1 else None,
     )
 
 
-def _as_trajectory(episode: Episode, sample: int) -> Trajectory:
-    ends: list[tuple[int, Branch]] = [(stretch.end, stretch.branch) for stretch in episode.stretches]
-    segments, begin = [], 0
-    for end, branch in ends or [(len(episode.response_ids), ())]:
-        segments.append(Segment(episode.response_ids[begin:end], branch=branch))
-        begin = end
-    return Trajectory(
-        problem=Problem(episode.group, "", ""),
-        sample=sample,
-        prompt_ids=episode.prompt_ids,
-        segments=tuple(segments),
-        finish_reason=episode.finish_reason,
-        text=episode.text,
-        grade=Grade(episode.score, "ok"),
-        step_ends=episode.step_ends,
-    )
+def _words_of(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -> str:
+    """Describes a branch for the pointer."""
+    known, right = step.value, sum(group[number].correct for number in step.answers)
+    bounds = f" [{known.low:.2f}, {known.high:.2f}]" if known and known.low is not None else ""
+    what = "the prompt"
+    if step.branches > 1:
+        what = f"{step.branches} branches of about the same value"
+    elif step.depth:
+        what = visible("".join(text_of_each(texts, step.ids)))[: OF_A_STEP + 1].replace("\n", " ↵ ")
+    facts = [what, f"{'value behind it' if known else 'mean reward'} {step.expected:.3f}{bounds}"]
+    facts += [f"advantage {step.advantage:+.3f}"] if step.advantage is not None else []
+    return " · ".join([*facts, f"{_counted(len(step.answers), 'answer')}, {right} right"])
+
+
+def _shared_steps(group: Sequence[Episode]) -> SharedStep:
+    """Returns the prompt, with all steps that follow it."""
+    values = group[0].step_values
+    root = SharedStep(0, value=Shown(values[0]) if values else None)
+    known_steps: dict[tuple[int, bytes], SharedStep] = {}
+    """By the step before (its id) and the tokens."""
+    for sample, episode in enumerate(group):
+        step, begin = root, 0
+        values, errors = episode.step_values or (), episode.step_errors or ()
+        root.answers.append(sample)
+        for depth, end in enumerate(episode.step_ends, 1):
+            ids = episode.response_ids[begin:end]
+            key = id(step), ids.tobytes()
+            if key not in known_steps:  # no earlier answer went through it
+                error = errors[depth] if depth < len(errors) else None
+                known = depth < len(values) and (error is None or math.isfinite(error))
+                value = Shown.of(values[depth], error, 0.0, max(1.0, episode.reward)) if known else None
+                own = episode.advantages[begin:end] if episode.advantages is not None else np.empty(0)
+                mean = float(own.sum()) / len(own) if len(own) else None
+                known_steps[key] = SharedStep(depth, ids, value, mean)
+                step.following.append(known_steps[key])
+            step, begin = known_steps[key], end
+            step.answers.append(sample)
+    todo = [root]
+    while todo:
+        step = todo.pop()
+        todo += step.following
+        rewards = [group[number].reward for number in step.answers]
+        step.expected = step.value.value if step.value else sum(rewards) / len(rewards)
+    return root
+
+
+def _folded(steps: Sequence[SharedStep], least: float, kept: Collection[int] = ()) -> list[SharedStep]:
+    """Returns steps that follow the same one, the best first; those of fewer answers than `least`, but for
+    what is `kept` (ids), as one with others of about the same value."""
+    following, small = list[SharedStep](), dict[int, list[SharedStep]]()
+    for one in steps:
+        if len(one.answers) >= least or id(one) in kept:
+            following.append(one)
+        else:
+            small.setdefault(round(BINS * one.expected), []).append(one)
+    for own in small.values():
+        answers = [number for one in own for number in one.answers]
+        mean = math.fsum(one.expected * len(one.answers) for one in own) / len(answers)
+        below = [last for one in own for last in one.following]
+        merged = SharedStep(own[0].depth, answers=answers, following=below, expected=mean)
+        following.append(
+            replace(merged, branches=sum(one.branches for one in own)) if len(own) > 1 else own[0]
+        )
+    return sorted(following, key=lambda one: -one.expected)

@@ -94,17 +94,20 @@ ANSWERS = (
 def test_steps_that_answers_share_stand_once_with_the_value_of_the_state_behind_them(tmp_path: Path) -> None:
     page = report(write_experiment(tmp_path / "run", episodes=(*EPISODES, *ANSWERS)))
     drawn = page.text.partition("A problem's tree")[2].partition("Episodes")[0]
-    once = ("46", "#102", "V 0.50", "V 0.70", "V 0.90", "V 0.10", "reward 1 × 2", "reward 0")
-    assert {words: drawn.count(words) for words in once} == dict.fromkeys(once, 1)
+    once = (
+        "the prompt · value behind it 0.500", "46 ↵", "102 ↵", "· value behind it 0.700", "behind it 0.100",
+        "mean reward 1.000", "mean reward 0.000",
+    )  # fmt: skip
+    assert {own: drawn.count(own) for own in once} == dict.fromkeys(once, 1), drawn
     assert "train/7" in drawn and "<b>" in drawn, "escaped"
 
 
-def test_a_tree_has_values_and_two_answers_or_more_and_says_how_many_are_not_drawn(tmp_path: Path) -> None:
+def test_a_tree_has_values_and_two_answers_or_more_and_all_of_them(tmp_path: Path) -> None:
     plain = [replace(one, step_values=None) for one in ANSWERS]
     assert "A problem's tree" not in report(write_experiment(tmp_path / "alone")).text
     assert "A problem's tree" not in report(write_experiment(tmp_path / "plain", episodes=plain)).text
     many = [replace(ANSWERS[i % 2], trajectory=f"train/7#{i}") for i in range(40)]
-    assert "16 of the 40 answers" in report(write_experiment(tmp_path / "many", episodes=many)).text
+    assert "All 40 answers" in report(write_experiment(tmp_path / "many", episodes=many)).text
 
 
 def test_each_turn_is_a_line_with_its_reward_and_what_was_said_to_it_is_marked(tmp_path: Path) -> None:

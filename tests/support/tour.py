@@ -108,7 +108,7 @@ def _place(browser: Browser, origin: str, address: str, run: str, other: str) ->
         """return [
           new URLSearchParams(document.querySelector('a[data-key=a]').search).get('problem'),
           [...document.querySelectorAll('[name=as] option')].map((one) => one.value),
-          document.querySelector('details[hx-get]')?.getAttribute('hx-get') || ''];"""
+          document.querySelector('.tokens [data-later]')?.dataset.later || ''];"""
     )
     data, judged = _data_and_judged(browser, origin)
     if judged:  # its page is there as soon as its answers have been read
@@ -159,6 +159,10 @@ def stops(place: Place) -> Iterator[Stop]:
                 for number in ("log-prob", "gap")
                 if "tokens" in place.ways
             ),
+        ],
+        "/problems": [
+            ("problems", _query(**everything)),
+            ("problems without a signal", _query(**run, signal="none")),
         ],
         "/problem": [("problem", _query(**run, problem=place.problem))],
         "/compare": [

@@ -8,6 +8,7 @@ from html import unescape
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.reports.synthetic import CODEC
@@ -28,6 +29,7 @@ from treetune_view.charts import number
 from treetune_view.report import write_report
 from treetune_view.store import Run
 from treetune_view.store.queries import Filter, parsed
+from treetune_view.store.tokens import tokens_of, trained_steps
 from treetune_view.terminal import newest_answers
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
@@ -215,29 +217,97 @@ def test_problems_that_flipped_are_found(viewer: Viewer) -> None:
     assert "<mark>0</mark> and 0" in pair and "<mark>1</mark> and 0" in pair
 
 
-def test_every_leaf_of_a_tree_can_be_reached_and_their_number_is_told(
+def test_every_answer_of_a_tree_is_drawn_or_counted_and_can_be_reached(
     viewer: Viewer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = begin_run(viewer.folder / "run")
     record_iteration(run, 0, [trajectory(0, i, f"same\nleaf {i}!\n#3") for i in range(100)])
     where = {"run": "run", "source": "i1", "answer": "train/0#42", "as": "tree"}
-    pages = [viewer.page("/answer", **where, leaves=n) for n in range(1, 8)]
-    assert "V 0.50" in pages[0] and "reward 1" in pages[0] and " style=" not in pages[0]
-    assert "<b>16 of the 100 answers</b>" in pages[0] and "page 1 of 7" in pages[0]
-    drawn = [
-        set(re.findall(r"leaf \d+!", page.split('<div class="tree">')[1].split("<h2>")[0])) for page in pages
-    ]
-    assert [len(one) for one in drawn] == [16] * 6 + [10]
-    assert all("leaf 42!" in one for one in drawn)
-    assert set.union(*drawn) == {f"leaf {i}!" for i in range(100)}
-    # What is listed below it leads to all of them, and so does the problem's page.
-    [everything] = re.findall(r'first 64 of <a href="([^"]+)">all 100 in iteration 1', pages[0])
-    assert "<b>100</b> answers" in viewer.page(unescape(everything))
+    page = viewer.page("/answer", **where)
+    drawing = page.split('<svg class="tree"')[1].split("</svg>")[0]
+    assert "All 100 answers" in page and " style=" not in page
+    words = re.findall("<title>(.*?)</title>", drawing, re.DOTALL)
+    assert any(one.startswith("the prompt · value behind it 0.500 · 100 answers, 100 right") for one in words)
+    assert {f"leaf {i}!" for i in range(100)} == set(re.findall(r"leaf \d+!", drawing))
+    assert drawing.count("here") == 4, "the prompt, what all share, and its own two steps"
+    links = re.findall(r'<a href="([^"]+)"', drawing)
+    asked = {unescape(one).split("answer=")[1].split("&")[0] for one in links if "as=tree" not in one}
+    assert len(asked) == 100, "each leaf leads to its answer"
+    assert viewer.page(unescape(links[0]))
+    # Branches too low to be seen are one with others of about their value.
+    monkeypatch.setattr("treetune_view.drawings.HIGH", 40)
+    folded = viewer.page("/answer", **where)
+    assert "99 branches of about the same value" in folded and "100 answers, 100 right" in folded
+    nearer = viewer.page("/answer", **where, depth=2)
+    assert "<b>1 of the 100 answers</b>" in nearer
     monkeypatch.setattr("treetune_view.pages.answers.MOST", 20)
     page = viewer.page("/problem?run=run&problem=train/0")
     assert "100 of 100</td>" in page and page.count("/answer?") == 20
     [rest] = re.findall(r'<a href="([^"]+)">and 80 more', page)
     assert "<b>100</b> answers" in viewer.page(unescape(rest))
+
+
+def test_an_answer_is_read_in_its_list_and_the_next_one_lies_on_the_next_page(viewer: Viewer) -> None:
+    record_iteration(begin_run(viewer.folder / "run"), 0, [trajectory(i, 0, f"a\n{i}") for i in range(43)])
+    listed = {"run": "run", "sort": "problem", "size": 20, "page": 1}
+    rows = [unescape(one) for one in re.findall(r'data-href="([^"]+)"', viewer.page("/answers", **listed))]
+    seen, address = [], rows[0]
+    while address:
+        page = viewer.page(address)
+        seen.append(re.findall(r"<h1>(\S+) ", page)[0])
+        found = re.findall(r'href="([^"]+)" data-key="j"', page)
+        address = unescape(found[0]) if found else ""
+    assert seen == sorted(f"train/{i}#0" for i in range(43))
+    assert "43 of 43" in page
+    [before] = re.findall(r'href="([^"]+)" data-key="k"', viewer.page(rows[0].replace("page=1", "page=2")))
+    assert f"<h1>{seen[19]} " in viewer.page(unescape(before)), "the last one of the page before"
+    [back] = re.findall(r'href="([^"]+)" data-key="u"', page)
+    assert "page=3" in back and "sort=problem" in back and "#a-i1-" in back
+    # Without a list it stands among the answers to its problem.
+    assert "1 of 1<" in viewer.page("/answer", run="run", **FIRST)
+
+
+def test_problems_have_their_pass_rate_its_change_and_no_signal_is_a_filter(viewer: Viewer) -> None:
+    run = begin_run(viewer.folder / "run")
+    for iteration, right in enumerate(([0, 0, 1, 1], [1, 0, 1, 1])):
+        sampled = [
+            trajectory(i // 2, i % 2, f"{iteration}{i}", correct=bool(own)) for i, own in enumerate(right)
+        ]
+        record_iteration(run, iteration, sampled)
+    credit = run.iteration(1) / "episodes.arrow"
+    silent = [episode(one) for one in sampled]
+    silent[2:] = [replace(one, advantages=[0.0] * len(one.response_ids)) for one in silent[2:]]
+    write_episodes(credit, silent, CODEC)
+    (run.iteration(1) / "token_signals.arrow").unlink()
+    page = viewer.page("/problems?run=run&problems=problem")
+    rows = [row.split("</tr>")[0] for row in page.split('<tr id="p-')[1:]]
+    assert "1 of 2" in rows[0] and ">+0.50<" in rows[0] and 'title="iteration 1"' in rows[0]
+    assert "2 of 2" in rows[1] and "no signal" in rows[1] and "no signal" not in rows[0]
+    assert "<b>1</b> problem<" in viewer.page("/problems?run=run&signal=none")
+    first = unescape(re.findall(r'data-href="([^"]+)"', rows[0])[0])
+    assert "1 of 2<" in viewer.page(first) and "train/0#" in viewer.page(first)
+
+
+def test_the_way_from_values_into_the_gradient_ends_in_shares_that_add_up(viewer: Viewer) -> None:
+    run = viewer.record(trainer={"advantage_normalisation": "whiten", "objective": {"type": "ppo"}})
+    answers = viewer.store.answers(viewer.store.run("run"))
+    config = viewer.store.experiment(viewer.store.run("run")).config
+    rows = answers.sql("SELECT answer FROM answers", sources=["i1"])
+    whole = []
+    for row in rows:
+        one = answers.answer("i1", row["answer"])
+        tokens = tokens_of(run.path, one, config)
+        assert tokens is not None
+        whole += trained_steps(one, tokens, config)
+    assert sum(one.share or 0.0 for one in whole) == pytest.approx(1.0)
+    flat = np.concatenate([np.repeat(one.given, one.tokens) for one in whole])
+    trains = np.concatenate([np.repeat(one.trained, one.tokens) for one in whole])
+    assert trains == pytest.approx((flat - flat.mean()) / np.sqrt(flat.var(ddof=1) + 1e-8), rel=1e-5)
+    weights = [abs(one.trained or 0.0) * one.tokens for one in whole]
+    assert [one.share for one in whole] == pytest.approx(np.array(weights) / sum(weights))
+    page = viewer.page("/answer", run="run", **FIRST, **{"as": "credit"})
+    assert "also from those that credit gave 0" in page and "share of the weight" in page
+    assert f"{100 * (whole[0].share or 0.0):.2g} %" in page
 
 
 def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> None:

@@ -19,6 +19,7 @@ from treetune_view.store import Store
 from treetune_view.text import SHOWN, visible
 
 WAYS = ("tokens", "rendered", "text")
+ALL_WAYS = (*WAYS, "credit", "tree")
 MARKDOWN = {
     "p", "em", "strong", "code", "pre", "blockquote", "ul", "ol", "li", "table", "thead", "tbody", "tr",
     "th", "td", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "br", "s", "span",
@@ -67,14 +68,14 @@ def answer(viewer: Viewer, run: str, way: str, number: int = 0, **more: Any) -> 
 @pytest.mark.usefixtures("folder")
 def test_hostile_answers_add_no_element_to_a_page(viewer: Viewer) -> None:
     viewer.record("tame")
-    usual = {way: Elements(answer(viewer, "tame", way)).found for way in WAYS}
+    usual = {way: Elements(answer(viewer, "tame", way)).found for way in ALL_WAYS}
     allowed = {(tag, name) for tag in MARKDOWN for name in ("", "class", "data-display")} | {
         (tag, name) for tag in ("details", "summary", "pre", "p", "code") for name in ("", "id", "class")
     }
     said = texts()
     assert len(said) == COUNT
     for number, text in enumerate(said[: len(KINDS) + 1]):  # the others are made of these
-        way = WAYS[number % len(WAYS)]
+        way = ALL_WAYS[number % len(ALL_WAYS)]
         elements = Elements(answer(viewer, "hostile", way, number))
         assert elements.found <= usual[way] | allowed | {("ol", "start")}
         if way == "text" and not text.startswith(("\n", "\r", " ")):
@@ -103,10 +104,11 @@ def test_half_a_character_is_searched_for_and_shown_and_a_megabyte_on_one_line_c
 @pytest.mark.usefixtures("folder")
 def test_hostile_answers_are_text_in_a_browser(shown: Shown) -> None:
     pages = ["/answers?run=hostile&size=200", "/answers?run=hostile&size=200&page=2"]
+    pages += ["/problems?run=hostile", "/problems?run=hostile&page=2"]
     # What a browser might make something of; all kinds are parsed above.
     pages += [
         "/answer?run=hostile&source=i1"
-        f"&answer=train/{number}%230&as={'rendered' if is_marked(kind) else 'tokens'}"
+        f"&answer=train/{number}%230&as={'rendered' if is_marked(kind) else ALL_WAYS[number % 4 - 2]}"
         for number, kind in enumerate(KINDS)
         if is_marked(kind) or number % 6 == 0 or len(kind) > 10_000
     ]

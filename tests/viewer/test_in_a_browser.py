@@ -96,8 +96,8 @@ def test_an_answer_shows_its_credit_and_its_continuations_once_they_are_there(sh
 
     credit.write_bytes(found)
     shown.wait_for("V 0.500")
-    shown.script("document.querySelector('details[hx-get] summary').click()")
-    shown.wait("document.querySelector('details[hx-get] .later').textContent.trim() !== '…'")
+    shown.script("document.querySelector('details:has(.later) summary').click()")
+    shown.wait("document.querySelector('details[open] .later').textContent.trim() !== '…'")
 
     assert shown.script("return window.notReloaded")
 
@@ -119,6 +119,36 @@ def test_a_run_that_goes_on_is_followed_without_a_reload(shown: Shown) -> None:
     shown.wait("document.body.innerText.includes('finished') && document.body.innerText.includes('4 of 4')")
 
     assert shown.script("return window.notReloaded && document.querySelector('#log').checked")
+
+
+def test_answers_are_read_labelled_and_left_by_keys_alone(shown: Shown) -> None:
+    run = shown.viewer.record(iterations=1)
+    record_note(run, author="somebody", label="odd")
+    shown.open("/answers?run=run")
+    shown.wait("document.querySelector('table.answers tbody a') !== null")
+    places = "return [...document.querySelectorAll('table.answers tbody th a')].map((one) => one.textContent)"
+    listed = shown.script(places)
+    shown.press("j\ue007")
+    title = "document.querySelector('h1')?.textContent.split(' ')[0]"
+    for number in (0, 1, 2, 3):
+        shown.wait(f"location.pathname === '/answer' && {title} === {listed[number]!r}")
+        shown.press("j" if number < 3 else "k")
+    shown.wait(f"{title} === {listed[2]!r}")
+    shown.press("m")
+    shown.wait("document.querySelector('[data-on]') !== null")
+    shown.press("1")
+    shown.wait(f"{title} === {listed[3]!r}")
+    own = [note.about.answer for note in read_notes(run.notes) if note.author == system_user()]
+    assert own == [listed[2]]
+    shown.script("history.back()")
+    shown.wait("location.pathname === '/answers'")
+    shown.script("history.forward()")
+    shown.wait(f"location.pathname === '/answer' && {title} === {listed[3]!r}")
+    shown.press("u")
+    shown.wait("location.pathname === '/answers' && document.querySelector('tr:target a') !== null")
+    assert shown.script("return document.querySelector('tr:target th a').textContent") == listed[3]
+    shown.press("j\ue007")
+    shown.wait(f"location.pathname === '/answer' && {title} === {listed[4]!r}")
 
 
 def test_keys_choose_rows_open_pages_and_are_explained(shown: Shown) -> None:

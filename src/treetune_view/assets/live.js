@@ -31,14 +31,30 @@
         beforeAttributeUpdated: (name, node) => !((name === 'open' && (node.matches('details') || node.matches('dialog'))) ||
           (name === 'checked' || name === 'value') && node.matches('input') || name === 'class' && node.matches('tr.at')),
       } });
-      if (made) htmx.process(old);
     }
     changed();
   }
   function changed() { document.dispatchEvent(new Event('treetune:changed')); }
   setInterval(refresh, POLL_MS);
   document.addEventListener('visibilitychange', refresh);
-  document.addEventListener('htmx:afterSwap', changed);
+
+  // ---- what takes long, or few look at, comes after the page: in a `details`, as soon as that is opened
+  async function fill(place) {
+    const address = place.dataset.later;
+    delete place.dataset.later;
+    try {
+      const answer = await fetch(address, { signal: AbortSignal.timeout(WAIT_MS) });
+      const page = new DOMParser().parseFromString(await answer.text(), 'text/html');
+      place.replaceChildren(...(page.getElementById('part') || page.querySelector('main')).childNodes);
+    } catch (error) { place.textContent = `It didn't come: ${error.message}`; }
+    changed();
+  }
+  function later() {
+    for (const place of document.querySelectorAll('[data-later]')) if (place.closest('details')?.open !== false) fill(place);
+  }
+  document.addEventListener('toggle', later, true);
+  document.addEventListener('treetune:changed', later);
+  later();
 
   // ---- forms that show what they say as soon as it is said, at their own address
   let soon = null;

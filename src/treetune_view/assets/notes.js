@@ -6,7 +6,7 @@
   const said = (form) => String(new URLSearchParams(new FormData(form)));
   let saving = false, again = false;
 
-  async function save(form) {
+  async function save(form, goesOn = false) {
     if (saving) { again = true; return; }
     saving = true;
     again = false;
@@ -19,6 +19,7 @@
       if (said(form) === sent || !made.querySelector('.own-note')) {
         again = false;
         document.getElementById('notes').replaceWith(document.adoptNode(made));
+        if (goesOn && document.querySelector('[data-on]')) document.querySelector('[data-key=j]')?.click();
       } else {  // something was typed meanwhile: it stays
         for (const name of ['seen', 'about']) form.elements[name].value = made.querySelector(`[name=${name}]`).value;
         if (!answer.ok) throw new Error(made.querySelector('.problem').textContent);
@@ -27,7 +28,7 @@
       again = false;
       problem(error instanceof TypeError || error.name === 'TimeoutError' ? `Not saved: ${error.message}` : error.message);
     } finally { saving = false; }
-    if (again) await save(form);
+    if (again) await save(form, goesOn);
   }
   function problem(words) {
     let place = own().querySelector('.problem');
@@ -39,7 +40,7 @@
     const form = event.target.closest('.own-note');
     if (!form) return;
     own().dataset.kept = '';
-    if (event.target.matches('[type=checkbox]')) save(form);
+    if (event.target.matches('[type=checkbox]')) save(form, event.target.checked);
   });
   document.addEventListener('submit', (event) => {
     if (!event.target.matches('.own-note')) return;

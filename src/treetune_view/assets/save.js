@@ -50,9 +50,7 @@
 
   function inert(copy) {
     for (const one of copy.querySelectorAll('[data-unsaved], script, link, noscript')) one.remove();
-    for (const one of copy.querySelectorAll('details[hx-get]')) {
-      if (one.querySelector('.later').textContent.trim() === '…') one.remove();  // nobody has asked for it
-    }
+    for (const one of copy.querySelectorAll('details:has([data-later])')) one.remove();  // nobody has asked for it
     for (const one of copy.querySelectorAll('.plot')) one.replaceChildren();  // drawn anew from the chart's data
     for (const one of copy.querySelectorAll('.formula[data-done]:not(.unread)')) {
       one.textContent = one.firstElementChild.title;
@@ -65,7 +63,6 @@
     }
     for (const one of copy.querySelectorAll('*')) {
       one.removeAttribute('style');  // what scripts set by hand; they set it again
-      for (const { name } of [...one.attributes]) if (name.startsWith('hx-')) one.removeAttribute(name);
       for (const name of ['data-href', 'data-live', 'data-mark', 'data-kept', 'formaction']) one.removeAttribute(name);
     }
     copy.querySelector('dialog').open = false;

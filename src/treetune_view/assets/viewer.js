@@ -22,12 +22,13 @@
     else if (document.querySelector(`[data-key^="${CSS.escape(event.key)} "]`)) { first = event.key; firstAt = Date.now(); }
   });
   function act(element) {
-    if (element.matches('input:not([type=checkbox]),select,textarea')) { element.focus(); element.select?.(); } else element.click();
+    if (element.matches('input:not([type=checkbox]),select,textarea')) { element.focus(); element.select?.(); }
+    else element.click();
   }
   function rows(event) {
     const all = [...document.querySelectorAll('[data-rows] tbody tr')].filter(visible);
     if (!all.length) return;
-    const at = all.findIndex((row) => row.classList.contains('at'));
+    const at = all.findIndex((row) => row.matches('.at') || !document.querySelector('[data-rows] .at') && row.matches(':target'));
     const row = all[at];
     if (event.key === 'Enter') { if (row?.dataset.href && event.target.tagName !== 'A' && event.target.tagName !== 'BUTTON') location.href = row.dataset.href; return; }
     if (event.key === 'x') { row?.querySelector('input[type=checkbox]')?.click(); return; }
@@ -57,6 +58,16 @@
     const row = event.target.closest('tr[data-href]');
     if (row && !event.target.closest('a,button,input,label,summary') && !String(getSelection())) location.href = row.dataset.href;
   });
+
+  // ---- what is read one after the other is one place in the browser's history: back leads to the list
+  document.addEventListener('click', (event) => {
+    const step = event.target.closest('a[data-step]');
+    if (!step || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    location.replace(step.href);
+  });
+  const list = document.querySelector('.briefs'), here = list?.querySelector('[aria-current]');
+  if (here) list.scrollTop = here.offsetTop - list.offsetTop - list.clientHeight / 3;
 
   // ---- theme
   document.getElementById('theme').addEventListener('click', () => {

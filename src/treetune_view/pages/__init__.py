@@ -17,7 +17,7 @@ from treetune_view.pages import (
 
 _HOME, _RUN = experiments.PAGES
 _DATA, *_ROWS = data.PAGES
-_ANSWERS, _PROBLEM = answers.PAGES
+_ANSWERS, *_PROBLEMS = answers.PAGES
 
 PAGES: tuple[Page, ...] = (
     _HOME,
@@ -25,9 +25,9 @@ PAGES: tuple[Page, ...] = (
     _RUN,
     *timeline.PAGES,
     _ANSWERS,
+    *_PROBLEMS,
     *answer.PAGES,
     *compare.PAGES,
-    _PROBLEM,
     *continuations.PAGES,
     *configuration.PAGES,
     *notes.PAGES,

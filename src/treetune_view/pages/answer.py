@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
 import numpy as np
 from markupsafe import Markup
@@ -14,12 +16,12 @@ from starlette.responses import RedirectResponse, Response
 from treetune_view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
 from treetune_view.notes import NotedAnswer
 from treetune_view.page import Form, Page, View
-from treetune_view.pages.answers import address_of, whole
+from treetune_view.pages.answers import PLACE, asked_of, listed_as, whole
 from treetune_view.pages.notes import Draft, all_labels, notes_on, save_form
 from treetune_view.store import NotThere
 from treetune_view.store.answers import Answer, Answers
 from treetune_view.store.folders import digest
-from treetune_view.store.queries import Filter, Question, Result
+from treetune_view.store.queries import Filter, Question
 from treetune_view.store.tokens import (
     OF_CREDIT,
     Step,
@@ -28,7 +30,9 @@ from treetune_view.store.tokens import (
     credits_of,
     made_of_credit,
     mark_of_credits,
+    penalised,
     tokens_of,
+    trained_steps,
 )
 from treetune_view.text import MARKS, SHOWN, cut, ends_in_a_heap, visible
 
@@ -39,11 +43,8 @@ LONGEST_TOKEN, LONGEST_VERDICT, LONGEST_DATA = 1000, 2000, 20_000
 """Characters that are shown of a token; of a grader's extract, message and gold answer; of prompt and data.
 """
 
-IN_A_TREE = 16
-"""Answers of a tree on one page: more would not be read as one."""
-
-SIBLINGS = 64
-"""Other answers to the same problem that are listed."""
+OF_A_STEP = 140
+"""Characters of a step in the table of its credit."""
 
 COLOURED_FULLY = 0.95
 """The quantile of a number's size in the answer that has the full colour; larger ones are not darker.
@@ -56,8 +57,16 @@ UNRECORDED = (
 
 
 def show(view: View) -> Response:
-    """`?run=`, `?source=`, `?answer=`, `?as=` (see `_forms`), `?colour=`, `?all=1`, `?leaves=` (page of the
-    tree)."""
+    """`?run=`, `?source=`, `?answer=`, `?as=` (see `_forms`), `?colour=`, `?depth=` (of a tree), `?all=1`,
+    `?on=1` (a label goes on to the next), and of the list that it is read in what `pages.answers.show` takes.
+    Without an answer it is the first of the list's page, or its last with `?last=1`."""
+    if not view.text("answer"):
+        answers = view.store.answers(view.run)
+        rows = answers.ask(asked_of(view, answers)[0]).rows
+        if not rows:
+            raise NotThere("no answer is like that (any more)")
+        row = rows[-1 if view.text("last") else 0]
+        return RedirectResponse(view.here(source=row["source"], answer=row["answer"], last=None), 303)
     return _shown(view, _answer(view))
 
 
@@ -91,28 +100,36 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     tokens = tokens_of(view.run.path, answer, config)
     made = made_of_credit(config)
     colours = colourings(tokens, made)
-    leaves_page = view.integer("leaves", 1, least=1)
-    leaves = _leaves(answers, answer, leaves_page) if tokens is not None else None
-    forms = _forms(tokens, has_tree=leaves is not None and leaves.total > 0)
+    own, depth = answer.episode, view.integer("depth", 0)
+    valued = own is not None and bool(own.step_values) and not any(one.branch for one in own.stretches)
+    credited = own is not None and own.advantages is not None and answer.source.episodes is not None
+    further = ("credit",) * credited + ("tree",) * valued
+    forms = _forms(tokens, further)
     form = view.choice("as", forms)
     everything = bool(view.choice("all", ("", "1")))
     most = None if everything else TOKENS_SHOWN
     credits = credits_of(view.run.path, answer)
-    same = (Filter("problem", "=", answer.row["problem"]),)
-    siblings = answers.ask(Question((answer.source.name,), same, size=SIBLINGS))
     grade = answer.trajectory.grade if answer.trajectory is not None else None
     text, left_out = cut(answer.text, len(answer.text) if everything else SHOWN)
+    reading = _reading(view, answers, answer)
     drawing: Markup | str = ""
     if form == "threads" and tokens is not None:
         scales = {one["name"]: one["scale"] for one in colours}
         scale = scales.get(OF_CREDIT) or scales["advantage"] or 1.0
         drawn = ThreadedAnswer(tokens.texts or (), answer.episode, answer.trajectory, scale)
         drawing = Markup(threads_html(drawn))
-    elif form == "tree" and leaves is not None:
-        others = [answers.answer(answer.source.name, row["answer"]).episode for row in leaves.rows]
-        group = [one for one in [answer.episode, *others] if one is not None and one.step_values]
-        texts = all_texts(view.run.path) or []
-        drawing = Markup(tree_html(answer.source.number, group, texts, 1 + leaves.total))
+    elif form == "tree" and own is not None:
+        group = [one for one in answers.group(answer.source.name, answer.row["problem"]) if one.step_values]
+        this = next((i for i, one in enumerate(group) if one.trajectory == own.trajectory), 0)
+
+        base = view.here(answer=None, depth=None, all=None, **{"as": None})
+
+        def address(number: int, depth: int | None) -> str:
+            """Returns the address of the tree from a step of the answer on, or of the answer by itself."""
+            query = {"answer": group[number].trajectory} | ({} if depth is None else {"as": "tree"})
+            return f"{base}&{urlencode(query | ({'depth': depth} if depth else {}))}"
+
+        drawing = Markup(tree_html(group, all_texts(view.run.path) or [], this, depth, address))
     return view.render(
         "answer.html",
         409 if draft else 200,
@@ -137,8 +154,8 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
         forms=forms,
         form=form,
         drawing=drawing,
-        leaves_page=leaves_page,
-        leaves_pages=-(-leaves.total // (IN_A_TREE - 1)) if leaves is not None else 0,
+        depth=depth,
+        chain=_chain(view, answer, tokens, config) if tokens is not None and form == "credit" else {},
         drawing_note=NOTE,
         text=text,
         left_out=left_out,
@@ -148,32 +165,58 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
         verdict_text=lambda text: shortened(str(text), LONGEST_VERDICT),
         credits=credits,
         credited_steps=max((len(method.cells) for method in credits), default=0),
-        siblings=whole(siblings.rows),
-        siblings_total=siblings.total,
-        address_of=lambda row: address_of(view, row),
+        reading=reading,
     )
 
 
-def _forms(tokens: Tokens | None, *, has_tree: bool) -> Sequence[str]:
-    """Returns the forms in which an answer can be shown, the usual one first."""
+def _reading(view: View, answers: Answers, answer: Answer) -> dict[str, Any]:
+    """Returns the list that the answer is read in, as the address has it, else the answers to its problem:
+    the page that it is on, and the addresses of the next one and the one before."""
+    own = listed_as(view)
+    if not own:
+        own = {"of": [answer.source.name], "group": [answer.row["problem"]], "sort": [PLACE]}
+        same = (Filter("problem", "=", answer.row["problem"]),)
+        question = Question((answer.source.name,), same)
+    else:
+        question, _ = asked_of(view, answers)
+    if not view.text("page") and not question.search:
+        question = replace(question, page=answers.page_of(question, answer.row))
+    result = answers.ask(question)
+    pages, number = max(1, -(-result.total // question.size)), question.page
+
+    def address(row: Mapping[str, Any] | None, **query: Any) -> str:
+        """Returns the address of an answer in the list; without one, of the page's first or last."""
+        chosen = {"source": row and row["source"], "answer": row and row["answer"]}
+        return view.here(**own | {"page": number, "all": None} | chosen | query)
+
+    places = [(row["source"], row["row"]) for row in result.rows]
+    this = (answer.row["source"], answer.row["row"])
+    at = places.index(this) if this in places else None
+    before = address(None, page=number - 1, last=1) if number > 1 else None
+    after = address(None, page=number + 1) if number < pages else None
+    if at is not None and at > 0:
+        before = address(result.rows[at - 1])
+    if at is None or at + 1 < len(result.rows):
+        after = address(result.rows[0 if at is None else at + 1]) if result.rows else None
+    return {
+        "rows": whole(result.rows, [question.sort] if question.sort else ()),
+        "result": result,
+        "question": question,
+        "number": None if at is None else question.skipped + at + 1,
+        "before": before,
+        "after": after,
+        "address_of": address,
+        "back": view.address("/answers", run=view.run.name, **own | {"page": number}),
+        "of_problem": "group" in own,
+    }
+
+
+def _forms(tokens: Tokens | None, further: Sequence[str]) -> Sequence[str]:
+    """Returns the forms in which an answer can be shown, the usual one first; `further` need its tokens."""
     if tokens is None or tokens.texts is None:
         return ("rendered", "text")
     drawn = ("threads",) if any(tokens.branches) else ()
-    return ("tokens", *drawn, *(("tree",) if has_tree else ()), "rendered", "text")
-
-
-def _leaves(answers: Answers, answer: Answer, page: int) -> Result | None:
-    """Returns the other answers to the problem whose steps have values, those of one page of the tree; None
-    where this one's have none, or something was written side by side in it."""
-    own = answer.episode
-    if own is None or not own.step_values or any(one.branch for one in own.stretches):
-        return None
-    others = (
-        Filter("problem", "=", answer.row["problem"]),
-        Filter("answer", "!=", answer.row["answer"]),
-        Filter("first_value", ">=", -math.inf),
-    )
-    return answers.ask(Question((answer.source.name,), others, page=page, size=IN_A_TREE - 1))
+    return ("tokens", *drawn, *further, "rendered", "text")
 
 
 # Tokens
@@ -255,6 +298,45 @@ def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
             for branch in tokens.branches[:most]
         ]
     return columns
+
+
+def _chain(view: View, answer: Answer, tokens: Tokens, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the steps on their way from values into the gradient, and what the configuration and the
+    iteration's metrics say of that way."""
+    trainer, episode = config.get("trainer") or {}, answer.episode
+    objective = trainer.get("objective") or {}
+    steps = trained_steps(answer, tokens, config)
+    metrics: Mapping[str, Any] = next(
+        (
+            row
+            for row in view.store.experiment(view.run).metrics
+            if row.get("iteration") == answer.source.number - 1
+        ),
+        {},
+    )
+    assert episode is not None
+    sizes = [abs(one.given) for one in steps]
+    trained = [abs(one.trained) for one in steps if one.trained is not None]
+    turned = [one for one in steps if one.trained is not None and one.given * one.trained < 0]
+    return {
+        "steps": [
+            (one, shortened("".join((tokens.texts or ())[one.step.start : one.step.end]).strip(), OF_A_STEP))
+            for one in steps
+        ],
+        "scale": max(sizes, default=0.0) or 1.0,
+        "trained_scale": max(trained, default=0.0) or 1.0,
+        "largest": max((one.share or 0.0 for one in steps), default=0.0) or 1.0,
+        "share": math.fsum(one.share or 0.0 for one in steps),
+        "turned": len(turned),
+        "moved": len([one for one in steps if one.given == 0 and one.trained]),
+        "shaping": episode.reward - episode.score,
+        "score": episode.score,
+        "reward": episode.reward,
+        "objective": objective,
+        "normalised": trainer.get("advantage_normalisation"),
+        "penalised": penalised(config),
+        "metrics": metrics,
+    }
 
 
 # The whole answer

@@ -56,10 +56,13 @@ def show(view: View) -> Response:
                 "unfinished": one.finish_reason == "length",
             }
         )
-    # htmx says that it asks; a person who opens the address gets a whole page.
-    template = "continuations.html" if "HX-Request" in view.request.headers else "continuations_page.html"
     return view.render(
-        template, answer=answer, start=start, problem=problem, distinct=distinct, count=len(completions)
+        "continuations.html",
+        answer=answer,
+        start=start,
+        problem=problem,
+        distinct=distinct,
+        count=len(completions),
     )
 
 

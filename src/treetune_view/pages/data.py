@@ -127,10 +127,8 @@ def show_histograms(view: View) -> Response:
         where = "; ".join(filter(None, [view.text("where").strip(), inside]))
         return "/rows" + view.here(where=where, page=None).removeprefix(view.page.path)
 
-    # htmx says that it asks; a person who opens the address gets a whole page.
-    template = "histograms.html" if "HX-Request" in view.request.headers else "histograms_page.html"
     return view.render(
-        template,
+        "histograms.html",
         data=data,
         # What is the same in all rows is drawn for who asks for it.
         histograms=[one for one in drawn if view.text("histogram") or len(one.bars) > 1],

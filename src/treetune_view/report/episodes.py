@@ -36,10 +36,6 @@ OWN = "the run's own"
 LOOKED_AT = 4
 """Answers with the run's own values, where nobody looked through the microscope."""
 
-IN_A_TREE = 16
-"""Answers of a tree: more would not be read."""
-
-
 # The newest episodes
 
 
@@ -252,7 +248,7 @@ class TreeSection(ReportSection):
         group = max(several, key=spread, default=[])
         if not group:
             return ""
-        return tree_html(newest.iteration + 1, group[:IN_A_TREE], newest.texts, len(group))
+        return tree_html(group, newest.texts, 0)
 
 
 # Episodes

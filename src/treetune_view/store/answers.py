@@ -231,6 +231,22 @@ class Answers:
         keys = cursor.execute(f"SELECT source, row {rest}", values).fetchall()
         return Result(self._rows_at(keys), total, True)
 
+    def page_of(self, question: Question, row: Mapping[str, Any]) -> int:
+        """Returns the page of the question (but for its search) that has this row of the index; 1 where none
+        has."""
+        relation, known = self._relation(question.sources), self.columns()
+        if relation is None:
+            return 1
+        own = self.columns(question.sources)
+        where, values = condition(question.filters, known, own)
+        numbered = (
+            f"SELECT source, row, row_number() OVER (ORDER BY {order(question, known, own)}) AS number"
+            f" FROM {relation} WHERE {where} AND {among(question.among)}"
+        )
+        text = f"SELECT number FROM ({numbered}) WHERE source = ? AND row = ?"
+        found = self._cursor().execute(text, [*values, row["source"], row["row"]]).fetchone()
+        return 1 + (found[0] - 1) // question.size if found else 1
+
     def sql(self, text: str, values: Sequence[Any] = (), sources: Sequence[str] = ()) -> list[dict[str, Any]]:
         """Asks the table `answers` a question in SQL, for pages that count; values stand for `?`."""
         relation = self._relation(tuple(sources))
@@ -369,6 +385,25 @@ class Answers:
                     if about.signals is not None and files.signals is not None:
                         signals += signals_of(_one_row(files.signals, about.signals, place))
         return Answer(row, files, trajectory, episodes, signals=signals)
+
+    def group(self, source: str, problem: str) -> list[Episode]:
+        """Returns the training rows of all answers to a problem, in the source's order."""
+        from treetune.rollouts.rows import episodes_of
+
+        [one] = self._chosen({source})
+        about, episodes = one.about, list[Any]()
+        if about is None or about.episodes is None or one.source.episodes is None:
+            return []
+        place = "place" if about.answers is None else "episode_place"
+        where = f"problem = ? AND {place} IS NOT NULL"
+        rows = self.sql(f"SELECT {place} AS at FROM answers WHERE {where} ORDER BY row", [problem], [source])
+        by_batch: dict[int, list[int]] = {}
+        for row in rows:
+            by_batch.setdefault(about.episodes.batch_of(row["at"]), []).append(row["at"])
+        for number, own in by_batch.items():
+            batch = read_batch(one.source.episodes, about.episodes, number)
+            episodes += episodes_of(batch.take([at - about.episodes.rows[number] for at in own]))
+        return episodes
 
     # DuckDB
 

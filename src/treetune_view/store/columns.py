@@ -148,6 +148,7 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "advantage_mean": mean,
         "advantage_least": least,
         "advantage_most": pc.negate(most),
+        "advantage_size": pc.max_element_wise(pc.abs(least), pc.abs(most)),
         "first_value": pc.list_element(padded, 0) if len(values) else pa.array([], pa.float64()),
     }
 

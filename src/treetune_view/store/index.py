@@ -35,7 +35,7 @@ from treetune_view.text import writable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 4
+VERSION = 5
 """Version of the files of an index and their columns: another one makes all anew."""
 
 ROWS_IN_GROUP = 2048
@@ -328,6 +328,7 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
                         AS advantage_mean,
                     {of_signals}
                     min(advantage_least) AS advantage_least, max(advantage_most) AS advantage_most,
+                    max(advantage_size) AS advantage_size,
                     arg_min(first_value, place) AS first_value
                 FROM episodes GROUP BY answer
             ) AS credit ON credited = answers.answer ORDER BY answers.place

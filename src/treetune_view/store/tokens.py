@@ -14,6 +14,7 @@ import numpy as np
 
 from treetune.rollouts.storage import TOKENS, read_tokens
 from treetune.runtime.analysis import read_result
+from treetune.trainers.objectives.base import Objective
 from treetune.vocabulary import Branch, Episode, are_sampled
 from treetune_lab.analyzers.step_credit import Shown, step_credit
 from treetune_view.store.answers import Answer
@@ -70,8 +71,10 @@ def tokens_of(run: Path, answer: Answer, config: Mapping[str, Any]) -> Tokens | 
     ids, numbers = source.response_ids, dict[str, np.ndarray]()
     if episode is not None and episode.advantages is not None:
         given = np.where(episode.trained, episode.advantages, np.nan)
-        trained = _normalised(given, answer, episode, config)
-        numbers |= {"advantage": given} if trained is None else {"advantage": trained, OF_CREDIT: given}
+        numbers["advantage"] = given
+        if moments := _moments(answer, episode, config):
+            mean, deviation = moments[episode.domain]
+            numbers |= {"advantage": ((given - mean) / deviation).astype(np.float32), OF_CREDIT: given}
     segments = trajectory.segments if trajectory is not None else ()
     precisions = [one.logprobs.dtype for one in segments if one.logprobs is not None]
     if precisions:  # the engine's, NaN for what was injected
@@ -175,7 +178,7 @@ def made_of_credit(config: Mapping[str, Any]) -> str:
     if not trainer:
         return "nobody can tell what training made of it: config.json can't be read"
     objective = trainer.get("objective") or {}
-    penalised = objective.get("kl_placement") if objective.get("kl_coef") != 0 else None
+    taken = objective.get("kl_placement") if penalised(config) else None
     over = "each domain's" if trainer.get("normalise_by_domain") else "the iteration's"
     made = {
         "reward": "the KL penalty from each token on is taken from it",
@@ -183,30 +186,35 @@ def made_of_credit(config: Mapping[str, Any]) -> str:
         "scale": f"it is divided by the standard deviation of {over} trained tokens",
         "advantage": "the token's KL penalty is taken from it",
     }
-    steps = ("reward" if penalised == "reward" else "", trainer.get("advantage_normalisation"), penalised)
+    steps = ("reward" if taken == "reward" else "", trainer.get("advantage_normalisation"), taken)
     words = " and ".join(made[step] for step in dict.fromkeys(steps) if step in made)
     return f"in training {words}" if words else ""
 
 
-def _normalised(
-    given: np.ndarray, answer: Answer, episode: Episode, config: Mapping[str, Any]
-) -> np.ndarray | None:
-    """Normalises advantages as `trainers.preparation` does; None where it doesn't, or where they have a KL
-    penalty, which is not stored."""
-    trainer = config.get("trainer") or {}
-    objective, how = trainer.get("objective") or {}, trainer.get("advantage_normalisation")
-    penalised = objective.get("kl_placement", "loss") != "loss" and objective.get("kl_coef") != 0
-    path = answer.source.episodes
-    if how not in ("whiten", "scale") or penalised or path is None:
-        return None
+def _moments(answer: Answer, episode: Episode, config: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Returns by domain what `trainers.preparation` takes from each advantage and divides it by; nothing
+    where it doesn't normalise, or where advantages have a KL penalty, which is not stored."""
+    trainer, path = config.get("trainer") or {}, answer.source.episodes
+    how = trainer.get("advantage_normalisation")
+    if how not in ("whiten", "scale") or penalised(config) or path is None:
+        return {}
     sums = _sums_by_domain(path, stat_of(path))
-    domains = [episode.domain] if trainer.get("normalise_by_domain") else list(sums)
-    count, total, squares = np.sum([sums[one] for one in domains], axis=0)
-    if count < 2:
-        return None
-    mean = total / count
-    deviation = np.sqrt(max(0.0, squares - count * mean**2) / (count - 1) + 1e-8)
-    return ((given - (mean if how == "whiten" else 0.0)) / deviation).astype(np.float32)
+    moments = {}
+    for domain in sums:
+        count, total, squares = np.sum(
+            [sums[one] for one in ([domain] if trainer.get("normalise_by_domain") else sums)], axis=0
+        )
+        if count >= 2:
+            mean = total / count
+            deviation = np.sqrt(max(0.0, squares - count * mean**2) / (count - 1) + 1e-8)
+            moments[domain] = (float(mean) if how == "whiten" else 0.0), float(deviation)
+    return moments if episode.domain in moments else {}
+
+
+def penalised(config: Mapping[str, Any]) -> bool:
+    """Returns whether training takes a KL penalty from advantages before they train."""
+    objective = (config.get("trainer") or {}).get("objective") or {}
+    return objective.get("kl_placement", "loss") != "loss" and bool(objective.get("kl_coef"))
 
 
 @functools.lru_cache(maxsize=64)
@@ -227,6 +235,80 @@ def _sums_by_domain(path: Path, stat: object) -> dict[str, tuple[int, float, flo
                 count, total, squares = sums.get(domain, (0, 0.0, 0.0))
                 sums[domain] = count + len(own), total + own.sum(), squares + (own**2).sum()
     return sums
+
+
+# From a step's value to its part in the gradient
+
+
+@dataclass(frozen=True)
+class TrainedStep:
+    """What is known of a step on its way into the gradient: the value behind it (None at the end), its mean
+    advantage as credit gave it and as it trains (None where that isn't known), the mean ratio of the
+    trainer's probabilities to the engine's, how many tokens are trained, and the share of the iteration's
+    `weight` that these have."""
+
+    step: Step
+    behind: Shown | None
+    given: float
+    trained: float | None
+    engine_ratio: float | None
+    tokens: int
+    share: float | None
+
+
+def trained_steps(answer: Answer, tokens: Tokens, config: Mapping[str, Any]) -> list[TrainedStep]:
+    """Returns the steps of an answer with advantages. A trained token's weight is the size of its advantage
+    times what the objective's aggregation gives it, as if the iteration were one minibatch: the factor of
+    the gradient of its log-prob where the ratio is 1."""
+    episode, path = answer.episode, answer.source.episodes
+    assert episode is not None and episode.advantages is not None and path is not None
+    objective = (config.get("trainer") or {}).get("objective") or {}
+    usual = getattr(Objective.registered().get(str(objective.get("type"))), "aggregation", "token")
+    by_sequence = objective.get("aggregation", usual) == "sequence"
+    moments, whole = _moments(answer, episode, config), 0.0
+    if not penalised(config):
+        whole = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
+    trains, own_weight = (
+        tokens.numbers["advantage"],
+        1 / max(1, episode.trained.sum()) if by_sequence else 1.0,
+    )
+    gaps, rows = tokens.numbers.get("gap"), []
+    for step, after in zip(tokens.steps, [*tokens.steps[1:], None], strict=True):
+        own = np.flatnonzero(episode.trained[step.start : step.end]) + step.start
+        known = gaps[own][np.isfinite(gaps[own])] if gaps is not None else ()
+        rows.append(
+            TrainedStep(
+                step,
+                after.value if after is not None else None,
+                float(episode.advantages[own].mean()) if len(own) else 0.0,
+                None if penalised(config) or not len(own) else float(trains[own].mean()),
+                float(np.exp(known).mean()) if len(known) else None,
+                len(own),
+                own_weight * float(np.abs(trains[own]).sum()) / whole if whole else None,
+            )
+        )
+    return rows
+
+
+@functools.lru_cache(maxsize=64)
+def _weight_of_all(
+    path: Path, stat: object, moments: Sequence[tuple[str, tuple[float, float]]], by_sequence: bool
+) -> float:
+    """Returns the sum of the weights of all trained tokens of an iteration."""
+    from treetune.rollouts.rows import rows_of
+
+    known, whole = dict(moments), 0.0
+    walking = walk(path, ["advantages", "trained", "domain"])
+    next(walking)
+    for batch, _ in walking:
+        domains = batch["domain"].to_pylist() if "domain" in batch.schema.names else [""] * batch.num_rows
+        rows = rows_of(batch["advantages"]), rows_of(batch["trained"])
+        for domain, row, trained in zip(domains, *rows, strict=True):
+            if row is not None and trained is not None:
+                mean, deviation = known.get(domain, (0.0, 1.0))
+                own = np.abs(row[trained.astype(bool)] - mean) / deviation
+                whole += float(own.mean() if by_sequence and len(own) else own.sum())
+    return whole
 
 
 # Credit of several methods
