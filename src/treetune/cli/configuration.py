@@ -111,14 +111,11 @@ def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
 
 def _as_override(path: tuple[str, ...], value: Any) -> Iterator[str]:
     """Yields how a key is set, where one object on the right can do it."""
+    from treetune.config.remedies import nested
     from treetune.config.schema import REQUIRED
 
-    if value is REQUIRED or isinstance(value, dict | list) or not all(map(str.isidentifier, path)):
-        return
-    text = f"{path[-1]}: {_as_text(value)}"
-    for name in reversed(path[:-1]):
-        text = f"{name}+: {{{text}}}"
-    yield f"  example   --override '{{{text}}}'"
+    if value is not REQUIRED and not isinstance(value, dict | list) and all(map(str.isidentifier, path)):
+        yield f"  example   --override '{nested(path).replace('…', _as_text(value))}'"
 
 
 def _keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:
@@ -202,6 +199,16 @@ def describe(options: argparse.Namespace) -> int:
     for entry in found:
         say("\n".join(_described(entry)))
         say("")
+    return 0
+
+
+def print_schema(options: argparse.Namespace) -> int:
+    from treetune.config.reference import json_schema
+    from treetune.config.registrable import Registrable
+
+    _known_parts(options)
+    roots = [family for family in Registrable.__subclasses__() if family.root]
+    say(json.dumps(json_schema(roots), indent=1, ensure_ascii=False))
     return 0
 
 
@@ -307,5 +314,14 @@ COMMANDS = (
                 completes="parts",
             ),
         ),
+    ),
+    Command(
+        "schema",
+        print_schema,
+        "a JSON schema of experiments, tables and pipelines, for editors",
+        "Prints a JSON schema: parts, keys, types, bounds, meanings, defaults. An editor that has it completes"
+        " and checks experiments in YAML or JSON while they are written. With --configs it also knows the"
+        " parts that the configuration imports.",
+        ("treetune schema > treetune.schema.json",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Describes for people everything that a configuration can hold: each registered part with its keys.
+"""Describes for people and their editors what a configuration can hold: each registered part with its keys.
 
 A key is explained by the text literal below its field or, where there is none, by the sentences of the
 class's docstring that name it in backticks. The class itself is asked before those that it builds on.
@@ -12,10 +12,10 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from treetune.config import schema
 from treetune.config.explain import as_plain
@@ -137,6 +137,84 @@ def as_word(name: str) -> str:
 def as_jsonnet(value: Any) -> str:
     """A default as a configuration would say it."""
     return json.dumps(value, ensure_ascii=False, default=as_plain)
+
+
+# The same as a JSON schema, for editors
+
+
+def json_schema(roots: Sequence[type[Registrable]]) -> dict[str, Any]:
+    """Returns the JSON schema (draft 2020-12) of every whole configuration: parts, keys, types, bounds.
+
+    It says what `build` finds in a value by itself. What constructors refuse and what parts find in each
+    other no schema can say.
+    """
+    shared: dict[str, Any] = {}
+    root = _chosen_by_type(roots, shared)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **root, "$defs": shared}
+
+
+def _chosen_by_type(families: Sequence[type[Registrable]], shared: dict[str, Any]) -> dict[str, Any]:
+    """Returns a reference to the schema of objects whose `type` chooses a part of these families."""
+    title = " or ".join(schema.family_word(family) for family in families)
+    if title not in shared:
+        parts = {name: part for family in families for name, part in schema.choices(family).items()}
+        default, cases = families[0].default, []
+        shared[title] = {"type": "object", "allOf": cases}  # known before its parts: they may hold another
+        for name, part in sorted(parts.items()):
+            chosen = {"properties": {"type": {"const": name}}, "required": ["type"][name == default :]}
+            cases.append({"if": chosen, "then": _object_schema(part, shared, name)})
+        shared[title] |= {
+            "properties": {"type": {"enum": sorted(parts), "description": summary(families[0])}},
+            "required": ["type"][default in parts :],
+        }
+    return {"$ref": f"#/$defs/{title.replace(' ', '%20')}"}
+
+
+def _object_schema(part: type, shared: dict[str, Any], name: str | None = None) -> dict[str, Any]:
+    """Returns a reference to the schema of objects of one class, with `type` where they have a name."""
+    title = f"{part.__module__}.{part.__qualname__}{f' {name}' if name else ''}"
+    if title not in shared:
+        keys = schema.keys_of(part)
+        shared[title] = {}
+        properties: dict[str, Any] = {"type": {"const": name}} if name else {}
+        for key in keys.values():
+            about = {"description": text} if (text := key_meaning(part, key)) else {}
+            default = {} if key.required else {"default": json.loads(as_jsonnet(key.default))}
+            properties[key.name] = _value_schema(key.annotation, shared) | about | default
+        shared[title] = {
+            "type": "object",
+            "description": summary(part),
+            "properties": properties,
+            "required": [key.name for key in keys.values() if key.required],
+            "additionalProperties": False,
+        }
+    return {"$ref": f"#/$defs/{title.replace(' ', '%20')}"}
+
+
+def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
+    inner, constraints = schema.bare(annotation)
+    if not schema.holds_parts(inner):
+        return schema.adapter(annotation).json_schema()
+    alternatives = schema.members(inner)
+    if families := [one for one in alternatives if schema.is_family(one)]:
+        found = [_chosen_by_type(families, shared)]
+    elif schema.is_plain_part(inner):
+        found = [_object_schema(inner, shared)]
+    elif container := schema.item_types(inner):
+        kind, items = container
+        each = [_value_schema(item, shared) for item in items]
+        plain: Any = dict[str, Any] if kind == "object" else list[Any]
+        for constraint in constraints:
+            plain = Annotated[plain, constraint]
+        inside: dict[str, Any] = {"additionalProperties": each[0]} if kind == "object" else {"items": each[0]}
+        if kind == "tuple":
+            inside = {"prefixItems": each, "minItems": len(each), "maxItems": len(each)}
+        return schema.adapter(plain).json_schema() | inside
+    else:
+        found = []
+    rest = [one for one in alternatives if one is not inner and not schema.is_family(one)]
+    found += [_value_schema(one, shared) for one in rest]
+    return found[0] if len(found) == 1 else {"anyOf": found}
 
 
 # Meanings: the words that a class has for itself and its keys
