@@ -54,7 +54,7 @@ class Document:
         for info, text in self.fences:
             if info == "bash":
                 for line in text.replace("\\\n", " ").splitlines():
-                    words = shlex.split(line, comments=True)
+                    words = shlex.split(line.partition(" > ")[0], comments=True)
                     environment: dict[str, str] = {}
                     while words and "=" in words[0] and words[0].split("=")[0].isupper():
                         name, _, value = words.pop(0).partition("=")

@@ -319,9 +319,9 @@ COMMANDS = (
         "schema",
         print_schema,
         "a JSON schema of experiments, tables and pipelines, for editors",
-        "Prints a JSON schema: parts, keys, types, bounds, meanings, defaults. An editor that has it completes"
+        "Prints a JSON schema: parts, keys, types, bounds, meanings, defaults. With it, an editor completes"
         " and checks experiments in YAML or JSON while they are written. With --configs it also knows the"
         " parts that the configuration imports.",
-        ("treetune schema > treetune.schema.json",),
+        ("treetune schema", "treetune schema --configs examples/own_parts/rank.jsonnet"),
     ),
 )
