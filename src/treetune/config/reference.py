@@ -158,7 +158,7 @@ def _chosen_by_type(families: Sequence[type[Registrable]], shared: dict[str, Any
     title = " or ".join(schema.family_word(family) for family in families)
     if title not in shared:
         parts = {name: part for family in families for name, part in schema.choices(family).items()}
-        default, cases = families[0].default, []
+        default, cases = families[0].default, list[dict[str, Any]]()
         shared[title] = {"type": "object", "allOf": cases}  # known before its parts: they may hold another
         for name, part in sorted(parts.items()):
             chosen = {"properties": {"type": {"const": name}}, "required": ["type"][name == default :]}
