@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.runtime.in_process import (
     MODEL,
@@ -25,11 +28,12 @@ from treetune.inference.settings import InProcessSettings
 from treetune.models.policy_files import read_policy
 from treetune.processes import lifetime
 from treetune.rollouts.monte_carlo import MonteCarlo
-from treetune.runtime import commands
+from treetune.runtime import commands, policy_server
 from treetune.runtime.base import Checkpoints
 from treetune.runtime.policy_server import PolicyServer, stored_logprobs
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
+from treetune.vocabulary import token_array
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
 
@@ -104,15 +108,45 @@ def test_an_engine_that_samples_from_other_weights_than_the_checkpoints_measures
     assert not list(directory.path.glob("evaluations/*/*/summary.json"))
 
 
-def test_stored_weights_are_scored_as_the_model_scores(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", [policy_server.SCORED_WITH_BYTES, 30_000])
+def test_stored_weights_are_scored_once_for_all_ranks_as_the_model_scores(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every rank has a server, and the servers of both sampled one answer alike."""
     config = trained(small(tmp_path))
     policy = directory_of(config).checkpoint(2) / "policy"
-    (found,) = stored_logprobs(policy, 0.5, [((3, 4, 5), (6, 7))])
+    samples = [((3, 4, 5), (6, 7)), ((4,), (5, 6, 8)), ((3, 4, 5), (9,))]
+    own = [samples[:2], samples[1:]]
+    scored: list[Any] = []
+    models: list[torch.nn.Module] = []
+    load = AutoModelForCausalLM.from_pretrained
+
+    def loaded(*arguments: Any, **options: Any) -> torch.nn.Module:
+        models.append(load(*arguments, **options))
+        return models[-1]
+
+    def scores_of(rank: int) -> list[list[float]]:
+        def from_first(name: str, value: Any) -> Any:
+            scored.append(value)
+            return scored[0]
+
+        ranks = SimpleNamespace(is_first=rank == 0, exchange=lambda name, pairs: own, from_first=from_first)
+        pairs = [(token_array(prompt), token_array(answer)) for prompt, answer in own[rank]]
+        return stored_logprobs(ranks, policy, 0.5, pairs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loaded)
+    monkeypatch.setattr(policy_server, "SCORED_WITH_BYTES", limit)
+    found = scores_of(0) + scores_of(1)
+    (held,) = ([weight for weight in one.parameters() if weight.device.type == "cpu"] for one in models)
+    assert sum(weight.nbytes for weight in held) <= limit, "others stay in their files"
+    assert list(scored[0]) == samples and scored[1] == {}
     model = MODEL.load_model(0, config.task.alphabet)
     model.load_state_dict(read_policy(policy)[0], strict=False)
-    with torch.no_grad():
-        logprobs_TV = (model.eval()(torch.tensor([[3, 4, 5, 6, 7]])).logits[0] / 0.5).log_softmax(-1)
-    assert found == pytest.approx([float(logprobs_TV[2, 6]), float(logprobs_TV[3, 7])], abs=1e-5)
+    for (prompt, answer), logprobs in zip(own[0] + own[1], found, strict=True):
+        with torch.no_grad():
+            logprobs_TV = (model.eval()(torch.tensor([[*prompt, *answer]])).logits[0] / 0.5).log_softmax(-1)
+        expected = [float(logprobs_TV[len(prompt) - 1 + i, token]) for i, token in enumerate(answer)]
+        assert logprobs == pytest.approx(expected, abs=1e-5)
 
 
 def test_offered_weights_go_to_the_engine_when_somebody_samples_and_once(tmp_path: Path) -> None:

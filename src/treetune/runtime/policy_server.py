@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treetune.inference.base import Canary, Engine, EngineLaunch, Rendezvous, TransferMethod
 from treetune.inference.engine import start_engine
+from treetune.inference.settings import GIB
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import samples_after
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
     from treetune.trainers.core import PolicyTrainer
 
 CANARY_PROMPTS = 4
+
+SCORED_WITH_BYTES = 8 * GIB
+"""Memory that the weights of a checkpoint may take while they are scored, beside one layer's."""
 
 Score = Callable[[Sequence[tuple[TokenIds, TokenIds]]], list[list[float]]]
 """Returns the log-probs of each answer's tokens, from prompts and answers."""
@@ -111,7 +117,7 @@ class PolicyServer:
             return
         with self._session.console.phase(f"weights after iteration {number} into the engine"):
             folder = self.folder.write_stored(number)
-            score = partial(stored_logprobs, folder, self._session.temperature)
+            score = partial(stored_logprobs, self._session.ranks, folder, self._session.temperature)
             self.engine.load(folder, number, _canary(self._session, score))
             self.folder.keep_only(number)
 
@@ -193,21 +199,35 @@ def _canary(session: Session, score: Score) -> Canary:
 
 
 def stored_logprobs(
-    weights: Path, temperature: float, pairs: Sequence[tuple[TokenIds, TokenIds]]
+    ranks: Ranks, weights: Path, temperature: float, pairs: Sequence[tuple[TokenIds, TokenIds]]
 ) -> list[list[float]]:
     """Returns the log-probs of each answer's tokens, in float32 on the CPU: the accelerator's memory is the
-    engine's."""
-    if not pairs:
-        return []
-    import torch
-    from transformers import AutoModelForCausalLM
+    engine's. The first rank scores what the servers of all ranks sampled, and what several sampled once.
+    Collective."""
+    own = [(tuple(map(int, prompt)), tuple(map(int, answer))) for prompt, answer in pairs]
+    of_all = dict.fromkeys(itertools.chain.from_iterable(ranks.exchange("samples of a checkpoint", own)))
+    scores: dict[Any, list[float]] = {}
+    if ranks.is_first and of_all:
+        import torch
+        from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).eval()
-    scores = []
-    for prompt, answer in pairs:
-        ids_1T = torch.tensor([[*prompt, *answer]])
-        with torch.no_grad():
-            logits_TV = model(input_ids=ids_1T).logits[0, len(prompt) - 1 : -1]
-        logprobs_TV = (logits_TV / temperature).log_softmax(-1)
-        scores.append(logprobs_TV.gather(-1, torch.tensor(answer)[:, None])[:, 0].tolist())
-    return scores
+        # Beyond the limit, a layer's weights are read from the files when it is computed, and dropped then.
+        with tempfile.TemporaryDirectory() as aside, torch.no_grad():
+            model = AutoModelForCausalLM.from_pretrained(
+                weights,
+                dtype=torch.float32,
+                device_map="sequential",
+                max_memory={"cpu": SCORED_WITH_BYTES},
+                offload_folder=aside,  # for weights that are put together of several
+            ).eval()
+            # All in one batch, so that they are read once. What follows an answer changes nothing before it.
+            longest = max(len(prompt) + len(answer) for prompt, answer in of_all)
+            ids_BT = torch.tensor([[*p, *a] + [0] * (longest - len(p) - len(a)) for p, a in of_all])
+            first = min(len(prompt) for prompt, _ in of_all) - 1
+            logits_BTV = model(input_ids=ids_BT, logits_to_keep=longest - first).logits
+        for (prompt, answer), logits_TV in zip(of_all, logits_BTV, strict=True):
+            begin = len(prompt) - 1 - first
+            logprobs_TV = (logits_TV[begin : begin + len(answer)] / temperature).log_softmax(-1)
+            scores[prompt, answer] = logprobs_TV.gather(-1, torch.tensor(answer)[:, None])[:, 0].tolist()
+    scores = ranks.from_first("log-probs of a checkpoint", scores)
+    return [scores[pair] for pair in own]
