@@ -52,6 +52,9 @@ DEVICE=$(device)
 case "$DEVICE" in cpu | nvidia) ;; *) fail "TREETUNE_DEVICE is '$DEVICE'; it can be cpu or nvidia" ;; esac
 FLASH=
 if [ "$DEVICE" = nvidia ] && [ "${TREETUNE_FLASH_ATTN:-0}" = 1 ]; then FLASH=1; fi
+if [ "$DEVICE" = cpu ] && [ -z "${TREETUNE_DEVICE:-}" ] && [ -d "$RECORD" ] && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+    say "note: .venv was made for the CPU, and here is a GPU: TREETUNE_DEVICE=nvidia ./scripts/setup.sh makes it anew"
+fi
 all_complete && exit 0
 
 exec 9<"$ROOT"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from treetune.inference.settings import VERSIONS, host_memory
 from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
+from treetune_cluster.runs import refuse_gpus_of_one_process
 
 MEMORY_GIB = 8
 SHARED_MEMORY_GIB = 1
@@ -101,12 +102,17 @@ def tested_versions() -> dict[str, str]:
 def _accelerator() -> Finding:
     import torch
 
-    if not torch.cuda.is_available():
-        wanted = shutil.which("nvidia-smi") is not None
-        remedy = "torch sees no GPU although nvidia-smi is there: check driver and torch build"
-        return Finding("accelerator", not wanted, "none: runs on the CPU", remedy)
-    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return Finding("accelerator", True, ", ".join(names))
+    from treetune.trainers.ranks import refuse_unusable_gpu
+
+    found = "none: runs on the CPU"
+    try:
+        refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
+        if torch.cuda.is_available():
+            found = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+            refuse_gpus_of_one_process("a trainer and its engine's server")
+    except ValueError as error:
+        return Finding("accelerator", False, found, str(error))
+    return Finding("accelerator", True, found)
 
 
 def _sampled_token() -> Finding:

@@ -21,6 +21,36 @@ if TYPE_CHECKING:
     from treetune.trainers.ranks import Meeting
 
 
+@BEFORE_A_RUN.register("gpus_are_shared")
+def refuse_an_engine_without_a_gpu(config: PolicyIteration) -> None:
+    """Raises ValueError where a server is to share the trainer's GPU, which takes one process alone."""
+    from treetune.inference.settings import VllmSettings
+
+    engines = {"engines.policy": config.engines.policy}
+    if config.engines.judge is not None:
+        engines["engines.judge.server"] = config.engines.judge.server
+    for name, engine in engines.items():
+        if isinstance(engine, VllmSettings) and engine.devices is None and engine.addresses is None:
+            refuse_gpus_of_one_process(f"the trainer and {name} (whose devices are null)")
+
+
+def refuse_gpus_of_one_process(who: str) -> None:
+    """Raises ValueError where a GPU that this process may use doesn't take `who` at a time, as some clusters
+    have it."""
+    from treetune.runtime.machine import asked_of_gpus
+
+    try:
+        modes = asked_of_gpus("compute_mode")
+    except ValueError:
+        return  # what asks for its memory says so
+    if other := [mode for mode in modes if mode.startswith(("Exclusive", "Prohibited"))]:
+        raise FoundByAllRanks(
+            f"the GPUs' compute mode is {other[0]}, and {who} share a GPU, which are two processes: have the"
+            " mode set to Default (sudo nvidia-smi -c 0; on a cluster it is asked for with the job), or give"
+            " the engine GPUs of its own (engines.policy.devices)"
+        )
+
+
 @BEFORE_A_RUN.register("fits_the_machine")
 def refuse_what_does_not_fit(config: PolicyIteration) -> None:
     """Raises ValueError with what doesn't fit and the smallest change that helps: what the ranks of a machine

@@ -256,7 +256,8 @@ def test_kernels_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatc
         ({}, "13.0", False, True, True),  # a driver that is too old
         ({"CUDA_VISIBLE_DEVICES": "0"}, "13.0", False, True, True),
         ({}, "13.0", True, True, False),
-        ({}, None, False, True, False),  # the CPU's build was chosen
+        ({}, None, False, True, True),  # the CPU's build, by accident or by choice
+        ({"CUDA_VISIBLE_DEVICES": ""}, None, False, True, False),
         ({}, "13.0", False, False, False),
         ({"CUDA_VISIBLE_DEVICES": ""}, "13.0", False, True, False),
         ({"DS_ACCELERATOR": "cpu"}, "13.0", False, True, False),
@@ -269,7 +270,8 @@ def test_a_gpu_that_pytorch_cannot_use_is_no_reason_to_run_on_the_cpu_silently(
         (devices / "nvidia0").touch()
     if not refused:
         return refuse_unusable_gpu(environment, cuda, is_available)
-    with pytest.raises(ValueError, match=r"built for CUDA 13.0, can't use it"):
+    told = r"CUDA 13.0, can't use it: nvidia-smi" if cuda else r"a CPU, can't use it: TREETUNE_DEVICE=nvidia"
+    with pytest.raises(ValueError, match=f"built for {told}"):
         refuse_unusable_gpu(environment, cuda, is_available)
 
 

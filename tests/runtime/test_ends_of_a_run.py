@@ -12,6 +12,7 @@ import pytest
 
 from tests.runtime.standing_program import standing
 from tests.support.faults import ROOT, Experiment, Running
+from treetune.runtime import front_door
 from treetune.runtime.front_door import ranks_here, threads_each
 
 
@@ -113,6 +114,39 @@ def test_ranks_are_the_gpus_that_were_handed_out(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("NUM_GPUS")
     assert ranks_here() == 1, "none: the CPU"
+
+
+@pytest.mark.parametrize("names", ["GPU-8f3c-1,GPU-8f3c-2", "MIG-7a11"])
+def test_gpus_that_are_handed_out_by_name_reach_the_ranks(
+    names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By way of DeepSpeed's own node launcher, whose other command wants numbers."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os; from pathlib import Path\n"
+        "told = [os.environ[name] for name in ('CUDA_VISIBLE_DEVICES', 'LOCAL_RANK', 'WORLD_SIZE')]\n"
+        "Path(__file__).with_suffix('.' + told[1]).write_text(' '.join(told))\n"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+    monkeypatch.delenv("NUM_GPUS", raising=False)
+    monkeypatch.setattr(front_door, "MAIN", program)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    ranks = ranks_here()
+    try:
+        assert front_door.start_ranks([], ranks) == 0
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    told = [program.with_suffix(f".{rank}").read_text() for rank in range(ranks)]
+    assert told == [f"{names} {rank} {ranks}" for rank in range(len(names.split(",")))]
+
+
+def test_a_process_sees_one_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7a11,MIG-7a12")
+    monkeypatch.delenv("NUM_GPUS", raising=False)
+    with pytest.raises(ValueError, match=r"parts of GPUs \(MIG\).* would be 2 ranks: set NUM_GPUS to 1"):
+        ranks_here()
+    assert ranks_here(1) == 1
 
 
 def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

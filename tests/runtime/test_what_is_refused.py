@@ -14,8 +14,9 @@ import pytest
 
 from tests.runtime.in_process import TASK, TRAINER, directory_of, small, train
 from treetune.config.build import checked
-from treetune.config.errors import ConfigError
+from treetune.config.errors import ConfigError, FoundByAllRanks
 from treetune.inference.base import CONTINUATIONS, Request, SamplingParams
+from treetune.inference.settings import Engines, InProcessSettings, VllmSettings
 from treetune.rollouts.base import GroupCredit, Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import Gae, NoCredit
@@ -31,6 +32,8 @@ from treetune.trainers.objectives.preference import DpoPositive
 from treetune.trainers.objectives.spo import CorrectPaths
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Metrics, Problem
+from treetune_cluster.runs import refuse_an_engine_without_a_gpu
+from treetune_domains.graders.judge import JudgeModel
 from treetune_domains.mixture import Curriculum, Domain, Mixture
 from treetune_lab.values.critic import ControlVariate, CriticValues
 from treetune_lab.values.over_another import Smoothed
@@ -244,3 +247,32 @@ def test_what_is_not_trained_may_be_sampled_otherwise(tmp_path: Path) -> None:
 def test_advantages_that_are_no_numbers_are_the_credits(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"credit Divides gave the answer 'train/.*no numbers"):
         train(small(tmp_path, credit=Divides()))
+
+
+@pytest.mark.parametrize(
+    ("engines", "mode", "refused"),
+    [
+        (Engines(policy=VllmSettings()), "Exclusive_Process", "the trainer and engines.policy "),
+        (Engines(policy=VllmSettings()), "Default", None),
+        (Engines(policy=VllmSettings(devices=(1,))), "Exclusive_Process", None),
+        (Engines(policy=InProcessSettings()), "Exclusive_Process", None),
+        (
+            Engines(policy=InProcessSettings(), judge=JudgeModel(model="m", server=VllmSettings())),
+            "Exclusive_Process",
+            "the trainer and engines.judge.server ",
+        ),
+    ],
+)
+def test_two_processes_on_a_gpu_that_takes_one_are_refused_before_the_start(
+    engines: Engines, mode: str, refused: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "nvidia-smi"
+    asked.write_text(f'#!/bin/bash\ncase "$*" in *compute_mode*GPU-1f) echo {mode} ;; *) exit 1 ;; esac\n')
+    asked.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1f")
+    config = replace(small(tmp_path), engines=engines)
+    if refused is None:
+        return refuse_an_engine_without_a_gpu(config)
+    with pytest.raises(FoundByAllRanks, match=rf"compute mode is {mode}, and {refused}"):
+        refuse_an_engine_without_a_gpu(config)

@@ -179,6 +179,16 @@ def test_what_can_be_missed_is_a_note_at_most(environment: dict[str, str], told:
     assert done.returncode == 0 and told in done.stderr
 
 
+def test_an_environment_for_the_cpu_is_told_where_a_gpu_is(checkout: Checkout, gpu: Checkout) -> None:
+    """A login node without GPUs may have made it."""
+    gpu.run("scripts/setup.sh", GPUS="0")
+    done = gpu.run("scripts/setup.sh")
+    assert (done.returncode, gpu.asked()) == (0, "")
+    assert "TREETUNE_DEVICE=nvidia ./scripts/setup.sh makes it anew" in done.stderr
+    done = gpu.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
+    assert (done.returncode, done.stderr) == (0, ""), "it is meant so"
+
+
 def test_the_oldest_driver_is_that_of_the_lock_files_cuda() -> None:
     lock, script = (ROOT / "requirements.txt").read_text(), (ROOT / "scripts/setup.sh").read_text()
     (cuda,) = re.findall(r"^nvidia-cuda-runtime==(\d+)", lock, re.MULTILINE)

@@ -39,7 +39,13 @@ def ranks_here(wanted: int | None = None) -> int:
         which = os.environ.get("CUDA_VISIBLE_DEVICES")
         named = f"CUDA_VISIBLE_DEVICES={which} are" if which is not None else "this machine has"
         raise ValueError(f"NUM_GPUS (--num_gpus) is {wanted}, and {named} {len(there)} GPUs")
-    return wanted or max(1, len(there))
+    ranks = wanted or max(1, len(there))
+    if ranks > 1 and any(name.startswith("MIG-") for name in there):
+        raise ValueError(
+            f"CUDA_VISIBLE_DEVICES={','.join(there)} has parts of GPUs (MIG), of which CUDA shows a process"
+            f" one alone, and there would be {ranks} ranks: set NUM_GPUS to 1"
+        )
+    return ranks
 
 
 def threads_each(processes: int) -> str:

@@ -132,12 +132,18 @@ def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) 
 
 def _gpu_memories(environment: Mapping[str, str]) -> list[int]:
     """Returns the memory of each GPU that this process may use, in bytes."""
+    return [int(line) * MIB for line in asked_of_gpus("memory.total", environment) if line.isdecimal()]
+
+
+def asked_of_gpus(what: str, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns nvidia-smi's answer for each GPU that this process may use. Raises ValueError where it doesn't
+    answer."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not visible.strip(" ,-1"):
         return []
     if shutil.which("nvidia-smi") is None:
         return []
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     if visible:
         command += [f"--id={visible}"]
     try:
@@ -147,7 +153,7 @@ def _gpu_memories(environment: Mapping[str, str]) -> list[int]:
             f"nvidia-smi is here and doesn't say which GPUs there are ({error}): run it by hand; without"
             " GPUs, set CUDA_VISIBLE_DEVICES to nothing"
         ) from error
-    return [int(line) * MIB for line in done.stdout.split() if line.isdecimal()]
+    return [line.strip() for line in done.stdout.splitlines()]
 
 
 def gpus() -> list[str]:

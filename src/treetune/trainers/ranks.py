@@ -166,15 +166,18 @@ def _private_folder(port: str, rank: int) -> Path:
 
 
 def refuse_unusable_gpu(environment: Mapping[str, str], cuda: str | None, is_available: bool) -> None:
-    """Raises ValueError where a GPU is here, PyTorch was built for it (for CUDA `cuda`) and can't use it: the
-    run would go on, on the CPU, a hundred times slower."""
+    """Raises ValueError where a GPU is here and PyTorch, built for CUDA `cuda` or (None) for a CPU, can't use
+    it: the run would go on, on the CPU, a hundred times slower."""
     hidden = environment.get("CUDA_VISIBLE_DEVICES") == "" or environment.get("DS_ACCELERATOR") == "cpu"
-    if is_available or hidden or cuda is None or not has_gpu():
+    if is_available or hidden or not has_gpu():
         return
+    why = f"built for CUDA {cuda}, can't use it: nvidia-smi says which driver there is, and scripts/setup.sh"
+    why += " whether it is too old"
+    if cuda is None:
+        why = "built for a CPU, can't use it: TREETUNE_DEVICE=nvidia ./scripts/setup.sh makes .venv anew"
     raise ValueError(
-        f"this machine has an NVIDIA GPU, and PyTorch, built for CUDA {cuda}, can't use it: nvidia-smi says"
-        " which driver there is, and scripts/setup.sh whether it is too old. To run on the CPU all the same,"
-        " set CUDA_VISIBLE_DEVICES to nothing"
+        f"this machine has an NVIDIA GPU, and PyTorch, {why}. To run on the CPU all the same, set"
+        " CUDA_VISIBLE_DEVICES to nothing"
     )
 
 
