@@ -19,6 +19,30 @@
   // Values of common beginnings, drawn towards the group's mean.
   rtmc: { credit: { type: 'monte_carlo', samples: 1, values: { type: 'rtmc' } } },
 
+  // Continuations before every fifth token that the policy was unsure of; likelier tokens are not trained.
+  spo_chain: {
+    credit: {
+      type: 'probability_mask',
+      below: 0.9,
+      over: { type: 'monte_carlo', samples: 9, states: { type: 'spo_cut_points', below: 0.9, every: 5 } },
+    },
+  },
+
+  // Three continuations of each state, its value mixed with the next one's: unbiased.
+  com_mcs_3: { credit: { type: 'monte_carlo', samples: 3, values: { type: 'com_mcs' } } },
+
+  // An answer in its group, and each turn among all that followed the same words of an environment.
+  gigpo: { credit: { type: 'gigpo' } },
+
+  // GRPO's advantages, higher at tokens that plan: the paper's examples of such phrases.
+  hicra: {
+    credit: {
+      type: 'hicra',
+      over: { type: 'group' },
+      phrases: ['we can use the fact that', "let's try a different approach", 'but the problem mentions that'],
+    },
+  },
+
   // A critic that learns rewards, and a policy with λ = 1 − 1/(0.05 l); the other with λ = 0.95.
   vapo: { credit: { type: 'vapo' } },
   vc_ppo: { credit: { type: 'vapo', alpha: null, lam: 0.95 } },

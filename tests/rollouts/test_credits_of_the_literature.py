@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, stdev, variance
 
@@ -17,15 +17,21 @@ from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
 from treetune.rollouts.base import Credit, Critic
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit import Gae
+from treetune.rollouts.credit import Gae, Rloo
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.valuation import ValueEstimator
+from treetune.rollouts.values import StateRule
 from treetune.tree import Tree, answers_of, trees_of
-from treetune.vocabulary import Episode, Metrics, Trajectory
+from treetune.vocabulary import Episode, Grade, Metrics, Segment, Trajectory
+from treetune_lab.literature.com_mcs import CompoundValues
+from treetune_lab.literature.forking_tokens import ForkingTokens
+from treetune_lab.literature.gigpo import GroupInGroup
+from treetune_lab.literature.hicra import HierarchyAware
 from treetune_lab.literature.james_stein import JamesStein
 from treetune_lab.literature.lambda_grpo import LambdaGrpo
 from treetune_lab.literature.optimal_token_baseline import OptimalTokenBaseline
 from treetune_lab.literature.rtmc import RolloutTree
+from treetune_lab.literature.spo_chain import CutPoints, ProbabilityMask
 from treetune_lab.literature.tempo import Tempo
 from treetune_lab.literature.token_level import Distributions
 from treetune_lab.literature.v0_5 import FusedBaseline, fused_baseline
@@ -54,6 +60,8 @@ def credited(credit: Credit, answers: Sequence[Trajectory], *services: object) -
     return credit.assign(mdp.context(services=services), trees_of(answers))[0]
 
 
+UNSURE = [1.0, 0.5, 0.2, 0.7, 0.95, 0.8]
+HICRA = HierarchyAware(over=Rloo(), phrases=(";A",))
 RTMC = MonteCarlo(samples=1, values=RolloutTree())
 
 GROUP = group("a;a;b a;b;b a;a b")
@@ -210,6 +218,87 @@ def test_vapos_policy_has_a_lambda_of_its_own_and_the_critic_learns_the_rewards(
     assert returns == pytest.approx([1.0] * tokens)
 
 
+def test_spo_cuts_before_every_nth_token_that_was_unlikely() -> None:
+    """SPO-chain's code: the 1st, the (n + 1)-th, … of the tokens below 0.9."""
+    answer = replace(GROUP[0], segments=(Segment(GROUP[0].response_ids, logprobs=np.log(UNSURE)),))
+    assert CutPoints(every=1).step_starts(answer) == [0, 1, 2, 3, 5]
+    assert CutPoints(every=2).step_starts(answer) == [0, 1, 3]
+    assert CutPoints(every=2, below=0.3).step_starts(answer) == [0, 2]
+    assert CutPoints(below=0.01).step_starts(answer) == [0]
+
+
+def test_the_probability_mask_trains_what_was_unlikely() -> None:
+    unsure = replace(GROUP[0], segments=(Segment(GROUP[0].response_ids, logprobs=np.log(UNSURE)),))
+    sure = replace(GROUP[1], segments=(Segment(GROUP[1].response_ids, logprobs=np.zeros(6)),))
+    masked, left = credited(ProbabilityMask(over=Rloo()), [unsure, sure])
+    assert masked.trained.tolist() == [p < 0.9 for p in UNSURE] and set(masked.advantages) == {1.0}
+    assert left.trained.all() and set(left.advantages) == {0.0}
+
+
+def test_forking_tokens_keep_a_share_of_all_tokens_by_their_entropy() -> None:
+    entropies = np.concatenate([along(one)[1] for one in GROUP])
+    for share in (0.1, 0.5, 1.0):
+        least = sorted(entropies, reverse=True)[int(share * len(entropies)) - 1]
+        plainly = credited(Rloo(), GROUP)
+        found = credited(ForkingTokens(over=Rloo(), share=share), GROUP, DISTRIBUTIONS)
+        for answer, before, after in zip(GROUP, plainly, found, strict=True):
+            kept = along(answer)[1] >= least
+            assert after.advantages.tolist() == (before.advantages * kept).tolist()
+            assert after.trained.tolist() == before.trained.tolist()
+
+
+def test_hicra_raises_the_advantages_of_phrases() -> None:
+    """The authors' branch: A · (1 + α · sign A) where a token plans."""
+    for answer, before, after in zip(GROUP, credited(Rloo(), GROUP), credited(HICRA, GROUP), strict=True):
+        text = mdp.decode(answer.response_ids)
+        for t, (a, raised) in enumerate(zip(before.advantages, after.advantages, strict=True)):
+            plans = any(text[start : start + 2] == ";a" for start in (t - 1, t) if start >= 0)
+            assert raised == pytest.approx(a * (1 + 0.2 * math.copysign(1, a)) if plans else a)
+
+
+def test_gigpo_compares_a_turn_with_all_that_followed_the_same_words() -> None:
+    """Eq. 8 with γ = 1/2: two answers were told ``+`` and then ``-``, a third ``+`` alone, twice."""
+
+    def told(sample: int, words: Sequence[str], earned: Sequence[float]) -> Trajectory:
+        segments, ends = [Segment((0,), logprobs=(-0.5,))], [1]
+        for word in words:
+            segments += [Segment((ord(word),), "injected"), Segment((0,), logprobs=(-0.5,))]
+            ends.append(ends[-1] + 2)
+        return replace(
+            GROUP[0],
+            sample=sample,
+            segments=tuple(segments),
+            grade=Grade(sum(earned), "ok"),
+            step_ends=tuple(ends),
+            step_rewards=tuple(earned) if any(earned[:-1]) else (),
+        )
+
+    answers = [told(0, "+-", [0, 0, 1]), told(1, "+-", [0.5, 0, 0.25]), told(2, "++", [0, 0, 0])]
+    returns = [[0.25, 0.5, 1.0], [0.5 + 0.0625, 0.125, 0.25], [0.0, 0.0, 0.0]]
+    anchors = [["", "+", "-"], ["", "+", "-"], ["", "+", "+"]]
+    rewards = [1.0, 0.75, 0.0]
+    for own, episode in enumerate(credited(GroupInGroup(gamma=0.5, weight=2.0), answers)):
+        expected = []
+        for turn in range(3):
+            same = [returns[i][t] for i in range(3) for t in range(3) if anchors[i][t] == anchors[own][turn]]
+            step = returns[own][turn] - fmean(same)
+            expected.append(rewards[own] - fmean(rewards) + 2 * step)
+        assert episode.advantages[episode.trained] == pytest.approx(expected)
+
+
+def test_com_mcs_mixes_a_value_with_the_next_one_and_leaves_baselines_alone() -> None:
+    alone = MonteCarlo(samples=2)
+    mixed = replace(alone, values=CompoundValues(next_weight=0.25))
+    for answer, one, other in zip(GROUP, credited(alone, GROUP), credited(mixed, GROUP), strict=True):
+        values, start = [*one.step_values, answer.reward], 0
+        for step, end in enumerate(one.step_ends):
+            last = step == len(one.step_ends) - 1
+            behind = values[step + 1] if last else 0.75 * values[step + 1] + 0.25 * values[step + 2]
+            expected = [behind - values[step]] * (end - start)
+            assert other.advantages[start:end] == pytest.approx(expected)
+            start = end
+
+
 @dataclass(frozen=True, kw_only=True)
 class WithCritic(Credit):
     """A credit that leaves values to the trainer, with the context's critic in its place."""
@@ -246,6 +335,12 @@ CASES = [
     Case(LambdaGrpo(std=False), 3, 0.4519, 0.9968),
     Case(Tempo(std=False), 3, 0.2284, 0.9919),
     Case(RTMC, 3, 0.3485, 0.9978),
+    Case(MonteCarlo(samples=1, states=CutPoints(below=0.6, every=1)), 1, 0.1846, 0.9917),
+    Case(ProbabilityMask(over=Rloo(), below=0.6), 2, 0.2638, 0.9646),
+    Case(ForkingTokens(over=Rloo()), 2, 0.2571, 0.9664, DISTRIBUTIONS),
+    Case(HICRA, 2, 0.1240, 0.9968),
+    Case(GroupInGroup(), 3, 0.3333),
+    Case(MonteCarlo(samples=1, values=CompoundValues()), 1),
     Case(WithCritic(over=DecoupledGae()), 1, 0.8713, 0.4989, CRITIC),
     Case(WithCritic(over=DecoupledGae(alpha=None)), 1, 0.1402, 0.9958, CRITIC),
 ]
@@ -259,6 +354,10 @@ def test_the_expected_gradient_is_as_far_off_as_stated(case: Case) -> None:
 
 
 def test_every_entry_of_the_literature_is_held_against_the_exact_gradient() -> None:
-    parts = [getattr(case.credit, "over", getattr(case.credit, "values", case.credit)) for case in CASES]
-    registered = {*Credit.registered().values(), *ValueEstimator.registered().values()}
-    assert {one for one in registered if "literature" in one.__module__} <= {type(part) for part in parts}
+    known = set()
+    for case in CASES:
+        parts = [case.credit, *(getattr(case.credit, name, None) for name in ("over", "values", "states"))]
+        known |= {type(part) for part in parts}
+    families = (Credit, ValueEstimator, StateRule)
+    registered = {part for family in families for part in family.registered().values()}
+    assert {part for part in registered if "literature" in part.__module__} <= known

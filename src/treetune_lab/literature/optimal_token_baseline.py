@@ -19,8 +19,8 @@ from treetune.contracts import (
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Column, Episode, Metrics, Trajectory
-from treetune_lab.literature.token_level import Distributions, token_rows
+from treetune.vocabulary import Column, Episode, Metrics
+from treetune_lab.literature.token_level import Distributions, logprobs_of, token_rows
 
 EPS = 1e-8
 """Added to a sum of weights: verl's."""
@@ -77,17 +77,6 @@ class OptimalTokenBaseline(Credit):
             )
         ]
         return token_rows(context, answers, advantages)
-
-
-def logprobs_of(answer: Trajectory) -> Column:
-    """Returns the log-probs of an answer's tokens, 0 for injected ones."""
-    import numpy as np
-
-    columns = [
-        np.zeros(len(one.token_ids)) if one.logprobs is None else one.logprobs.astype(np.float64)
-        for one in answer.segments
-    ]
-    return np.concatenate(columns)
 
 
 def optimal_token_advantages(rewards: Sequence[float], norms: Sequence[Column]) -> list[Column]:

@@ -1,0 +1,65 @@
+"""HICRA: another credit's advantages, raised at tokens of phrases that plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Annotated
+
+from annotated_types import Gt, Le
+
+from treetune.models.tokenizer import token_offsets
+from treetune.rollouts.base import Credit
+from treetune.rollouts.context import RolloutContext
+from treetune.vocabulary import Column, Episode, TextCodec, TokenIds, Trajectory
+from treetune_lab.literature.token_level import OverAnotherCredit
+
+
+@Credit.register("hicra")
+@dataclass(frozen=True, kw_only=True)
+class HierarchyAware(OverAnotherCredit):
+    """A + α |A| at the tokens of `phrases`, A at the others: what plans is rewarded more and punished less
+    (Wang et al., arXiv:2509.03646; a public port of the authors' branch, without the part of it that raises
+    undecided tokens of long right answers).
+
+    The authors find their phrases, of three to five words, among a model's right answers to a task.
+    **Biased**: towards phrases, also where they don't help; over RLOO in the tests' language, where ``;a``
+    plans, by 12 % of the gradient's length (cosine 0.997)."""
+
+    phrases: tuple[str, ...]
+    """Texts that plan, in whatever case they are written."""
+    alpha: Annotated[float, Gt(0), Le(1)] = 0.2
+    """α: with 1, a planning token is never punished."""
+
+    def __post_init__(self) -> None:
+        if not all(self.phrases):
+            raise ValueError("phrases has an empty text, which is everywhere: leave it out")
+
+    def weighed(
+        self, context: RolloutContext, answers: Sequence[Trajectory], episodes: Sequence[Episode]
+    ) -> list[Episode]:
+        import numpy as np
+
+        rows = []
+        for answer, episode in zip(answers, episodes, strict=True):
+            assert episode.advantages is not None, "it needs them"
+            plans = in_phrases(answer.response_ids, context.codec, self.phrases)
+            raised = episode.advantages + self.alpha * np.abs(episode.advantages) * plans
+            rows.append(replace(episode, advantages=raised))
+        return rows
+
+
+def in_phrases(token_ids: TokenIds, codec: TextCodec, phrases: Sequence[str]) -> Column:
+    """Returns which tokens have a character of a phrase: bool of shape [T]."""
+    import numpy as np
+
+    text = codec.decode(token_ids)
+    marked: Column = np.zeros(len(text) + 1, np.bool_)
+    for phrase in phrases:
+        start = text.lower().find(phrase.lower())
+        while start >= 0:
+            marked[start : start + len(phrase)] = True
+            start = text.lower().find(phrase.lower(), start + 1)
+    offsets = [*token_offsets(token_ids, codec, text), len(text)]
+    return np.array([bool(marked[start:end].any()) for start, end in pairwise(offsets)], np.bool_)
