@@ -1,0 +1,141 @@
+"""An engine on a GPU: samples, new weights by each way, sleep, and memory that comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from tests.gpu.conftest import ON_A_GPU, rehearse_if_asked
+from tests.inference.test_vllm_server import CONTEXT, Policy, policy, requests
+from treetune.inference.base import Chunk, EngineLaunch, Request
+from treetune.inference.engine import VllmEngine, start_engine
+from treetune.inference.settings import VllmSettings
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+SHARE = 0.3
+
+
+class Served(NamedTuple):
+    engine: VllmEngine
+    policies: list[Policy]
+    device: str
+    free_before: int
+
+
+def free_bytes() -> int:
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+
+
+def started(device: str, policies: list[Policy], logs: Path, transfer: Any, **settings: Any) -> VllmEngine:
+    here: dict[str, Any] = {"omp_threads": 1, "replicas": 1, "dtype": "float32", "start_timeout": 400.0}
+    if device == "cuda":
+        here |= {"gpu_memory_utilization": SHARE, "sleep": True}
+    launch = EngineLaunch(
+        policies[0].folder, logs, seed=0, context_length=CONTEXT, device=device, transfer=transfer
+    )
+    engine = start_engine(VllmSettings(**here | settings), launch)
+    assert isinstance(engine, VllmEngine)
+    engine.wait_ready()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Policy]:
+    folder = tmp_path_factory.mktemp("weights")
+    return [policy(folder / str(seed), seed) for seed in range(3)]
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=ON_A_GPU)])
+def served(
+    request: pytest.FixtureRequest, policies: list[Policy], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    if request.param == "cpu":
+        rehearse_if_asked(request.config)
+    before = free_bytes()
+    way = "cuda_ipc" if request.param == "cuda" else "shared_memory"
+    engine = started(request.param, policies, tmp_path_factory.mktemp("logs"), way)
+    yield Served(engine, policies, request.param, before)
+    engine.close()
+
+
+def canary(served: Served, version: int) -> Any:
+    return replace(
+        served.policies[version].canary(), tolerance=VllmSettings(dtype="float32").tolerance(served.device)
+    )
+
+
+def chunks(served: Served, version: int, folder: Path) -> Iterator[Chunk]:
+    weights = dict(served.policies[version].model.named_parameters())
+    for chunk in served.policies[version].chunks(folder):
+        with safe_open(chunk.path, "pt") as file:
+            names = list(file.keys())
+        yield replace(chunk, tensors={name: weights[name].detach().to(served.device) for name in names})
+
+
+def test_new_weights_come_in_from_files(served: Served) -> None:
+    for version in (1, 2, 0):
+        report = served.engine.load(served.policies[version].folder, version, canary(served, version))
+        assert report.restarts == 0
+
+
+def test_new_weights_come_in_by_chunks(served: Served, tmp_path: Path) -> None:
+    """By CUDA IPC on a GPU, through /dev/shm on a CPU."""
+    for version in (1, 2):
+        folder = tmp_path / str(version)
+        report = served.engine.load(folder, version, canary(served, version), chunks(served, version, folder))
+        assert report.restarts == 0
+
+
+def tokens_of(engine: VllmEngine, asked: list[Request]) -> list[list[Any]]:
+    return [[completion.token_ids.tolist() for completion in one] for one in engine.generate(asked)]
+
+
+def test_it_sleeps_gives_its_memory_and_wakes_with_its_weights(served: Served) -> None:
+    served.engine.load(served.policies[1].folder, 1, canary(served, 1))
+    asked, awake = requests(4), free_bytes()
+    before = tokens_of(served.engine, asked)
+    with served.engine.asleep():
+        if served.device == "cuda":
+            whole = torch.cuda.mem_get_info()[1]
+            assert free_bytes() - awake > 0.8 * SHARE * whole - 2**31, "most of its share"
+    assert tokens_of(served.engine, asked) == before
+
+
+def test_its_memory_comes_back_when_it_ends(served: Served) -> None:
+    """The last test with this engine."""
+    served.engine.close()
+    assert served.free_before - free_bytes() < 2**29
+
+
+@ON_A_GPU
+def test_kernels_without_regard_to_the_batch_give_the_same_tokens_for_the_same_seeds(
+    policies: list[Policy], tmp_path: Path
+) -> None:
+    engine = started("cuda", policies, tmp_path, "file", batch_invariant=True, dtype="bfloat16")
+    try:
+        asked = requests(24)
+        together = tokens_of(engine, asked)
+        assert [tokens_of(engine, [one])[0] for one in asked[:3]] == together[:3]
+    finally:
+        engine.close()
+
+
+@ON_A_GPU
+def test_new_weights_come_to_another_gpu_by_nccl(policies: list[Policy], tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU: NCCL can't connect it with itself")
+    engine = started("cuda", policies, tmp_path, "nccl", devices=(1,), sleep=False)
+    served = Served(engine, policies, "cuda", 0)
+    try:
+        for version in (1, 2):
+            folder = tmp_path / str(version)
+            report = engine.load(folder, version, canary(served, version), chunks(served, version, folder))
+            assert report.restarts == 0
+    finally:
+        engine.close()

@@ -1,0 +1,223 @@
+"""Kernels of a GPU against plain computations on the CPU, in value and gradient."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.gpu.conftest import ON_A_GPU
+from tests.models.chat_models import random_model
+from tests.models.test_attention import LENGTHS, packed_inputs
+from tests.trainers.helpers import tiny_model
+from treetune.inference.settings import VllmSettings
+from treetune.models import logprobs
+from treetune.models.attention import (
+    PackedRow,
+    attach_packed_attention,
+    attach_tree_attention,
+    variable_length,
+)
+from treetune.models.logprobs import ModelInputs, Nucleus, PolicyModule
+from treetune.prefix_tree import PrefixTree
+from treetune.trainers.deepspeed_model import cast_parameters
+
+FLOAT32 = 1e-4
+"""Between two orders of float32 sums in these models."""
+
+
+def on(device: torch.device, inputs: ModelInputs) -> ModelInputs:
+    return ModelInputs(*(one.to(device) if isinstance(one, Tensor) else one for one in inputs))
+
+
+def results(model: nn.Module, inputs: ModelInputs, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """Log-probs, and the gradient of their weighted sum, both as float32 on the CPU."""
+    model = model.to(device)
+    logprobs_N = PolicyModule(model)(on(device, inputs), 1.0)[0].cpu()
+    (logprobs_N * torch.linspace(0.5, 1.5, len(logprobs_N))).sum().backward()
+    gradients = [p.grad.float().cpu() for p in model.parameters() if p.grad is not None]
+    return logprobs_N.detach(), gradients
+
+
+def assert_close(one: tuple[Tensor, list[Tensor]], two: tuple[Tensor, list[Tensor]], rtol: float) -> None:
+    """That log-probs and each gradient are the same, as far as `rtol` of the largest entry."""
+    for found, expected in ((one[0], two[0]), *zip(one[1], two[1], strict=True)):
+        torch.testing.assert_close(found, expected, atol=rtol * float(expected.abs().max()), rtol=0)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, FLOAT32), (torch.bfloat16, 0.1)], ids=str)
+def test_packed_rows_are_attended_over_as_with_a_mask(
+    device: torch.device, dtype: torch.dtype, rtol: float, kv_heads: int
+) -> None:
+    packed = tiny_model(kv_heads=kv_heads)
+    cast_parameters(packed, dtype)
+    attach_packed_attention(packed)
+    plain = results(tiny_model(kv_heads=kv_heads), packed_inputs(), torch.device("cpu"))
+    assert_close(results(packed, packed_inputs(), device), plain, rtol)
+
+
+@ON_A_GPU
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(32, 32, 64), (14, 2, 64), (32, 8, 128)])
+def test_the_kernel_for_packed_rows_is_right_at_the_widths_of_real_models(
+    heads: int, kv_heads: int, width: int
+) -> None:
+    lengths = (700, 1, 129, 1024)
+    row = PackedRow.of(torch.cat([torch.arange(length) for length in lengths])[None].cuda())
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def drawn(count: int) -> Tensor:
+        shape = (sum(lengths), count, width)
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator).requires_grad_()
+
+    tensors = [drawn(heads), drawn(kv_heads), drawn(kv_heads)]
+    wanted = [one.detach().float().requires_grad_() for one in tensors]
+    found = variable_length(*tensors, row, width**-0.5)
+    parts = []
+    for query, key, value in zip(*(one.split(lengths) for one in wanted), strict=True):
+        asked = [one.transpose(0, 1)[None] for one in (query, key, value)]
+        parts.append(
+            nn.functional.scaled_dot_product_attention(*asked, is_causal=True, enable_gqa=True)[0].transpose(
+                0, 1
+            )
+        )
+    expected = torch.cat(parts)
+    weight = torch.randn(expected.shape, device="cuda", generator=generator)
+    (found.float() * weight).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(found.float(), expected, atol=2e-2, rtol=2e-2)
+    for one, other in zip(tensors, wanted, strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert (one.grad.float() - other.grad).norm() <= 0.02 * other.grad.norm()
+
+
+@pytest.mark.parametrize(
+    "kernel", ["sdpa", pytest.param("flex_attention", marks=ON_A_GPU)], ids=["by blocks", "flex"]
+)
+def test_a_prefix_tree_says_what_its_paths_say(
+    device: torch.device, kernel: str, request: pytest.FixtureRequest
+) -> None:
+    if kernel == "flex_attention" and device.type == "cpu":
+        pytest.skip("FlexAttention has no gradient on a CPU")
+    start = [i % 24 for i in range(100)]
+    rows = [start[: 20 * i] + [(7 * i + j) % 24 for j in range(30)] for i in range(6)]
+    tree = PrefixTree.of([torch.tensor(row).numpy() for row in rows])
+    ids, depths, lasts = (
+        torch.from_numpy(one)[None] for one in (tree.token_ids_T, tree.depths_T, tree.subtree_last_T)
+    )
+    model = random_model("qwen3", 24, num_attention_heads=4, num_key_value_heads=2)
+    model.set_attn_implementation(kernel)
+    attach_tree_attention(model)
+    policy, plain = (
+        PolicyModule(model.to(device)),
+        PolicyModule(random_model("qwen3", 24, num_attention_heads=4, num_key_value_heads=2)),
+    )
+    for row, path in zip(rows, tree.paths, strict=True):
+        labels, places = torch.zeros(len(row), dtype=torch.long), torch.from_numpy(path)
+        alone = plain(ModelInputs(torch.tensor([row]), torch.arange(len(row)), labels), 1.0)[0]
+        inside = policy(on(device, ModelInputs(ids, places, labels, depths, lasts)), 1.0)[0]
+        torch.testing.assert_close(inside.cpu(), alone, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_head_in_chunks_is_the_head_at_once(
+    device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for entries in (24 * 3, 24 * 10_000):
+        for name in ("LOGITS_PER_CHUNK", "LOGITS_PER_CHUNK_ON_A_GPU"):
+            monkeypatch.setattr(logprobs, name, entries)
+        model = tiny_model()
+        cast_parameters(model, dtype)
+        found.append(results(model, packed_inputs()._replace(position_ids_BT=None), device))
+    # The head's gradient is rounded to the model's precision once for each chunk.
+    assert_close(found[0], found[1], FLOAT32 if dtype == torch.float32 else 0.05)
+
+
+@pytest.mark.parametrize("nucleus", [Nucleus(0.9), Nucleus(0.5, 10), Nucleus(1.0, 3)], ids=str)
+def test_a_nucleus_has_the_mass_that_counting_gives(device: torch.device, nucleus: Nucleus) -> None:
+    logits_CV = 3 * torch.randn(64, 5000, generator=torch.Generator().manual_seed(0))
+    labels_C = logits_CV.argmax(-1)
+    found = nucleus.log_mass(logits_CV.to(device), labels_C.to(device)).cpu()
+    for logits_V, log_mass in zip(logits_CV.double(), found.tolist(), strict=True):
+        probs = sorted(logits_V.softmax(-1).tolist(), reverse=True)
+        probs = probs[: nucleus.top_k] if nucleus.top_k > 0 else probs
+        mass, whole = 0.0, sum(probs)
+        for prob in probs:
+            if mass >= nucleus.top_p * whole:
+                break
+            mass += prob
+        assert log_mass == pytest.approx(math.log(mass), abs=2e-3), "a token at the boundary at most"
+
+
+def test_rotary_embeddings_keep_their_precision_at_position_2000(device: torch.device) -> None:
+    model: Any = random_model("llama", 24, max_position_embeddings=4096)
+    cast_parameters(model, torch.bfloat16)
+    model = model.to(device)
+    rotary = model.model.rotary_emb
+    assert rotary.inv_freq.dtype == torch.float32
+    positions = torch.arange(4096, device=device)[None]
+    cosine, _ = rotary(torch.zeros(1, device=device), positions)
+    angles = positions[0].double().cpu()[:, None] * rotary.inv_freq.double().cpu()
+    assert (cosine[0, :, : angles.shape[1]].double().cpu() - angles.cos()).abs().max() < 1e-3
+
+
+def test_fused_adamw_steps_as_the_plain_one(device: torch.device) -> None:
+    weights = []
+    for fused in (False, True):
+        generator = torch.Generator().manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(n, 7, generator=generator).to(device)) for n in (3, 1000)]
+        optimiser = torch.optim.AdamW(parameters, lr=1e-2, betas=(0.9, 0.95), fused=fused)
+        for step in range(5):
+            for parameter in parameters:
+                parameter.grad = torch.full_like(parameter, 0.1 * (step - 2)) * parameter.detach()
+            optimiser.step()
+        weights.append([parameter.detach() for parameter in parameters])
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def test_float32_products_are_not_rounded_to_tf32(device: torch.device) -> None:
+    one, other = torch.randn(2, 256, 512, generator=torch.Generator().manual_seed(0))
+    exact = one.double() @ other.double().T
+    assert ((one.to(device) @ other.to(device).T).double().cpu() - exact).abs().max() < 1e-3
+
+
+def test_a_model_says_in_float32_what_it_says_on_the_cpu(device: torch.device) -> None:
+    expected = results(
+        random_model("qwen2", 24), packed_inputs()._replace(position_ids_BT=None), torch.device("cpu")
+    )
+    assert_close(
+        results(random_model("qwen2", 24), packed_inputs()._replace(position_ids_BT=None), device),
+        expected,
+        1e-3,
+    )
+
+
+def test_what_bfloat16_rounds_is_what_the_canary_allows(device: torch.device) -> None:
+    said = []
+    for dtype, where in ((torch.float32, torch.device("cpu")), (torch.bfloat16, device)):
+        model = random_model("qwen3", 24)
+        with torch.no_grad():
+            model.lm_head.weight.mul_(20.0)  # as far from uniform as a language model is
+        cast_parameters(model, dtype)
+        said.append(results(model, packed_inputs()._replace(position_ids_BT=None), where)[0])
+    gaps = (said[0] - said[1]).abs()
+    tolerance = VllmSettings().tolerance("cuda")
+    assert gaps.mean() <= tolerance.mean and gaps.max() <= tolerance.largest
+    assert len(gaps) == sum(LENGTHS) - len(LENGTHS)
+
+
+@ON_A_GPU
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_ligers_kernels_compute_the_same(architecture: str) -> None:
+    from treetune.models.pretrained import _apply_liger
+
+    inputs = packed_inputs()._replace(position_ids_BT=None)
+    plain = results(random_model(architecture, 24), inputs, torch.device("cuda"))
+    fused = random_model(architecture, 24).cuda()
+    _apply_liger(fused)
+    assert_close(results(fused, inputs, torch.device("cuda")), plain, 1e-3)
