@@ -1,7 +1,7 @@
 """Tests of what only a GPU shows: `pytest tests/gpu -m gpu`, or all of scripts/gpu/half_hour.py.
 
-Most have a rehearsal on the CPU, which is the same test with another device: it shows that the test is right. In
-the whole suite the kernels' alone run; `pytest tests/gpu` runs all.
+Most have a rehearsal on the CPU, which is the same test with another device: it shows that the test is right.
+In the whole suite the kernels' alone run; `pytest tests/gpu` runs all.
 """
 
 from __future__ import annotations
