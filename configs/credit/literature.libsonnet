@@ -24,7 +24,7 @@
     credit: {
       type: 'probability_mask',
       below: 0.9,
-      over: { type: 'monte_carlo', samples: 9, states: { type: 'spo_cut_points', below: 0.9, every: 5 } },
+      over: { type: 'monte_carlo', samples: 9, states: { type: 'low_probability', begin_with: true } },
     },
   },
 

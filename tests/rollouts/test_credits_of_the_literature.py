@@ -20,7 +20,6 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import Gae, Rloo
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.valuation import ValueEstimator
-from treetune.rollouts.values import StateRule
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Grade, Metrics, Segment, Trajectory
 from treetune_lab.literature.com_mcs import CompoundValues
@@ -30,15 +29,16 @@ from treetune_lab.literature.hicra import HierarchyAware
 from treetune_lab.literature.james_stein import JamesStein
 from treetune_lab.literature.lambda_grpo import LambdaGrpo
 from treetune_lab.literature.optimal_token_baseline import OptimalTokenBaseline
+from treetune_lab.literature.probability_mask import ProbabilityMask
 from treetune_lab.literature.rtmc import RolloutTree
-from treetune_lab.literature.spo_chain import CutPoints, ProbabilityMask
 from treetune_lab.literature.tempo import Tempo
 from treetune_lab.literature.token_level import Distributions
 from treetune_lab.literature.v0_5 import FusedBaseline, fused_baseline
 from treetune_lab.literature.vapo import DecoupledGae
+from treetune_lab.values.states import LowProbability
 
 
-def along(answer: Trajectory) -> tuple[np.ndarray, np.ndarray]:
+def along(answer: Trajectory | Episode) -> tuple[np.ndarray, np.ndarray]:
     ids = plain(answer.response_ids)
     chances = [list(mdp.policy(ids[:t]).values()) for t in range(len(ids))]
     squares = [sum(p * p for p in one) for one in chances]
@@ -175,26 +175,26 @@ def test_rtmc_draws_the_value_before_a_step_towards_the_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "guess", "low", "baseline"),
+    ("rewards", "guess", "spread", "baseline"),
     [
-        ([1, 0, 0, 0], 0.4, 0.0, 0.4),  # within the noise of four: the guess is believed
+        ([1, 0, 0, 0], 0.4, 1.0, 0.4),  # within the noise of four: the guess is believed
         # off by 0.75, beyond a noise of 1/16 by 1/2: w = 8/9
-        ([1, 1, 1, 1], 0.25, 0.0, 8 / 9 + 0.25 / 9),
+        ([1, 1, 1, 1], 0.25, 1.0, 8 / 9 + 0.25 / 9),
         # The paper's ±1, with a noise of 1/4: the same, twice as wide.
-        ([1, 1, 1, 1], -0.5, -1.0, 8 / 9 - 0.5 / 9),
+        ([1, 1, 1, 1], -0.5, 2.0, 8 / 9 - 0.5 / 9),
     ],
 )
 def test_v0_5_leaves_the_guess_where_the_answers_contradict_it(
-    rewards: list[float], guess: float, low: float, baseline: float
+    rewards: list[float], guess: float, spread: float, baseline: float
 ) -> None:
-    assert fused_baseline(rewards, guess, low, 1.0) == pytest.approx(baseline)
+    assert fused_baseline(rewards, guess, spread) == pytest.approx(baseline)
 
 
 def test_v0_5_takes_the_critics_value_of_the_prompt() -> None:
     rewards, prompt = [one.reward for one in GROUP], knows_length_alone(())
     assert fmean(rewards) != prompt
     for reward, episode in zip(rewards, credited(FusedBaseline(), GROUP, CRITIC), strict=True):
-        baseline = fused_baseline(rewards, prompt, 0.0, 1.0)
+        baseline = fused_baseline(rewards, prompt, 1.0)
         assert episode.advantages == pytest.approx([reward - baseline] * len(episode.advantages))
 
 
@@ -221,10 +221,10 @@ def test_vapos_policy_has_a_lambda_of_its_own_and_the_critic_learns_the_rewards(
 def test_spo_cuts_before_every_nth_token_that_was_unlikely() -> None:
     """SPO-chain's code: the 1st, the (n + 1)-th, … of the tokens below 0.9."""
     answer = replace(GROUP[0], segments=(Segment(GROUP[0].response_ids, logprobs=np.log(UNSURE)),))
-    assert CutPoints(every=1).step_starts(answer) == [0, 1, 2, 3, 5]
-    assert CutPoints(every=2).step_starts(answer) == [0, 1, 3]
-    assert CutPoints(every=2, below=0.3).step_starts(answer) == [0, 2]
-    assert CutPoints(below=0.01).step_starts(answer) == [0]
+    assert LowProbability(begin_with=True, every=1).step_starts(answer) == [0, 1, 2, 3, 5]
+    assert LowProbability(begin_with=True, every=2).step_starts(answer) == [0, 1, 3]
+    assert LowProbability(begin_with=True, every=2, below=0.3).step_starts(answer) == [0, 2]
+    assert LowProbability(begin_with=True, below=0.01).step_starts(answer) == [0]
 
 
 def test_the_probability_mask_trains_what_was_unlikely() -> None:
@@ -335,7 +335,9 @@ CASES = [
     Case(LambdaGrpo(std=False), 3, 0.4519, 0.9968),
     Case(Tempo(std=False), 3, 0.2284, 0.9919),
     Case(RTMC, 3, 0.3485, 0.9978),
-    Case(MonteCarlo(samples=1, states=CutPoints(below=0.6, every=1)), 1, 0.1846, 0.9917),
+    Case(
+        MonteCarlo(samples=1, states=LowProbability(begin_with=True, below=0.6, every=1)), 1, 0.1846, 0.9917
+    ),
     Case(ProbabilityMask(over=Rloo(), below=0.6), 2, 0.2638, 0.9646),
     Case(ForkingTokens(over=Rloo()), 2, 0.2571, 0.9664, DISTRIBUTIONS),
     Case(HICRA, 2, 0.1240, 0.9968),
@@ -356,8 +358,7 @@ def test_the_expected_gradient_is_as_far_off_as_stated(case: Case) -> None:
 def test_every_entry_of_the_literature_is_held_against_the_exact_gradient() -> None:
     known = set()
     for case in CASES:
-        parts = [case.credit, *(getattr(case.credit, name, None) for name in ("over", "values", "states"))]
+        parts = [case.credit, *(getattr(case.credit, name, None) for name in ("over", "values"))]
         known |= {type(part) for part in parts}
-    families = (Credit, ValueEstimator, StateRule)
-    registered = {part for family in families for part in family.registered().values()}
+    registered = {*Credit.registered().values(), *ValueEstimator.registered().values()}
     assert {part for part in registered if "literature" in part.__module__} <= known

@@ -38,10 +38,7 @@ class CompoundValues(OverAnother):
 
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         return [
-            [
-                self._mixed(of_answer, leaf.reward)
-                for of_answer, leaf in zip(of_tree, tree.leaves, strict=True)
-            ]
+            [self._mixed(one, leaf.reward) for one, leaf in zip(of_tree, tree.leaves, strict=True)]
             for of_tree, tree in zip(self.over.values(valuation), valuation.trees, strict=True)
         ]
 

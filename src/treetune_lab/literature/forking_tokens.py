@@ -12,7 +12,7 @@ from treetune.contracts import Experiment, Finding
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import pooled
-from treetune.vocabulary import Episode, Trajectory
+from treetune.vocabulary import Episode
 from treetune_lab.literature.token_level import Distributions, OverAnotherCredit
 
 
@@ -38,19 +38,12 @@ class ForkingTokens(OverAnotherCredit):
                 "choose the credit 'probability_mask'",
             )
 
-    def weighed(
-        self, context: RolloutContext, answers: Sequence[Trajectory], episodes: Sequence[Episode]
-    ) -> list[Episode]:
-        entropies = [entropy for _, entropy in context.get(Distributions).along(answers)]
-        own = [
-            one
-            for entropy, episode in zip(entropies, episodes, strict=True)
-            for one in entropy[episode.trained].tolist()
-        ]
-        everywhere = sorted(pooled(context, "entropies", {"entropy": own})["entropy"], reverse=True)
-        if not everywhere:
-            return list(episodes)
-        least = everywhere[max(1, int(self.share * len(everywhere))) - 1]
+    def weighed(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
+        entropies = [entropy for _, entropy in context.get(Distributions).along(episodes)]
+        pairs = zip(entropies, episodes, strict=True)
+        own = [one for entropy, episode in pairs for one in entropy[episode.trained].tolist()]
+        everywhere = sorted(pooled(context, "entropies", {"entropy": own})["entropy"])
+        least = everywhere[-max(1, int(self.share * len(everywhere)))] if everywhere else 0.0
         return [
             replace(episode, advantages=episode.advantages * (entropy >= least))
             for entropy, episode in zip(entropies, episodes, strict=True)

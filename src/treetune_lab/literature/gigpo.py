@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import fmean, stdev
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
 from treetune.contracts import Advantages, Answers, CreditForRewards, Need, OneLine
 from treetune.rollouts.base import THREADS_REMEDY, Credit, TokenCredit
-from treetune.vocabulary import Trajectory
-
-
-class AnchoredTurn(NamedTuple):
-    """A turn: what the policy had been told just before it, and the tokens up to its end."""
-
-    anchor: bytes
-    end: int
+from treetune.rollouts.credit import group_advantages
+from treetune.vocabulary import Trajectory, joined
 
 
 @Credit.register("gigpo")
@@ -53,47 +46,39 @@ class GroupInGroup(TokenCredit):
 
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         turns = [turns_of(answer) for answer in answers]
-        returns = [self._returns(answer, len(own)) for answer, own in zip(answers, turns, strict=True)]
-        by_anchor: dict[bytes, list[float]] = {}
-        for own, of_answer in zip(turns, returns, strict=True):
-            for turn, earned in zip(own, of_answer, strict=True):
-                by_anchor.setdefault(turn.anchor, []).append(earned)
         rewards = [answer.reward for answer in answers]
-        rows = []
-        for answer, own, of_answer in zip(answers, turns, returns, strict=True):
-            row: list[float] = []
-            for turn, earned in zip(own, of_answer, strict=True):
-                advantage = self._relative(answer.reward, rewards)
-                advantage += self.weight * self._relative(earned, by_anchor[turn.anchor])
-                row += [advantage] * (turn.end - len(row))
-            rows.append(row)
+        returns = []
+        for answer, own in zip(answers, turns, strict=True):
+            early = list(answer.step_rewards[:-1]) or [0.0] * (len(own) - 1)
+            to_come = [answer.reward - sum(early)]  # the last turn has earned what isn't another's
+            for earned in reversed(early):
+                to_come.insert(0, earned + self.gamma * to_come[0])
+            returns.append(to_come)
+        by_anchor: dict[bytes, list[float]] = {}
+        for own, to_come in zip(turns, returns, strict=True):
+            for (anchor, _), earned in zip(own, to_come, strict=True):
+                by_anchor.setdefault(anchor, []).append(earned)
+        of_answers = group_advantages(rewards, self.std, self.eps)
+        of_turns = {one: iter(group_advantages(all_, self.std, self.eps)) for one, all_ in by_anchor.items()}
+        rows: list[list[float]] = []
+        for own, advantage in zip(turns, of_answers, strict=True):
+            rows.append([])
+            for anchor, end in own:
+                total = advantage + self.weight * next(of_turns[anchor])
+                rows[-1] += [total] * (end - len(rows[-1]))
         return rows
 
-    def _relative(self, earned: float, among: Sequence[float]) -> float:
-        if len(set(among)) == 1:
-            return 0.0
-        return (earned - fmean(among)) / (stdev(among) + self.eps if self.std else 1.0)
 
-    def _returns(self, answer: Trajectory, turns: int) -> list[float]:
-        """Returns what each turn and later ones earned; the last has earned what isn't another's."""
-        early = list(answer.step_rewards)[: turns - 1] or [0.0] * (turns - 1)
-        if len(early) != turns - 1:
-            raise ValueError(f"answer {answer.id} has {turns} turns and rewards of {len(early) + 1} steps")
-        returns = [answer.reward - sum(early)]
-        for earned in reversed(early):
-            returns.insert(0, earned + self.gamma * returns[0])
-        return returns
-
-
-def turns_of(answer: Trajectory) -> list[AnchoredTurn]:
-    """Returns the turns of an answer: stretches that the policy sampled, each behind what it was told."""
-    turns: list[AnchoredTurn] = []
+def turns_of(answer: Trajectory) -> list[tuple[bytes, int]]:
+    """Returns the turns of an answer, stretches that the policy sampled: what it was told just before, and
+    how many tokens the answer has up to the turn's end (the last one's: all)."""
+    turns: list[tuple[bytes, int]] = []
     anchor, end = b"", 0
-    for origin, stretch in groupby(answer.segments, key=lambda segment: segment.origin):
-        segments = list(stretch)
-        end += sum(len(segment.token_ids) for segment in segments)
+    for origin, segments in groupby(answer.segments, key=lambda segment: segment.origin):
+        token_ids = joined([segment.token_ids for segment in segments])
+        end += len(token_ids)
         if origin == "injected":
-            anchor = b"".join(segment.token_ids.tobytes() for segment in segments)
+            anchor = token_ids.tobytes()
         else:
-            turns.append(AnchoredTurn(anchor, end))
-    return turns[:-1] + [turns[-1]._replace(end=end)] if turns else []
+            turns.append((anchor, end))
+    return [*turns[:-1], (turns[-1][0], end)]

@@ -12,7 +12,7 @@ from annotated_types import Gt, Le
 from treetune.models.tokenizer import token_offsets
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
-from treetune.vocabulary import Column, Episode, TextCodec, TokenIds, Trajectory
+from treetune.vocabulary import Column, Episode, TextCodec, TokenIds
 from treetune_lab.literature.token_level import OverAnotherCredit
 
 
@@ -32,19 +32,13 @@ class HierarchyAware(OverAnotherCredit):
     alpha: Annotated[float, Gt(0), Le(1)] = 0.2
     """α: with 1, a planning token is never punished."""
 
-    def __post_init__(self) -> None:
-        if not all(self.phrases):
-            raise ValueError("phrases has an empty text, which is everywhere: leave it out")
-
-    def weighed(
-        self, context: RolloutContext, answers: Sequence[Trajectory], episodes: Sequence[Episode]
-    ) -> list[Episode]:
+    def weighed(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
         import numpy as np
 
         rows = []
-        for answer, episode in zip(answers, episodes, strict=True):
+        for episode in episodes:
             assert episode.advantages is not None, "it needs them"
-            plans = in_phrases(answer.response_ids, context.codec, self.phrases)
+            plans = in_phrases(episode.response_ids, context.codec, self.phrases)
             raised = episode.advantages + self.alpha * np.abs(episode.advantages) * plans
             rows.append(replace(episode, advantages=raised))
         return rows

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from treetune.contracts import (
-    Advantages,
-    Answers,
-    CreditForRewards,
-    Experiment,
-    Finding,
-    Need,
-    OneLine,
-    SampledAnswers,
-)
+from treetune import contracts
+from treetune.contracts import Experiment, Finding, Need
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.credit import advantage_metrics, episode_of
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics
-from treetune_lab.literature.token_level import Distributions, logprobs_of, token_rows
+from treetune_lab.literature.token_level import Distributions
 
 EPS = 1e-8
 """Added to a sum of weights: verl's."""
@@ -45,11 +38,11 @@ class OptimalTokenBaseline(Credit):
     """Where Σ π² comes from. ``exact``: the service `Distributions`, which no run lends so far.
     ``of_sampled``: π(a) stands for it, whose mean it is, so that w is 1 − π(a); the paper has no such."""
 
-    gives = (Advantages(before_training=True), CreditForRewards())
+    gives = (contracts.Advantages(before_training=True), contracts.CreditForRewards())
     needs = (
-        Need(Answers(2), "it compares each answer with the others to its problem"),
-        Need(OneLine(), "it adds up along an answer, token by token"),
-        Need(SampledAnswers(), "it weighs answers by the probabilities of their tokens"),
+        Need(contracts.Answers(2), "it compares each answer with the others to its problem"),
+        Need(contracts.OneLine(), "it adds up along an answer, token by token"),
+        Need(contracts.SampledAnswers(), "it weighs answers by the probabilities of their tokens"),
     )
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
@@ -64,19 +57,18 @@ class OptimalTokenBaseline(Credit):
         import numpy as np
 
         answers = answers_of(trees)
-        chosen = [np.exp(logprobs_of(answer)) for answer in answers]
+        plain = [episode_of(context, answer) for answer in answers]
+        chosen = [np.exp(np.asarray(one.behaviour_logprobs, np.float64)) for one in plain]
         squares = chosen
         if self.squared_norms == "exact":
-            squares = [of_answer for of_answer, _ in context.get(Distributions).along(answers)]
+            squares = [of_answer for of_answer, _ in context.get(Distributions).along(plain)]
         norms = iter([1 - 2 * own + square for own, square in zip(chosen, squares, strict=True)])
-        advantages = [
-            row
-            for tree in trees
-            for row in optimal_token_advantages(
-                [leaf.reward for leaf in tree.leaves], [next(norms) for _ in tree.leaves]
-            )
-        ]
-        return token_rows(context, answers, advantages)
+        advantages: list[Column] = []
+        for tree in trees:
+            rewards = [leaf.reward for leaf in tree.leaves]
+            advantages += optimal_token_advantages(rewards, [next(norms) for _ in rewards])
+        episodes = [replace(one, advantages=row) for one, row in zip(plain, advantages, strict=True)]
+        return episodes, advantage_metrics(context, episodes)
 
 
 def optimal_token_advantages(rewards: Sequence[float], norms: Sequence[Column]) -> list[Column]:

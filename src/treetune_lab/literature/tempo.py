@@ -22,9 +22,6 @@ class Tempo(TokenCredit):
     answers that begin with s, itself among them (Tran et al., arXiv:2509.18314, and the authors' code).
     Where no answer parts from it the two V are the same, and what is left is GRPO's.
 
-    The values `siblings` have the same tree and another formula: a step is worth the difference of values
-    alone, and an answer is none of its own values.
-
     **Biased**: a token before a branching has the whole answer's advantage beside its own, and its own reward
     in both values. On the tests' language, without `std`, the expected gradient is off by 23 % of its length
     with three answers (cosine 0.99).

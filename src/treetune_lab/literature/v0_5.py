@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from treetune.contracts import (
-    Advantages,
-    Answers,
-    CreditForRewards,
-    CriticValues,
-    Experiment,
-    Finding,
-    Need,
-    UseOfAdvantages,
-)
+from annotated_types import Gt
+
+from treetune import contracts
+from treetune.contracts import Experiment, Finding, Need
 from treetune.rollouts.base import UNUSED_REMEDY, Credit, Critic, CriticSettings, check_critic_goes_on
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import whole_answer
@@ -36,23 +31,17 @@ class FusedBaseline(Credit):
     **Biased**: an answer's own reward is in m, and so in w. On the tests' language the expected gradient is
     off by 11 % of its length with three answers and the exact V, in length alone (cosine 1)."""
 
-    low: float = 0.0
-    """The least that an answer earns."""
-    high: float = 1.0
-    """The most that it earns."""
+    spread: Annotated[float, Gt(0)] = 1.0
+    """The most that an answer earns less the least: 2 for the paper's ±1."""
     critic: CriticSettings = field(default_factory=CriticSettings)
     """Settings of the critic's training."""
 
-    gives = (Advantages(before_training=True), CriticValues(), CreditForRewards())
+    gives = (contracts.Advantages(True), contracts.CriticValues(), contracts.CreditForRewards())
     needs = (
-        Need(Answers(2), "it takes the mean of a problem's answers"),
-        Need(UseOfAdvantages(), "it trains a critic for them", UNUSED_REMEDY),
+        Need(contracts.Answers(2), "it takes the mean of a problem's answers"),
+        Need(contracts.UseOfAdvantages(), "it trains a critic for them", UNUSED_REMEDY),
         *CRITIC_NEEDS,
     )
-
-    def __post_init__(self) -> None:
-        if self.low >= self.high:
-            raise ValueError(f"low is {self.low:g} and high {self.high:g}: set low below high")
 
     @property
     def critic_settings(self) -> CriticSettings | None:
@@ -67,21 +56,21 @@ class FusedBaseline(Credit):
         advantages: list[float] = []
         for tree in trees:
             rewards = [leaf.reward for leaf in tree.leaves]
-            # Each answer begins at the prompt, so that all have the same first value up to rounding.
+            # All begin at the prompt: their first values are one, up to rounding.
             firsts = [next(one for one in next(guesses).tolist() if one == one) for _ in rewards]
-            baseline = fused_baseline(rewards, mean(firsts), self.low, self.high)
+            baseline = fused_baseline(rewards, mean(firsts), self.spread)
             advantages += [reward - baseline for reward in rewards]
         return whole_answer(context, answers, advantages)
 
 
-def fused_baseline(rewards: Sequence[float], guess: float, low: float, high: float) -> float:
+def fused_baseline(rewards: Sequence[float], guess: float, spread: float) -> float:
     """Returns w · m + (1 − w) · V with the w that makes its squared error least: Δ² / (Δ² + σ²).
 
-    σ² = (high − low)² / 4k is the largest variance of a mean of k rewards, and Δ² = max(0, (m − V)² − σ²)
+    σ² = spread² / 4k is the largest variance of a mean of k rewards, and Δ² = max(0, (m − V)² − σ²)
     what is left of the difference beyond it: a guess within the noise is believed.
     """
     centre = mean(rewards)
-    noise = (high - low) ** 2 / (4 * len(rewards))
+    noise = spread**2 / (4 * len(rewards))
     off = max(0.0, (centre - guess) ** 2 - noise)
     weight = off / (off + noise)
     return weight * centre + (1 - weight) * guess
