@@ -132,7 +132,7 @@ class FakeEngine(Engine):
                 raise EngineError(f"canary gap {gap}")
         return SyncReport(seconds=0.0, canary_gap=gap)
 
-    def asleep(self) -> AbstractContextManager[None]:
+    def asleep(self, *, keep_weights: bool = True) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def close(self) -> None:

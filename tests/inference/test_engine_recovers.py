@@ -376,6 +376,17 @@ def test_a_sleeping_engine_gets_its_weights_before_its_cache_has_room(stub: Stub
     assert stub.paths() == []
 
 
+def test_weights_that_others_follow_are_dropped_and_nobody_samples_without_them(stub: Stub) -> None:
+    engine = stub.start(sleep=True)
+    with engine.asleep(keep_weights=False):
+        assert stub.paths() == ["/sleep?level=2"]
+    assert load(stub, engine, 1) == 0
+    with engine.asleep(keep_weights=False):
+        pass
+    assert engine.generate([request(1)]) == [answers(1, version=1)], "by a new server, on the newest weights"
+    assert engine.restarts == 1
+
+
 def test_a_server_that_dies_asleep_is_not_started_before_its_memory_is_free(stub: Stub) -> None:
     before = set(below(os.getpid()))
     engine = stub.start(sleep=True)

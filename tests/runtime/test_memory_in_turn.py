@@ -27,8 +27,8 @@ class Sleeping(FakeSettings):
         engine: Any = super().start(launch)
 
         @contextmanager
-        def asleep() -> Iterator[None]:
-            self.happened.append("engine sleeps")
+        def asleep(*, keep_weights: bool = True) -> Iterator[None]:
+            self.happened.append("engine sleeps" if keep_weights else "engine drops its weights")
             yield
             self.happened.append("engine may wake")
 
@@ -72,10 +72,11 @@ def test_whoever_needs_the_memory_has_it_alone(
     config = small(tmp_path, engine=Sleeping(happened=happened), checkpoints=Checkpoints(every=1), **changes)
     train(config)
     assert happened[:4] == ["engine is settled", "engine sleeps", "trainer: made", "trainer: offload"]
-    asleep, aside = False, True
+    asleep, aside, whole = False, True, True
     for what in happened:
-        if what == "engine sleeps":
+        if what in ("engine sleeps", "engine drops its weights"):
             asleep = True
+            whole = whole and what == "engine sleeps"
         elif what == "engine may wake":
             asleep = False
         elif what in ("trainer: reload", "trainer: made"):
@@ -83,10 +84,13 @@ def test_whoever_needs_the_memory_has_it_alone(
         elif what == "trainer: offload":
             aside = True
         elif what in ("engine samples", "engine loads"):
-            assert aside and not asleep, what
+            whole = whole or what == "engine loads"
+            assert aside and not asleep and whole, what
         elif what.startswith("trainer: "):
             assert asleep and not aside, what
     assert {"engine samples", "engine loads", "trainer: _step", "trainer: save"} <= set(happened)
+    steps = [number for number, what in enumerate(happened) if what == "trainer: _step"]
+    assert happened[steps[0] - 2] == "engine drops its weights", "others follow"
 
 
 def test_a_run_that_goes_on_loads_its_trainer_while_the_engine_sleeps(

@@ -285,9 +285,10 @@ class Engine:
         """
         raise NotImplementedError
 
-    def asleep(self) -> AbstractContextManager[None]:
+    def asleep(self, *, keep_weights: bool = True) -> AbstractContextManager[None]:
         """Gives the engine's memory to the trainer inside the block, if so configured; a server that dies
-        there is not started anew before the end."""
+        there is not started anew before the end. Its weights may be dropped where others are loaded before
+        anybody samples."""
         return nullcontext()
 
     def close(self) -> None:

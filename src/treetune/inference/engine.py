@@ -360,12 +360,13 @@ class VllmEngine(Engine):
     # Memory
 
     @contextmanager
-    def asleep(self) -> Iterator[None]:
+    def asleep(self, *, keep_weights: bool = True) -> Iterator[None]:
         if not self._settings.sleep:
             yield
             return
         self._ranks.gather(None)
-        self._each([replica for replica in self._replicas if replica.server.loads], Replica.fall_asleep)
+        loading = [replica for replica in self._replicas if replica.server.loads]
+        self._each(loading, lambda replica: replica.fall_asleep(1 if keep_weights else 2))
         for replica in self._replicas:
             replica.server.hold(True)
         self._ranks.gather(None)
@@ -425,21 +426,27 @@ class Replica:
         self.verified: list[Probe] = []
         self._client, self._timeout = client, settings.sync_timeout
         self._asleep_epoch: int | None = None
+        self._emptied_epoch: int | None = None
         self._one_at_a_time = threading.RLock()
 
-    def fall_asleep(self) -> None:
-        """Puts the server to sleep. One that can't is replaced by one that then has to."""
+    def fall_asleep(self, level: int) -> None:
+        """Puts the server to sleep: at level 1 its weights are copied to the host and back, at level 2 they
+        are dropped. One that can't is replaced by one that then has to."""
         while (address := self.server.ready()).epoch != self._asleep_epoch:
             try:
-                self._client.post(address, "/sleep?level=1", timeout=self._timeout)
+                self._client.post(address, f"/sleep?level={level}", timeout=self._timeout)
                 self._asleep_epoch = address.epoch
+                self._emptied_epoch = address.epoch if level == 2 else None
             except ServerFailure as failure:
                 self.server.failed(address, str(failure))
 
     def awake(self) -> Address | None:
         """Returns the server, ready to sample, or None while it is being started."""
         with self._one_at_a_time:
-            if self.server.now() is None:
+            if (address := self.server.now()) is None:
+                return None
+            if address.epoch == self._emptied_epoch:
+                self.server.failed(address, "it was to sample after its weights were dropped")
                 return None
             # Weights first, and the cache after new weights are in, so that the peak of memory stays low.
             self._wake("weights")
@@ -488,6 +495,7 @@ class Replica:
                 if delivery is not None:
                     drop_cache(self._client, replace(address, weights=""), self._timeout)
                     address = self.server.end_weights(address, update.weights)
+                    self._emptied_epoch = None
                     update.seconds["reset_cache"] = time.monotonic() - before
             if canary is not None:
                 before = time.monotonic()

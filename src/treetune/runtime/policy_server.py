@@ -122,14 +122,17 @@ class PolicyServer:
             self.folder.keep_only(number)
 
     @contextmanager
-    def asleep(self) -> Iterator[None]:
+    def asleep(self, *, weights_follow: bool = False) -> Iterator[None]:
         """Gives the engine's memory to the trainer for a block, if so configured, and outside of it the
-        trainer's to the engine. The trainer trains, saves and loads inside. Collective."""
-        if self.engine is None:
+        trainer's to the engine. The trainer trains, saves and loads inside; `weights_follow` says that it
+        offers others afterwards, whatever happens. Collective."""
+        if self.engine is None or self.folder is None:
             yield
             return
         self.engine.wait_settled()
-        with self.engine.asleep():
+        # Adapters come without the model that they are on.
+        keep_weights = not weights_follow or self.folder.adapters is not None
+        with self.engine.asleep(keep_weights=keep_weights):
             if self.trainer is not None and self.engine.sleeps:
                 self.trainer.reload()
             yield

@@ -139,7 +139,7 @@ def train(
         def begin() -> None:
             nonlocal show
             training.enter_context(clock.phase("training"))
-            training.enter_context(server.asleep())
+            training.enter_context(server.asleep(weights_follow=True))
             show = training.enter_context(sampler.phase(f"iteration {iteration + 1}: training", "steps"))
 
         after, every = None, None
