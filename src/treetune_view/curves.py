@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune_view.charts import N_COLOURS, Chart, Event, Series, better_of
 from treetune_view.experiment import Experiment
 
@@ -60,16 +62,30 @@ _RESUMED = re.compile(r"INFO continuing after iteration (\d+) of")
 _SIGN = re.compile(r"INFO warning: (\w+) in iterations \d+ to (\d+): (.*)")
 
 
+OVER: Mapping[str, tuple[str, ...]] = {
+    "finished iterations": (),
+    "sampled tokens": (SAMPLED_TOKENS, VALUE_TOKENS),
+    "seconds in iterations": ("seconds/total",),
+    "optimiser steps": ("train/steps",),
+}
+"""What curves can be drawn over, and the metrics whose sum that is."""
+
+
 @dataclass(frozen=True)
 class Bunch:
-    """Experiments that a curve is of: one, or several that differ in their seed alone."""
+    """Experiments that a curve is of: one, or several that differ in their seed alone. Curves are drawn over
+    one of `OVER`: `places` has it after so many iterations, the mean over the members."""
 
     name: str
     colour: int
     members: Sequence[Experiment]
+    over: str = "finished iterations"
+    places: Mapping[float, float] = field(default_factory=dict)
 
 
-def bunches(experiments: Mapping[str, Experiment], together: bool) -> list[Bunch]:
+def bunches(
+    experiments: Mapping[str, Experiment], together: bool, over: str = "finished iterations"
+) -> list[Bunch]:
     """Returns each experiment by itself, or those that differ in nothing but seed and name as one."""
     alike: dict[str, list[str]] = {}
     for name, one in experiments.items():
@@ -78,7 +94,14 @@ def bunches(experiments: Mapping[str, Experiment], together: bool) -> list[Bunch
     for i, names in enumerate(alike.values()):
         seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
         members = [experiments[name] for name in names]
-        made.append(Bunch(_distinct_name(names, list(experiments)) + seeds, i, members))
+        spent: dict[float, list[float]] = {}
+        for one in members:
+            sums = itertools.accumulate(sum(row.get(key) or 0.0 for key in OVER[over]) for row in one.metrics)
+            for row, so_far in zip(one.metrics, sums):
+                spent.setdefault(float(row["iteration"] + 1), []).append(so_far)
+        places = {x: math.fsum(own) / len(own) for x, own in spent.items()} if OVER[over] else {}
+        name = _distinct_name(names, list(experiments)) + seeds
+        made.append(Bunch(name, i, members, over, places))
     return made
 
 
@@ -138,14 +161,14 @@ def evaluation_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> li
                 lines.append(replace(line, is_level=len(line.points) == 1))
         if any(not line.is_level for line in lines):
             band = _band_words(made) or "95 % interval over problems"
-            charts.append(Chart(f"pass@1 on {label}", lines, "up", band, events))
+            charts.append(Chart(f"pass@1 on {label}", lines, "up", band, events, x_name=made[0].over))
     return charts
 
 
 def chosen_charts(made: Sequence[Bunch], names: Sequence[str], events: Sequence[Event] = ()) -> list[Chart]:
     """Returns a chart for each metric of these names that an experiment recorded."""
     return [
-        Chart(name, lines, better_of(name), _band_words(made), events)
+        Chart(name, lines, better_of(name), _band_words(made), events, x_name=made[0].over)
         for name in names
         if (lines := _lines(made, name))
     ]
@@ -172,7 +195,8 @@ def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Ch
                 lines.append(further if len(keys) > 1 else line)
         if lines:
             better, band = better_of(keys[0]), _band_words(made)
-            charts.append(Chart(title, lines, better, band, events, from_zero=title in FROM_ZERO))
+            zero = title in FROM_ZERO
+            charts.append(Chart(title, lines, better, band, events, zero, x_name=made[0].over))
     return charts
 
 
@@ -187,7 +211,7 @@ def _line(
 ) -> Series | None:
     """Returns one member's curve with its own bounds; of several the mean, with the 95 % t-interval of the
     mean where more than one has a point."""
-    xs = sorted({x for curve in curves for x in curve})
+    xs = sorted({x for curve in curves for x in curve if x in bunch.places or not bunch.places})
     if not xs:
         return None
     means, interval = [], dict[float, tuple[float, float]]()
@@ -204,7 +228,9 @@ def _line(
             half = float(t.ppf(0.975, len(values) - 1)) * math.sqrt(variance / len(values))
             interval[x] = mean - half, mean + half
     dash, colour = divmod(bunch.colour, N_COLOURS)
-    points = list(zip(xs, means, strict=True))
+    at = bunch.places or {x: x for x in xs}
+    points = [(at[x], mean) for x, mean in zip(xs, means, strict=True)]
+    interval = {at[x]: bounds for x, bounds in interval.items()}
     return Series(bunch.name, points if interval else _thinned(points), f"c{colour}", interval, dash=dash)
 
 

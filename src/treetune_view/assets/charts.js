@@ -91,13 +91,13 @@
     if (!scale.distr) scale.range = () => extent(chart.lines);
     const axis = { stroke: colour('soft'), grid: { stroke: colour('line'), width: 1 }, ticks: { show: false }, font: '12px system-ui' };
     return { data, made: {
-      width, height: HEIGHT, series, bands,
+      width, height: HEIGHT, series, bands, padding: [null, 52, null, null],
       scales: { x: { time: false }, y: scale },
       axes: [{ ...axis, grid: { show: false }, size: 34, incrs: whole ? WHOLE : undefined }, { ...axis, size: 58, values: (_, ticks) => ticks.map(number) }],
       legend: { live: true, markers: { width: 0 } },
       cursor: { points: { size: 7 }, y: false },
       hooks: {
-        ready: [(plot) => plot.setLegend({ idx: xs.length - 1 })], draw: [(plot) => events(plot, chart.events)],
+        ready: [(plot) => plot.setLegend({ idx: xs.length - 1 })], draw: [(plot) => { events(plot, chart.events); ends(plot, series); }],
         setCursor: [(plot) => happened(plot, chart.events)],
       },
     } };
@@ -125,6 +125,25 @@
       ctx.globalAlpha = event.kind === 'evaluation' ? 0.55 : 1;
       ctx.fillText(SIGNS[event.kind] || '•', x, bbox.top + (10 + 12 * level) * devicePixelRatio);
       if (event.kind !== 'evaluation') { ctx.globalAlpha = 0.35; ctx.fillRect(x - 0.5, bbox.top, devicePixelRatio, bbox.height); }
+    }
+    ctx.restore();
+  }
+
+  // The last value of each line, beside its end; those that would cover each other are moved apart.
+  function ends(plot, series) {
+    const { ctx, bbox } = plot, step = 13 * devicePixelRatio;
+    const last = series.flatMap((one, i) => {
+      const at = i && one.points.show !== undefined && one.width === 2 ? plot.data[i].findLastIndex((value) => value !== null) : -1;
+      return at < 0 ? [] : [{ y: plot.valToPos(plot.data[i][at], 'y', true), value: plot.data[i][at], ink: one.stroke }];
+    }).sort((a, b) => a.y - b.y);
+    ctx.save();
+    ctx.font = `${11 * devicePixelRatio}px system-ui`;
+    ctx.textAlign = 'left';
+    let below = -Infinity;
+    for (const one of last.length > 10 ? [] : last) {
+      below = Math.max(one.y, below + step);
+      ctx.fillStyle = typeof one.ink === 'function' ? one.ink() : one.ink;
+      ctx.fillText(number(one.value), bbox.left + bbox.width + 4 * devicePixelRatio, below + 4 * devicePixelRatio);
     }
     ctx.restore();
   }

@@ -59,6 +59,13 @@
     if (row && !event.target.closest('a,button,input,label,summary') && !String(getSelection())) location.href = row.dataset.href;
   });
 
+  // ---- groups of rows: ticked at once, folded
+  document.addEventListener('click', (event) => {
+    const group = event.target.closest('tbody');
+    if (event.target.matches('[data-fold]')) group.classList.toggle('folded');
+    if (event.target.matches('[data-ticks]')) for (const one of group.querySelectorAll('[name=run]')) one.checked = event.target.checked;
+  });
+
   // ---- what is read one after the other is one place in the browser's history: back leads to the list
   document.addEventListener('click', (event) => {
     const step = event.target.closest('a[data-step]');

@@ -3,17 +3,20 @@ events, time by phase."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from starlette.responses import Response
 
 from treetune.runtime.console import duration
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune_view.charts import Better, number, thinned
+from treetune_view.charts import number, thinned
 from treetune_view.curves import (
+    OVER,
     PHASES,
     bunches,
     chosen_charts,
@@ -31,30 +34,66 @@ from treetune_view.page import Page, View, paged
 from treetune_view.pages.configuration import flat
 from treetune_view.store import Run
 
-SHOWN = 200
+SHOWN = 400
 """Rows of one page."""
 
 SORTED = ("name", "state", "newest", "accuracy")
 STATES = ("running", "waiting", "stopped", "finished", "unreadable")
 
+PASS = "pass@1 on "
+"""Begins the columns of accuracies."""
+ITERATIONS = "finished iterations"
+COSTS: Mapping[str, tuple[str, str]] = {
+    "optimiser steps": ("train/steps", "total"),
+    "sampled tokens of answers": (SAMPLED_TOKENS, "total"),
+    "sampled tokens of continuations": (VALUE_TOKENS, "total"),
+    "trained tokens": ("train/tokens", "total"),
+    "time in iterations": ("seconds/total", "seconds"),
+    "tokens of an answer, newest": ("episodes/response_tokens", "newest"),
+    "reward, newest": ("episodes/reward", "newest"),
+}
+"""Columns of what iterations recorded: the metric, and what is shown of it. Any other metric has its newest
+value, and any key of a configuration its own."""
+
+GROUPINGS = ("method", "folder", "setting")
+"""What experiments are grouped by besides keys of configurations: the folder in their name; all but the seed.
+"""
+NAMES = ("experiment_name", "directory")
+"""Keys that differ between any two experiments, and say nothing of them."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, a smaller remark behind it, and what it is sorted by."""
+
+    text: str
+    remark: str = ""
+    value: float | None = None
+
 
 @dataclass(frozen=True)
 class Listed:
-    """An experiment of the list; `problem` is what is wrong with one that can't be read."""
+    """An experiment of the list, with a cell for each further column that it has something in; `problem` is
+    what is wrong with one that can't be read."""
 
     run: Run
     state: str
     status: Status | None
     accuracy: Accuracy | None = None
     problem: str = ""
+    group: str = ""
+    cells: Mapping[str, Cell] = field(default_factory=dict)
 
 
 def show(view: View) -> Response:
-    """`?search=`, `?state=`, `?sort=`, `?set=` (whose accuracy), `?page=` choose what is listed."""
+    """`?search=`, `?state=`, `?sort=` (one of `SORTED`, or a column), `?set=` (whose accuracy), `?group=` (one
+    of `GROUPINGS`, or a key of the configuration), `?column=` (also several), `?page=`."""
     statuses: dict[Run, Status | str] = {}
+    settings: dict[Run, Mapping[str, str]] = {}
     for run in view.store.runs():
         try:
             statuses[run] = view.store.status(run)
+            settings[run] = _settings(view, run)
         except (ValueError, OSError) as error:
             statuses[run] = str(error)
     measured = Counter(
@@ -62,14 +101,24 @@ def show(view: View) -> Response:
     )
     labels = sorted(measured)
     usual = max(labels, key=lambda label: measured[label], default="")  # what most can be compared by
-    chosen_set = view.text("set", usual)
+    chosen_set, group = view.text("set", usual), view.text("group")
+    columns = view.request.query_params.getlist("column")
+    different = _differing(list(settings.values()))
     rows = []
     for run, status in statuses.items():
         if isinstance(status, str):
             rows.append(Listed(run, "unreadable", None, problem=status))
             continue
         accuracies = {one.label: one for one in status.accuracies}
-        rows.append(Listed(run, status.state, status, accuracies.get(chosen_set)))
+        by = {
+            "": "",
+            "method": status.method,
+            "folder": run.name.rpartition("/")[0] or "no folder",
+            "setting": re.sub(r"[/_-]?seed[_-]?\d+", "", run.name),
+        }
+        own_group = by[group] if group in by else settings[run].get(group, "not set")
+        cells = cells_of(view, run, columns)
+        rows.append(Listed(run, status.state, status, accuracies.get(chosen_set), "", own_group, cells))
     search, state = view.text("search").casefold(), view.text("state")
 
     def matches(row: Listed) -> bool:
@@ -77,35 +126,105 @@ def show(view: View) -> Response:
         described = " ".join([row.run.name, row.state, *parts]).casefold()
         return search in described and (not state or row.state == state)
 
-    sort = view.choice("sort", SORTED)
+    sort = view.choice("sort", (*SORTED, *columns))
 
-    def rank(row: Listed) -> tuple[float, str]:
-        """The best, the newest, what runs goes first."""
+    def rank(row: Listed) -> tuple[str, float, str, str]:
+        """The best, the newest, what runs goes first; of a column the greatest."""
+        cell = row.cells.get(sort)
         ranks = {
             "name": 0.0,
             "state": float(STATES.index(row.state)),
             "newest": -((row.status.wall_time if row.status else None) or 0.0),
             "accuracy": -(row.accuracy.value if row.accuracy else -1.0),
         }
-        return ranks[sort], row.run.name
+        known = math.inf if cell is None or cell.value is None else -cell.value
+        return row.group, ranks.get(sort, known), cell.text if cell else "", row.run.name
 
+    listed = paged(view, sorted(filter(matches, rows), key=rank), SHOWN)
     return view.render(
         "experiments.html",
-        listed=paged(view, sorted(filter(matches, rows), key=rank), SHOWN),
+        listed=listed,
+        groups={name: list(own) for name, own in itertools.groupby(listed.rows, key=lambda row: row.group)},
         counts={one: sum(row.state == one for row in rows) for one in STATES[:-1]},
         labels=labels,
         chosen_set=chosen_set,
-        sorts=SORTED,
+        sorts=(*SORTED, *columns),
+        group=group,
+        groupings=(*GROUPINGS, *different),
+        columns=columns,
+        known_columns=[ITERATIONS, *(PASS + label for label in labels), *COSTS, *different],
+        mean_of=lambda rows, column: _mean(
+            [row.accuracy and row.accuracy.value for row in rows]
+            if column is None
+            else [cell.value for row in rows if (cell := row.cells.get(column))]
+        ),
     )
 
 
+def _settings(view: View, run: Run) -> Mapping[str, str]:
+    return view.store.known("settings", run, lambda: flat(view.store.experiment(run).config))
+
+
+def _differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Returns the keys in which not all configurations are alike."""
+    names = dict.fromkeys(key for own in settings for key in own if key not in NAMES)
+    return [name for name in names if len({own.get(name) for own in settings}) > 1]
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    """Writes the mean over the experiments that have a value, with their range where they are several."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    spread = f" [{number(min(known))}, {number(max(known))}]" if len({*known}) > 1 else ""
+    return f"{number(math.fsum(known) / len(known))}{spread}"
+
+
+def cells_of(view: View, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
+    """Returns what an experiment has in further columns of the list."""
+    if not columns:
+        return {}
+    one, settings, cells = view.store.experiment(run), _settings(view, run), dict[str, Cell]()
+    accuracies = {PASS + own.label: own for own in view.store.status(run).accuracies}
+    for column in columns:
+        metric, kind = COSTS.get(column, (column, "newest"))
+        if column in accuracies:
+            own = accuracies[column]
+            bounds = f"[{own.low:.3f}, {own.high:.3f}] " if own.low is not None else ""
+            cells[column] = Cell(f"{own.value:.3f}", f"{bounds}after {own.iteration} iterations", own.value)
+        elif column == ITERATIONS:
+            cells[column] = Cell(str(len(one.metrics)), "", len(one.metrics))
+        elif values := [y for _, y in one.curve(metric)]:
+            total = math.fsum(values)
+            if kind == "seconds":
+                remark = f"{number(total / len(one.metrics))} s an iteration"
+                cells[column] = Cell(duration(total), remark, total)
+            elif kind == "total":
+                cells[column] = Cell(f"{total:,.0f}", "", total)
+            else:
+                cells[column] = Cell(number(values[-1]), "", values[-1])
+        elif column in settings:
+            try:
+                value = float(settings[column])
+            except ValueError:  # a word
+                value = None
+            cells[column] = Cell(settings[column], "", value)
+    return cells
+
+
 def show_run(view: View) -> Response:
-    """`?run=` (also several), `?metric=` (also several: their curves alone), `?seeds=together`."""
+    """`?run=` (also several), `?metric=` (also several: their curves alone), `?over=` (one of
+    `OVER`), `?seeds=together`."""
     first = view.store.experiment(view.run)
     experiments = {run.name: view.store.experiment(run) for run in view.runs}
     together = view.choice("seeds", ("apart", "together")) == "together"
-    made = bunches(experiments, together)
+    over = view.choice("over", tuple(OVER))
+    made = bunches(experiments, together, over)
     events = events_of(first) if len(experiments) == 1 else events_of_several(experiments)
+    if len(made) == 1:
+        events = [replace(one, x=made[0].places.get(one.x, one.x)) for one in events]
+    elif OVER[over]:  # each experiment had spent something else by then
+        events = []
     statuses = {run.name: view.store.status(run) for run in view.runs}
     names = [name for name in view.request.query_params.getlist("metric") if name]
     # Seconds by phase: of all iterations, and bars of each (of neighbours, where there are many).
@@ -123,7 +242,7 @@ def show_run(view: View) -> Response:
         "run.html",
         experiment=first,
         statuses=statuses,
-        beside=side_by_side(experiments, statuses) if len(experiments) > 1 else [],
+        beside=_beside(view) if len(experiments) > 1 else {},
         made=made,
         measured=[] if names else evaluation_charts(made, events),
         charts=chosen_charts(made, names, events) if names else usual_charts(made, events),
@@ -131,6 +250,8 @@ def show_run(view: View) -> Response:
         metrics=metric_names(experiments.values()),
         seeds=_other_seeds(view, first) if len(experiments) == 1 else [],
         together=together,
+        over=over,
+        axes=tuple(OVER),
         times=times,
         events=events,
     )
@@ -148,79 +269,15 @@ def _other_seeds(view: View, one: Experiment) -> list[str]:
     return names
 
 
-# Side by side
-
-COSTS: Sequence[tuple[str, str, str, Better]] = (
-    ("optimiser steps", "train/steps", "total", ""),
-    ("sampled tokens of answers", SAMPLED_TOKENS, "total", ""),
-    ("sampled tokens of continuations", VALUE_TOKENS, "total", ""),
-    ("trained tokens", "train/tokens", "total", ""),
-    ("time in iterations", "seconds/total", "seconds", "down"),
-    ("tokens of an answer, newest", "episodes/response_tokens", "newest", ""),
-    ("reward, newest", "episodes/reward", "newest", "up"),
-)
-"""Name, metric, what is shown of it, and which way is better."""
-
-Cell = tuple[str, str]
-"""A text, and a smaller remark behind it."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A quantity or key, with a cell for each experiment; None where it has none. `kind` is ``result``,
-    ``cost`` or ``setting``."""
-
-    name: str
-    kind: str
-    cells: Sequence[Cell | None]
-    better: Better = ""
-
-
-def side_by_side(experiments: Mapping[str, Experiment], statuses: Mapping[str, Status]) -> list[Comparison]:
-    """Returns results first, then costs, then the keys that differ. Rows that nobody has anything in are left
-    out."""
-    rows = [*_results(statuses), *_costs(list(experiments.values()))]
-    settings = [flat(one.config) for one in experiments.values()]
-    for name in dict.fromkeys(key for own in settings for key in own):
-        # Names and folders differ between any two experiments, and say nothing of them.
-        if name not in ("experiment_name", "directory") and len({own.get(name) for own in settings}) > 1:
-            cells = [(own[name], "") if name in own else None for own in settings]
-            rows.append(Comparison(name, "setting", cells))
-    return [row for row in rows if any(row.cells)]
-
-
-def _results(statuses: Mapping[str, Status]) -> list[Comparison]:
-    rows = []
-    for label in sorted({one.label for own in statuses.values() for one in own.accuracies}):
-        cells: list[Cell | None] = []
-        for own in statuses.values():
-            accuracy = next((one for one in own.accuracies if one.label == label), None)
-            if accuracy is None:
-                cells.append(None)
-                continue
-            bounds = f"[{accuracy.low:.3f}, {accuracy.high:.3f}] " if accuracy.low is not None else ""
-            cells.append((f"{accuracy.value:.3f}", f"{bounds}after {accuracy.iteration} iterations"))
-        rows.append(Comparison(f"pass@1 on {label}", "result", cells, "up"))
-    return rows
-
-
-def _costs(experiments: Sequence[Experiment]) -> list[Comparison]:
-    """Returns sums and newest values of what was recorded; None where an experiment has none."""
-    counts: list[Cell | None] = [(str(len(one.metrics)), "") for one in experiments]
-    rows = [Comparison("finished iterations", "cost", counts)]
-    for name, metric, kind, better in COSTS:
-        cells: list[Cell | None] = []
-        for one in experiments:
-            values = [row[metric] for row in one.metrics if metric in row]
-            total = math.fsum(values)
-            if not values:
-                cells.append(None)
-            elif kind == "seconds":
-                cells.append((duration(total), f"{number(total / len(one.metrics))} s an iteration"))
-            else:
-                cells.append((f"{total:,.0f}" if kind == "total" else number(values[-1]), ""))
-        rows.append(Comparison(name, "cost", cells, better))
-    return rows
+def _beside(view: View) -> dict[str, list[Cell | None]]:
+    """Returns by name what the experiments reached, what that cost, and the keys that differ, a cell for each;
+    without what none has anything of."""
+    labels = sorted({one.label for run in view.runs for one in view.store.status(run).accuracies})
+    different = _differing([_settings(view, run) for run in view.runs])
+    columns = [*(PASS + label for label in labels), ITERATIONS, *COSTS, *different]
+    cells = [cells_of(view, run, columns) for run in view.runs]
+    found = {column: [own.get(column) for own in cells] for column in columns}
+    return {column: own for column, own in found.items() if any(own)}
 
 
 PAGES = (
