@@ -1,29 +1,27 @@
-"""Curves and bars: what a chart holds, and how matplotlib draws it, as SVG for a page or on axes of a file.
+"""Curves: what a chart holds, and how it is drawn: as SVG for a page without scripts, or by matplotlib on the
+axes of a file.
 
 The viewer's `charts.js` draws the same charts live, from `Chart.as_json`.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
-from itertools import pairwise
+from itertools import count, pairwise, takewhile
 from typing import TYPE_CHECKING, Any, Literal
-from xml.etree import ElementTree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 440, 230
 RIGHT, TOP, BOTTOM = 12, 10, 36
-FONT, CHARACTER = 12.5, 7.6
-"""Size of the text at the axes, and about how wide a digit of it is."""
+CHARACTER = 7.6
+"""About how wide a digit at an axis is."""
+TICKS = 5
 
 MOST_MARKS = 80
 """With more points than this a curve is drawn without marks."""
@@ -36,18 +34,6 @@ DASH, LEVEL_GAP = 4.0, 2.0
 
 N_COLOURS = 12
 """Colours of experiments on a page and of rows in a table."""
-
-NAMES = (
-    *(f"c{i}" for i in range(N_COLOURS)), "own", "soft", "line", "paper",
-    "generation", "credit", "training", "choice", "sync", "evaluation", "commit", "other",
-)  # fmt: skip
-"""The colours of the style sheet, which has each in a variable of that name, for light and for dark."""
-
-PAGE: Mapping[str, str] = {name: f"#00{number:02x}ff" for number, name in enumerate(NAMES)}
-"""The colours that a figure for the page is drawn with: each stands for its variable."""
-
-_VARIABLES = {colour: f"var(--{name})" for name, colour in PAGE.items()}
-_LEFT_OUT = ("font-family", "font-size", "stroke-linecap", "stroke-linejoin")
 
 # Which way is better
 
@@ -239,44 +225,79 @@ def line_chart(
 ) -> str:
     """Returns curves over a shared x as a figure. Series without points are skipped; at least one must have
     some. `band` describes the intervals, where there are any."""
-    from matplotlib.ticker import MaxNLocator
-
     drawn = [one for one in series if one.points]
     assert drawn, f"nothing to draw in {title!r}"
-    figure, axes = _page_figure(WIDTH)
     xs = [x for one in drawn for x, _ in one.points if not one.is_level] or [0.0]
-    low, high = min(xs), max(xs)
-    room = 0.02 * (high - low) or 1.0
-    axes.set_xlim(low - room, high + room)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=all(x == round(x) for x in xs), min_n_ticks=1))
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
-    titles = draw_series(axes, drawn, PAGE, from_zero=from_zero)
-    has_band = any(one.interval for one in drawn)
-    return _chart(figure, axes, title, about(better, band if has_band else ""), x_name, WIDTH, titles)
+    left, right = min(xs), max(xs)
+    room = 0.02 * (right - left) or 1.0
+    low, high = _span(drawn, from_zero=from_zero)
+    ys = _ticks(low, high)
+    labels = tick_labels(ys)
+    begin = 14 + CHARACTER * max(map(len, labels), default=1)
+
+    def at(x: float, y: float) -> str:
+        return f"{_across(x):.1f},{_up(y):.1f}"
+
+    def _across(x: float) -> float:
+        return begin + (WIDTH - RIGHT - begin) * (x - left + room) / (right - left + 2 * room)
+
+    def _up(y: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - low) / (high - low)
+
+    parts = []
+    for y, label in zip(ys, labels, strict=True):
+        line = (
+            f'<line class="grid" x1="{begin:.0f}" x2="{WIDTH - RIGHT}" y1="{_up(y):.1f}" y2="{_up(y):.1f}"/>'
+        )
+        parts.append(f'{line}<text x="{begin - 6:.0f}" y="{_up(y) + 4:.1f}" text-anchor="end">{label}</text>')
+    below = _ticks(left, right, whole=all(x == round(x) for x in xs)) or [left]
+    for x, label in zip(below, tick_labels(below), strict=True):
+        place = f'x="{_across(x):.1f}" y="{HEIGHT - BOTTOM + 16}"'
+        parts.append(f'<text {place} text-anchor="middle">{label}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_name)}</text>')
+    for one, (turn, turns) in zip(drawn, _turns(drawn, SAME * (high - low))):
+        points, interval = one.points, one.interval
+        if one.is_level:
+            [(x, y)] = points
+            points = [(left - room, y), (right + room, y)]
+            interval = {at: interval[x] for at, _ in points} if interval else {}
+        bounded = [(x, *interval[x]) for x, _ in points if x in interval]
+        around = [at(x, y) for x, y, _ in bounded] + [at(x, y) for x, _, y in reversed(bounded)]
+        band_drawn = f'<polygon points="{" ".join(around)}"/>' if around else ""
+        gap = (turns - 1) * DASH + (LEVEL_GAP if one.is_level or one.dash else 0.0)
+        dashes = f' stroke-dasharray="{1.8 * DASH:g} {1.8 * gap:g}" stroke-dashoffset="{1.8 * turn * DASH:g}"'
+        line = f'<polyline points="{" ".join(at(x, y) for x, y in points)}"{dashes if gap else ""}>'
+        radius = 2.6 + min(1.2, 2.4 / turns) * (turns - 1 - turn)
+        marked = points if len(points) <= MOST_MARKS and not one.is_level else ()
+        marks = (
+            f'<circle cx="{_across(x):.1f}" cy="{_up(y):.1f}" r="{radius:.3g}">'
+            f"<title>{escape(one.title((x, y)))}</title></circle>"
+            for x, y in marked
+        )
+        last = f"<title>{escape(one.title(one.points[-1]))}</title>"
+        parts.append(f'<g class="{one.colour}">{band_drawn}{line}{last}</polyline>{"".join(marks)}</g>')
+    remark = about(better, band if any(one.interval for one in drawn) else "")
+    caption = f'<figcaption>{escape(title)} <span class="about">{escape(remark)}</span></figcaption>'
+    label = escape(title, quote=True)
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
+    svg = f'<svg class="curves" {size} role="img" aria-label="{label}">{"".join(parts)}</svg>'
+    return f"<figure>{caption}{svg}</figure>"
 
 
-def stacked_bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], unit: str) -> str:
-    """Returns one bar per row (label, amount by the name of a colour), stacked in the order of the mapping.
+def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """Returns at most about `TICKS` round numbers between two others."""
+    power = 10.0 ** math.floor(math.log10((high - low) / TICKS or 1.0))
+    steps = (power * factor for factor in (1, 2, 2.5, 5, 10, 20, 50))
+    step = next(s for s in steps if (high - low) / s <= TICKS and (not whole or s == round(s) > 0))
+    first = math.ceil(low / step - 1e-9)
+    return [number * step for number in takewhile(lambda i: i * step <= high + 1e-9 * step, count(first))]
 
-    More than MOST_BARS rows are averaged over neighbours. Amounts are costs: less is better.
-    """
-    rows = thinned(rows)
-    width, titles = 2 * WIDTH, {}
-    figure, axes = _page_figure(width)
-    for i, (label, amounts) in enumerate(rows):
-        base = 0.0
-        for name, amount in amounts.items():
-            if amount > 0:
-                gid = f"bar_{i}_{name}"
-                axes.bar(i, amount, 0.8, base, color=PAGE[name], linewidth=0, gid=gid)
-                titles[gid] = f"iteration {label}: {name} {number(amount)} {unit}"
-                base += amount
-    every = max(1, math.ceil(len(rows) / 16))
-    axes.set_xticks(range(0, len(rows), every), [label for label, _ in rows[::every]])
-    axes.set_xlim(-0.6, len(rows) - 0.4)
-    axes.set_ylim(0, max(sum(amounts.values()) for _, amounts in rows) * 1.04 or 1.0)
-    _label_ticks(axes.yaxis)
-    return _chart(figure, axes, title, about("down"), "iteration", width, titles)
+
+def _span(series: Sequence[Series], *, from_zero: bool) -> tuple[float, float]:
+    """Returns the limits of an axis that holds curves and their bands."""
+    ys = [y for one in series for _, y in one.points]
+    ys += [bound for one in series for bounds in one.interval.values() for bound in bounds]
+    return limits(ys, from_zero=from_zero)
 
 
 def thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[str, Mapping[str, float]]]:
@@ -298,48 +319,34 @@ def thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[s
 # Drawing
 
 
-Marks = tuple[float, Sequence[str]]
-"""The points of a curve: their radius, and the tooltip of each."""
-
-Titles = Mapping[str, str | Marks]
-"""Tooltips by the `gid` of what was drawn: one text for all of it, or one for each point."""
-
-
 def draw_series(
     axes: Axes,
     series: Sequence[Series],
     palette: Mapping[str, str],
     *,
-    from_zero: bool = False,
     scale: float = 1.0,
-) -> dict[str, str | Marks]:
-    """Draws levels, bands and curves over a shared x, with the axis' limits and ticks; returns tooltips by
-    `gid`.
+) -> None:
+    """Draws levels, bands and curves over a shared x, with the axis' limits and ticks.
 
     Curves that would hide each other take turns along the line, each with its own dashes, and levels lie
     above them. `scale` is what sizes of lines and marks are multiplied with.
     """
-    ys = [y for one in series for _, y in one.points]
-    ys += [bound for one in series for bounds in one.interval.values() for bound in bounds]
-    low, high = limits(ys, from_zero=from_zero)
+    low, high = _span(series, from_zero=False)
     axes.set_ylim(low, high)
     _label_ticks(axes.yaxis)
     _label_ticks(axes.xaxis)
-    titles: dict[str, str | Marks] = {}
     for one in series:
         _draw_band(axes, one, palette[one.colour])
-    for n, (one, (turn, turns)) in enumerate(zip(series, _turns(series, SAME * (high - low)))):
-        colour, gid = palette[one.colour], f"curve_{n}"
+    for one, (turn, turns) in zip(series, _turns(series, SAME * (high - low))):
+        colour = palette[one.colour]
         gap = (turns - 1) * DASH + (LEVEL_GAP if one.is_level or one.dash else 0.0)
         style: dict[str, Any] = {
             "color": colour,
             "linewidth": 1.8 * scale,
             "linestyle": (turn * DASH, (DASH, gap)) if gap else "-",
             "clip_on": False,
-            "gid": gid,
             "label": one.name,
         }
-        titles[gid] = one.title(one.points[-1])
         xs, values = [x for x, _ in one.points], [y for _, y in one.points]
         if one.is_level:
             axes.axhline(values[0], zorder=2.5, **style)
@@ -347,11 +354,7 @@ def draw_series(
         axes.plot(xs, values, **style)
         if len(one.points) <= MOST_MARKS:
             radius = (2.6 + min(1.2, 2.4 / turns) * (turns - 1 - turn)) * scale
-            axes.plot(
-                xs, values, "o", color=colour, markersize=2 * radius, mew=0, gid=f"marks_{n}", clip_on=False
-            )
-            titles[f"marks_{n}"] = radius, [one.title(point) for point in one.points]
-    return titles
+            axes.plot(xs, values, "o", color=colour, markersize=2 * radius, mew=0, clip_on=False)
 
 
 def _turns(series: Sequence[Series], near: float) -> list[tuple[int, int]]:
@@ -396,89 +399,3 @@ def _label_ticks(axis: Axis) -> None:
             return number(x)
 
     axis.set_major_formatter(Labels())
-
-
-def _page_figure(width: float) -> tuple[Figure, Axes]:
-    # Not pyplot: nothing global, no window, whatever the machine has. An inch is 72 of the page's units.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width / 72, HEIGHT / 72))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.spines[:].set_visible(False)
-    axes.grid(axis="y", color=PAGE["line"], linewidth=1)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelsize=FONT, labelcolor=PAGE["soft"], pad=6)
-    return figure, axes
-
-
-def _chart(
-    figure: Figure, axes: Axes, title: str, remark: str, x_name: str, width: float, titles: Titles
-) -> str:
-    low, high = axes.get_ylim()
-    labels = tick_labels([float(tick) for tick in axes.get_yticks() if low <= tick <= high])
-    left = 14 + CHARACTER * max(map(len, labels), default=1)
-    axes.set_position(
-        (left / width, BOTTOM / HEIGHT, (width - left - RIGHT) / width, 1 - (TOP + BOTTOM) / HEIGHT)
-    )
-    figure.text(1 - RIGHT / width, 4 / HEIGHT, x_name, ha="right", color=PAGE["soft"], fontsize=FONT)
-    caption = f'{escape(title)} <span class="about">{escape(remark)}</span>'
-    return f"<figure><figcaption>{caption}</figcaption>{svg_of(figure, title, titles)}</figure>"
-
-
-# A figure as SVG
-
-
-def svg_of(figure: Figure, label: str, titles: Titles) -> str:
-    """Returns a matplotlib figure as a small SVG with the colours and the font of its page, and tooltips.
-
-    It has no background and is sized by the page; `label` is for those who can't see it.
-    """
-    import matplotlib
-
-    buffer = io.StringIO()
-    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "treetune"}):
-        figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
-    root = ElementTree.fromstring(buffer.getvalue())
-    inner = "".join(_written(child, titles) for child in root)
-    label = escape(label, quote=True)
-    return f'<svg viewBox="{root.get("viewBox")}" role="img" aria-label="{label}">{inner}</svg>'
-
-
-def _written(element: ElementTree.Element, titles: Titles) -> str:
-    """Writes an element. Groups go, unless they have a title; definitions go with what they define."""
-    tag = element.tag.rpartition("}")[2]
-    style = _style(element.get("style") or "")
-    if tag == "path":
-        path = re.sub(r"\s*\n\s*|(?<=[MLCQ]) |\s+(?=[MLCQz])|\s+$", "", _rounded(element.get("d") or ""))
-        return "" if "none" in style and "stroke:" not in style else f'<path d="{path}"{style}/>'
-    if tag == "text":
-        x, y = (_rounded(element.get(key) or "0") for key in "xy")
-        return f'<text x="{x}" y="{y}"{style}>{escape(element.text or "")}</text>'
-    if tag != "g":
-        return ""
-    title = titles.get(element.get("id") or "")
-    if isinstance(title, tuple):
-        radius, tooltips = title
-        uses = [use for use in element.iter() if use.tag.rpartition("}")[2] == "use"]
-        assert len(uses) == len(tooltips), "a mark lies outside of the figure"
-        circles = (
-            f'<circle cx="{_rounded(use.get("x") or "")}" cy="{_rounded(use.get("y") or "")}"'
-            f' r="{radius:g}"><title>{escape(words)}</title></circle>'
-            for use, words in zip(uses, tooltips)
-        )
-        return f"<g{_style(uses[0].get('style') or '')}>{''.join(circles)}</g>" if uses else ""
-    inner = "".join(_written(child, titles) for child in element)
-    return f"<g><title>{escape(title)}</title>{inner}</g>" if title and inner else inner
-
-
-def _style(text: str) -> str:
-    pairs = (part.partition(":")[::2] for part in text.split(";") if part.strip())
-    kept = [(key.strip(), value.strip()) for key, value in pairs if key.strip() not in _LEFT_OUT]
-    kept = [(key, value) for key, value in kept if (key, value) != ("stroke-dashoffset", "0")]
-    joined = ";".join(f"{key}:{_VARIABLES.get(value, value)}" for key, value in kept)
-    return f' style="{joined}"' if joined else ""
-
-
-def _rounded(text: str) -> str:
-    return re.sub(r"-?\d+\.\d+", lambda match: f"{float(match[0]):.1f}".removesuffix(".0"), text)

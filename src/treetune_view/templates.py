@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
@@ -78,6 +79,7 @@ def environment() -> Environment:
         "when": lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "in_seconds": in_seconds,
         "rendered": rendered,
+        "total": lambda amounts: math.fsum(amounts.values()),
     }
     made.filters |= filters
     made.tests["right"] = lambda score: score >= CORRECT_SCORE

@@ -67,21 +67,21 @@ def test_what_a_model_wrote_is_text_a_newline_is_one_line_and_an_end_token_is_se
     assert "↵ &lt;i&gt;</span>" in html and "(end)" in text
 
 
-def test_without_an_analysis_the_runs_own_values_are_shown_with_their_intervals(tmp_path: Path) -> None:
+def test_without_an_analysis_the_runs_own_values_stand_with_its_episodes_and_their_intervals(
+    tmp_path: Path,
+) -> None:
     episodes = tuple(replace(one, step_errors=(0.1,) * len(one.step_ends)) for one in EPISODES)
-    html, text = microscope(write_experiment(tmp_path / "run", episodes=episodes))
-    assert "the run's own" in text and "credit_microscope.jsonnet" in text
-    assert "V 0.60 [0.40, 0.80]" in " ".join(text.split()) and html.count("<article") == 3
+    page = report(write_experiment(tmp_path / "run", episodes=episodes))
+    assert "Credit microscope" not in page.text and "credit_microscope.jsonnet" in page.text
+    assert "V 0.600 [0.40, 0.80]" in page.words and page.count("article", "episode") == 3
     # Of runs from before errors were kept, values alone.
-    html, text = microscope(write_experiment(tmp_path / "older"))
-    assert "V 0.60" in text and "0.40" not in text
-    plain = tuple(replace(one, step_values=None) for one in EPISODES)
-    assert microscope(write_experiment(tmp_path / "plain", episodes=plain)) == ("", "")
+    page = report(write_experiment(tmp_path / "older"))
+    assert "V 0.600" in page.text and "0.40" not in page.text
 
 
 def test_a_damaged_analysis_is_missing_and_no_end_of_the_report(tmp_path: Path) -> None:
     text = report(analysed(tmp_path / "run", {})).text
-    assert "analyses/credit_microscope/result.json can't be read" in text and "the run's own" in text
+    assert "analyses/credit_microscope/result.json can't be read" in text and "V 0.600" in text
 
 
 ANSWERS = (

@@ -117,3 +117,21 @@ def test_long_curves_keep_their_peaks(store: Store, folder: Path) -> None:
     [line] = chart.series
     assert len(line.points) <= MOST_POINTS + 2 and (line.points[0][0], line.points[-1][0]) == (1, 5000)
     assert (3334.0, 100.0) in line.points
+
+
+def test_curves_are_drawn_over_what_was_spent_by_then(store: Store, folder: Path) -> None:
+    for seed, seconds in ((1, 10.0), (2, 30.0)):
+        run = begin_run(folder / f"seed-{seed}" / "ppo", seed=seed)
+        for iteration in range(2):
+            record_iteration(
+                run, iteration, **{"seconds/total": seconds, "episodes/reward": seed + iteration}
+            )
+    experiments = {run.name: store.experiment(run) for run in store.runs()}
+
+    apart = chosen_charts(bunches(experiments, False, "seconds in iterations"), ["episodes/reward"])
+    [together] = chosen_charts(bunches(experiments, True, "seconds in iterations"), ["episodes/reward"])
+
+    assert [one.points for one in apart[0].series] == [[(10, 1), (20, 2)], [(30, 2), (60, 3)]]
+    [line] = together.series
+    assert line.points == [(20, 1.5), (40, 2.5)] and set(line.interval) == {20, 40}
+    assert together.x_name == "seconds in iterations"

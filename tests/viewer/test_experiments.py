@@ -1,7 +1,9 @@
 """What the list of experiments says of each, and what stands in one table where several are chosen."""
 
+import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,6 @@ from tests.viewer.recorded import begin_run, record_evaluation, record_iteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory
 from treetune_view.experiment import Status
-from treetune_view.pages.experiments import side_by_side
 from treetune_view.store import Store
 
 
@@ -136,28 +137,52 @@ def test_chosen_experiments_are_compared_in_one_table(viewer: Viewer) -> None:
     other = begin_run(viewer.folder / "two", planned=1, seed=2, credit=credit)
     own = {"rollout/sampled_tokens": 1234.0, "train/steps": 8.0, "train/tokens": 1e3, "seconds/total": 90.0}
     record_iteration(other, 0, **own)
-    runs = [viewer.store.run(name) for name in ("one", "two")]
-    experiments = {run.name: viewer.store.experiment(run) for run in runs}
-    statuses = {run.name: viewer.store.status(run) for run in runs}
-    rows = {row.name: row for row in side_by_side(experiments, statuses)}
-    accuracy, nothing = rows["pass@1 on validation"].cells
-    assert nothing is None and accuracy[1].endswith("after 2 iterations")
+    page = viewer.page("/run?run=one&run=two")
+    rows = {
+        re.sub("<.*?>", "", row.split("</th>")[0]).strip(): re.findall(r"<td[^>]*>(.*?)</td>", row)
+        for row in page.split("Side by side")[1].split("<tr>")[2:]
+    }
+    accuracy, nothing = rows["pass@1 on validation"]
+    assert "not there" in nothing and "after 2 iterations" in accuracy
     expected = {
-        "finished iterations": [("2", ""), ("1", "")],
-        "credit.type": [('"monte_carlo"', ""), ('"group"', "")],
-        "credit.samples": [("3", ""), None],
+        "finished iterations": ["2", "1"],
+        "credit.type": ["&#34;monte_carlo&#34;", "&#34;group&#34;"],
+        "seed": ["1", "2"],
     }
-    assert {name: rows[name].cells for name in expected} == expected
-    of_the_other = {
-        "optimiser steps": "8",
-        "sampled tokens of answers": "1,234",
-        "time in iterations": "90 s",
-    }
-    assert {name: rows[name].cells[1][0] for name in of_the_other} == of_the_other
-    assert rows["time in iterations"].cells[1][1] == "90 s an iteration"
-    assert rows["seed"].kind == "setting"
+    assert {name: rows[name] for name in expected} == expected
+    assert rows["optimiser steps"][1] == "8" and rows["sampled tokens of answers"][1] == "1,234"
+    assert rows["time in iterations"][1] == '90 s <span class="note">90 s an iteration</span>'
     unshown = {"sampled tokens of continuations", "experiment_name", "directory", "rollout.type"}
     assert not unshown & rows.keys(), "nobody recorded any, and what is alike"
-    page = viewer.page("/run?run=one&run=two")
-    assert "Side by side" in page and "&#34;&lt;b&gt;&#34;" in page and "not recorded" in page
+    assert "&#34;&lt;b&gt;&#34;" in page
     assert "Side by side" not in viewer.page("/run?run=one")
+
+
+def test_experiments_are_grouped_by_any_key_with_the_mean_of_what_is_shown(viewer: Viewer) -> None:
+    for seed, name in ((1, "ppo/seed-1"), (2, "ppo/seed-2"), (3, "grpo/seed-1")):
+        credit = {"type": "group"} if "grpo" in name else {"type": "monte_carlo"}
+        run = begin_run(viewer.folder / name, planned=1, seed=seed, credit=credit)
+        record_iteration(run, 0, **{"episodes/reward": seed / 4, "train/steps": 8.0})
+
+    def groups(**query: Any) -> dict[str, tuple[int, str]]:
+        bodies = viewer.page("/", **query).split("<tbody")[1:]
+        heads = [
+            re.sub(r"<.*?>|±", "", body.split("</th>")[0].split("scope=")[1].split(">", 1)[1])
+            for body in bodies
+        ]
+        return {
+            head.split()[0]: (
+                body.count('name="run"'),
+                re.findall(r'data-label="[^m][^"]*">([^<]*)<', body)[0],
+            )
+            for head, body in zip(heads, bodies, strict=True)
+        }
+
+    column = {"column": "reward, newest"}
+    assert groups(group="credit.type", **column) == {
+        "&#34;group&#34;": (1, "0.75"), "&#34;monte_carlo&#34;": (2, "0.375 [0.25, 0.5]")
+    }  # fmt: skip
+    assert set(groups(group="folder", **column)) == {"grpo", "ppo"}
+    assert set(groups(group="seed", **column)) == {"1", "2", "3"}
+    page = viewer.page("/", sort="reward, newest", **column)
+    assert re.findall(r'id="row-([^"]+)"', page) == ["grpo/seed-1", "ppo/seed-2", "ppo/seed-1"]

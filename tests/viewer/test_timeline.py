@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +117,14 @@ def test_the_trace_is_one_that_chrome_and_perfetto_read(viewer: Viewer, timed: P
 @pytest.mark.usefixtures("timed")
 def test_the_page_shows_the_time_that_the_address_says(viewer: Viewer) -> None:
     whole = viewer.page("/timeline?run=run")
-    assert "9 spans in this time" in whole and "process 12 on here, resume 1" in whole
+    assert "process 12 on here, resume 1" in whole
     assert '<rect class="generation "' in whole and '<rect class="work' not in whole, "work has its phase's"
     assert "&lt;b&gt;sampling&lt;/b&gt;" in whole and "<b>sampling" not in whole
     assert "cut off with its process, nobody wrote when" in whole
     part = viewer.page("/timeline?run=run&from=100.5&to=105")
-    assert "2 spans in this time" in part and "1:40.5" in part
+    assert part.count('<tr id="span-') < whole.count('<tr id="span-') and "1:40.5" in part
     lane = viewer.page("/timeline", run="run", lane="engine: server")
-    assert "2 spans in this time of engine: server" in lane and "its process ended with code -9" in lane
+    assert "by engine: server, added up" in lane and "its process ended with code -9" in lane
     for wrong, words in (
         ("from=soon", "must be a number of seconds"),
         ("from=nan", "must be a number of seconds"),
@@ -159,7 +160,8 @@ def test_what_goes_on_ends_now_and_thousands_of_spans_stay_a_small_page(viewer: 
         last = next(lane for lane in lanes if lane.what == "phases").spans[-1]
         assert last.ending == "open" and last.end > BEGAN + 10_000
         page = viewer.page("/timeline?run=run&from=0&to=5001")
-        assert "so far" in viewer.page("/timeline?run=run&from=0&to=5001&page=101")
+    assert "so far" in page and page.count('<tr id="span-') == 3, "a row each for what has one name"
+    assert re.search(r"how often\">5000</td><td[^>]*>2[\u2009,]?500 s<", page)
     assert page.count("<rect class=") < 1200 and "more here" in page
 
 

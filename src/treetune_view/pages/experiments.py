@@ -86,8 +86,8 @@ class Listed:
 
 
 def show(view: View) -> Response:
-    """`?search=`, `?state=`, `?sort=` (one of `SORTED`, or a column), `?set=` (whose accuracy), `?group=` (one
-    of `GROUPINGS`, or a key of the configuration), `?column=` (also several), `?page=`."""
+    """`?search=`, `?state=`, `?sort=` (one of `SORTED`, or a column), `?set=` (whose accuracy), `?group=`
+    (one of `GROUPINGS`, or a key of the configuration), `?column=` (also several), `?page=`."""
     statuses: dict[Run, Status | str] = {}
     settings: dict[Run, Mapping[str, str]] = {}
     for run in view.store.runs():
@@ -229,14 +229,13 @@ def show_run(view: View) -> Response:
     names = [name for name in view.request.query_params.getlist("metric") if name]
     # Seconds by phase: of all iterations, and bars of each (of neighbours, where there are many).
     rows = phase_seconds(first)
-    totals, bars = phase_totals(rows), thinned(rows)
+    totals = phase_totals(rows)
     times = {
         "totals": totals,
         "words": PHASES,
         "whole": math.fsum(totals.values()),
         "iterations": len(rows),
-        "bars": bars,
-        "longest": max((math.fsum(own.values()) for _, own in bars), default=0.0),
+        "bars": thinned(rows),
     }
     return view.render(
         "run.html",
@@ -270,8 +269,8 @@ def _other_seeds(view: View, one: Experiment) -> list[str]:
 
 
 def _beside(view: View) -> dict[str, list[Cell | None]]:
-    """Returns by name what the experiments reached, what that cost, and the keys that differ, a cell for each;
-    without what none has anything of."""
+    """Returns by name what the experiments reached, what that cost, and the keys that differ, a cell for
+    each; without what none has anything of."""
     labels = sorted({one.label for run in view.runs for one in view.store.status(run).accuracies})
     different = _differing([_settings(view, run) for run in view.runs])
     columns = [*(PASS + label for label in labels), ITERATIONS, *COSTS, *different]

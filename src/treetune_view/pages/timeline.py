@@ -1,5 +1,5 @@
 """The timeline of an experiment: lanes of spans, from its timelines, or reckoned from its metrics;
-drawn along true time, listed in a table, and as a Chrome trace."""
+drawn along true time, added up in a table, and as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from starlette.responses import Response
 from treetune.runtime.console import PHASES
 from treetune.store.timeline import SUFFIX, Process, Span, read_timeline
 from treetune_view.experiment import Experiment
-from treetune_view.page import Page, View, paged
+from treetune_view.page import Page, View
 from treetune_view.store.catalogue import Store
 from treetune_view.store.folders import Run, digest, stat_of
 from treetune_view.templates import in_seconds
@@ -35,9 +35,6 @@ WIDTH = 1000
 
 DEEPEST = 4
 """Rows of a lane: what began within something else stands below it."""
-
-LISTED = 50
-"""Rows of the table on one page."""
 
 SHORTEST_S = 0.01
 """Shortest time that is shown at once."""
@@ -299,7 +296,7 @@ class Window:
 
 
 def show(view: View) -> Response:
-    """`?run=`, `?from=` and `?to=` in seconds since the beginning, `?lane=` (its spans alone), `?page=`."""
+    """`?run=`, `?from=` and `?to=` in seconds since the beginning, `?lane=` (its spans alone)."""
     times = times_of(view.store, view.run)
     if times is None:
         return view.render("timeline.html", times=None)
@@ -308,7 +305,11 @@ def show(view: View) -> Response:
     if not lanes:
         there = ", ".join(lane.name for lane in times.lanes)
         raise ValueError(f"there is no lane {view.text('lane')!r}: there are {there}")
-    inside = [(lane, span) for lane in lanes for span in lane.spans if _meets(span, window, began)]
+    alike: dict[tuple[str, str], list[ShownSpan]] = {}
+    for lane in lanes:
+        for span in lane.spans:
+            if _meets(span, window, began):
+                alike.setdefault((lane.name, span.name), []).append(span)
     drawn = [(lane, _bars(lane, window, began)) for lane in lanes]
     shares = (0, 0.25, 0.5, 0.75, 1)
     return view.render(
@@ -319,12 +320,21 @@ def show(view: View) -> Response:
         endings={bar.ending for _, bars in drawn for bar in bars},
         kinds={bar.kind: bar.kind for _, bars in drawn for bar in bars},
         ticks=[clock(window.start + share * window.length, window.length) for share in shares],
-        listed=paged(view, sorted(inside, key=lambda one: one[1].start), LISTED),
+        listed=[
+            (
+                lane,
+                max(own, key=lambda span: span.end - span.start),
+                len(own),
+                sum(s.end - s.start for s in own),
+            )
+            for (lane, _), own in alike.items()
+        ],
         clock=lambda at: clock(at - began, window.length),
         date=lambda at: time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at)),
         zoomed=lambda span: _around(span.start - began, span.end - began),
         bar_zoomed=lambda bar: _around(bar.start, bar.end),
         took=took,
+        in_all=in_seconds,
         width=WIDTH,
     )
 

@@ -16,7 +16,6 @@ from treetune.rollouts.storage import REMEDY, TOKENS, read_tokens
 from treetune.runtime.analysis import read_result
 from treetune.store.checksums import verify_once
 from treetune.vocabulary import CORRECT_SCORE, Episode, Trajectory
-from treetune_lab.analyzers.step_credit import step_credit
 from treetune_view.charts import number
 from treetune_view.drawings import ThreadedAnswer, tree_html
 from treetune_view.experiment import Experiment
@@ -32,10 +31,6 @@ COLOURED_FULLY = 0.95
 """The quantile of |advantage| among the shown tokens that has the full colour; larger ones are not darker."""
 
 ANALYZER = "credit_microscope"
-OWN = "the run's own"
-LOOKED_AT = 4
-"""Answers with the run's own values, where nobody looked through the microscope."""
-
 # The newest episodes
 
 
@@ -134,13 +129,12 @@ def _right_and_wrong(rows: Sequence[StoredEpisode], most: int) -> list[StoredEpi
 
 class MicroscopeSection(ReportSection):
     """Shows what each credit method gives the steps of a few answers, as the analyzer `credit_microscope`
-    found, and else the run's own values, which need no sampling."""
+    found. The run's own values stand with its episodes."""
 
     title = "Credit microscope"
 
     def html(self, experiment: Experiment) -> str:
-        looks = [*_looks(experiment)] or [*_own_look(experiment)]
-        return "".join(render("microscope.html", **look) for look in looks)
+        return "".join(render("microscope.html", **look) for look in _looks(experiment))
 
 
 def _looks(experiment: Experiment) -> Iterator[dict[str, Any]]:
@@ -155,49 +149,10 @@ def _looks(experiment: Experiment) -> Iterator[dict[str, Any]]:
                 yield {
                     "iteration": int(point) + 1,
                     "truth": numbers["truth"],
-                    "command": "",
                     "answers": [_looked_at(one, own["costs"]) for one in own["answers"]],
                 }
         except (OSError, ValueError, KeyError, TypeError) as error:
             experiment.missing.append(f"{path.relative_to(experiment.path)} can't be read: {error!r}")
-
-
-def _own_look(experiment: Experiment) -> Iterator[dict[str, Any]]:
-    """Yields the newest iteration's own values. Threads have a drawing of their own."""
-    newest = newest_episodes(experiment.path, [])  # another section says what can't be read
-    valued = [
-        row
-        for row in (newest.rows if newest is not None else ())
-        if row.episode.step_values and row.episode.advantages is not None and not row.episode.stretches
-    ]
-    if newest is None or not valued:
-        return
-    valued.sort(key=lambda row: (-row.spread, row.episode.trajectory))
-    answers = []
-    for row in _right_and_wrong(valued, LOOKED_AT):
-        one, tokens = row.episode, newest.texts_of(row)
-        assert one.advantages is not None
-        credit = step_credit(
-            one.step_ends,
-            one.reward,
-            one.advantages.tolist(),
-            one.step_ends,
-            one.step_values,
-            one.step_errors,
-        )
-        bounds = zip((0, *one.step_ends[:-1]), one.step_ends, strict=True)
-        answer = {
-            "answer": one.trajectory,
-            "prompt": row.prompt,
-            "reward": one.reward,
-            "correct": one.correct,
-            "unfinished": one.finish_reason == "length",
-            "steps": ["".join(tokens[start:end]) for start, end in bounds],
-            "credit": {OWN: credit.plain()},
-        }
-        answers.append(_looked_at(answer, {}))
-    command = "configs/analyzers/credit_microscope.jsonnet"
-    yield {"iteration": newest.iteration + 1, "truth": 0, "command": command, "answers": answers}
 
 
 def _looked_at(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from treetune.runtime.diagnostics import (
     last_good,
 )
 from treetune.runtime.directory import ExperimentDirectory
-from treetune_view.charts import Chart, Series, better_of, line_chart, stacked_bars
+from treetune_view.charts import Chart, Series, better_of, line_chart, thinned
 from treetune_view.curves import PHASES, Bunch, phase_seconds, phase_totals, usual_charts
 from treetune_view.experiment import Experiment
 from treetune_view.report.sections import ReportSection
@@ -313,5 +313,5 @@ class TimesSection(ReportSection):
             words=PHASES,
             whole=math.fsum(totals.values()),
             iterations=len(rows),
-            bars=stacked_bars("seconds per iteration", rows, "s"),
+            bars=thinned(rows),
         )
