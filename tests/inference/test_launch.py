@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +19,7 @@ from treetune.inference import key
 from treetune.inference.base import TRANSFERS, Engine, EngineLaunch, Rendezvous
 from treetune.inference.client import KEEP_ALIVE_S
 from treetune.inference.engine import start_engine
-from treetune.inference.launch import ServerLaunch
+from treetune.inference.launch import ADAPTER_CONFIG, ServerLaunch, with_time_for
 from treetune.inference.server import start_servers
 from treetune.inference.settings import GIB, EngineSettings, VllmSettings, host_memory, servers_that_fill
 from treetune_cluster import runs as runs
@@ -427,3 +428,19 @@ def test_an_engine_of_ones_own_is_started_by_the_function_that_it_registers() ->
     assert start_engine(Mine(), RUN) is made
     with pytest.raises(ValueError, match="a judge is asked over HTTP"):
         start_servers(Mine(), RUN, Path("/logs/judge.log"))
+
+
+def test_large_weights_have_more_time_to_start_and_to_sync(tmp_path: Path) -> None:
+    """70 billion weights in files, sparse ones; their adapters wait for them as well."""
+    model, adapters = tmp_path / "model", tmp_path / "adapters"
+    for folder in (model, adapters):
+        folder.mkdir()
+    for number in range(2):
+        with (model / f"{number}.safetensors").open("wb") as file:
+            file.truncate(70 * 10**9)
+    (adapters / ADAPTER_CONFIG).write_text(json.dumps({"base_model_name_or_path": str(model)}))
+    settings = VllmSettings(sync_timeout=300, start_timeout=600)
+    for folder in (model, adapters):
+        found = with_time_for(settings, folder)
+        assert (round(found.sync_timeout), round(found.start_timeout)) == (952, 1252)
+    assert with_time_for(settings, tmp_path / "nothing") == settings
