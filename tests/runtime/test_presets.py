@@ -31,6 +31,10 @@ ADDITIONS = [
         ["objectives/kl_in_advantage", "objectives/entropy_target", "objectives/skip_without_advantage"],
     ),
     ("grpo_as_published", ["hardware/lora"]),
+    # Credits of the literature that ask for more than rewards: probabilities, a critic, one in the trainer.
+    ("dr_grpo", ["credit/optimal_token_baseline"]),
+    ("dr_grpo", ["credit/v0_5"]),
+    ("dr_grpo", ["credit/vapo"]),
     ("spo_3_3", ["objectives/spo_mask_below", "objectives/importance_cap_2"]),
     ("spo_3_2", ["compat/spo_moving_target", "objectives/entropy_bonus"]),
 ]

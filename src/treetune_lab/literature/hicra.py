@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -51,9 +52,7 @@ def in_phrases(token_ids: TokenIds, codec: TextCodec, phrases: Sequence[str]) ->
     text = codec.decode(token_ids)
     marked: Column = np.zeros(len(text) + 1, np.bool_)
     for phrase in phrases:
-        start = text.lower().find(phrase.lower())
-        while start >= 0:
-            marked[start : start + len(phrase)] = True
-            start = text.lower().find(phrase.lower(), start + 1)
+        for found in re.finditer(re.escape(phrase), text, re.IGNORECASE):
+            marked[found.start() : found.end()] = True
     offsets = [*token_offsets(token_ids, codec, text), len(text)]
     return np.array([bool(marked[start:end].any()) for start, end in pairwise(offsets)], np.bool_)

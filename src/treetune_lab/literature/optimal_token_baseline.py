@@ -58,6 +58,7 @@ class OptimalTokenBaseline(Credit):
 
         answers = answers_of(trees)
         plain = [episode_of(context, answer) for answer in answers]
+        assert all(one.behaviour_logprobs is not None for one in plain), "sampled answers have log-probs"
         chosen = [np.exp(np.asarray(one.behaviour_logprobs, np.float64)) for one in plain]
         squares = chosen
         if self.squared_norms == "exact":
