@@ -9,7 +9,6 @@
       prefix_caching: true,
       max_concurrency: 512,
       max_num_seqs: 512,
-      gpu_memory_utilization: 0.6,
     },
   },
 }

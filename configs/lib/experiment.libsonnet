@@ -58,15 +58,14 @@ local rho1b = {
   with_critic: { checkpoints: { every: 40, keep_every: 40 } },
 };
 
-// DeepSeekMath-7B on GPUs of 80 GB (the paper: eight): a smaller share for the server, since 14 GB of policy and its
-// part of the optimiser state stay beside it.
+// DeepSeekMath-7B on GPUs of 80 GB (the paper: eight).
 local deepseek7b = {
   fragment: (import '../models/deepseek7b.jsonnet')
             + (import '../engines/vllm_per_gpu.jsonnet')
             + (import '../trainers/bf16.jsonnet')
             + {
               trainer+: { zero_stage: 2, sequences_per_micro_batch: 8 },
-              engines+: { policy+: { max_num_seqs: 256, gpu_memory_utilization: 0.5 } },
+              engines+: { policy+: { max_num_seqs: 256 } },
             },
   sft_learning_rate: 5e-5,
   dpo_candidates: 450,
@@ -139,14 +138,12 @@ local methods = {
                          + (import '../analyzers/action_ranking.jsonnet')
                          + { credit+: data.max_states },
 
-  // The critic stays on the GPU beside the policy, so the server gets less of it.
   ppo(model, data):: (import '../methods/ppo.jsonnet') + policy_gradient(model, data)
                      + (import '../analyzers/value_accuracy.jsonnet')
                      + (import '../analyzers/gradient_variance.jsonnet')
                      + (import '../analyzers/action_ranking.jsonnet')
                      + {
                        credit+: { critic+: { learning_rate: null, value_clip: 0.2 } },
-                       engines+: { policy+: { gpu_memory_utilization: 0.35 } },
                      } + model.with_critic,
 
   // The paper's GRPO and RLOO differ from its PPO in their credit alone.

@@ -4,7 +4,9 @@ local setting = (import '../tasks/addition_chain.jsonnet')
                 + (import '../models/tiny.jsonnet')
                 + (import '../engines/vllm_cpu.jsonnet')
                 + (import '../evaluations/quickstart.jsonnet')
-                + { type: 'policy_iteration', directory: 'experiments', seed: 1 };
+                + { type: 'policy_iteration', directory: 'experiments', seed: 1 }
+                // Of four numbers, and of the lines that sum them up.
+                + { plan: { prompt_tokens: 13, answer_tokens: 36 } };
 
 local from_sft = setting + (import '../rollouts/short_answers.jsonnet') + {
   model: { type: 'pretrained', name_or_path: $.directory + '/quickstart/sft/checkpoints/last/policy' },

@@ -22,7 +22,6 @@
     // The loss needs no reference; one would cost another 8 GB of memory on the CPU and a pass an iteration.
     measure_kl: false,
   },
-  engines+: { policy+: { gpu_memory_utilization: 0.3 } },
   evaluation: {
     every: 5,
     sets: [{ split: 'test', temperature: 0, samples: 1, while_training: true }],

@@ -144,6 +144,10 @@ BEFORE_A_RUN = Hook()
 """``(experiment) -> None``, on each rank before anything is started. Raises ValueError where it can't be
 trained here."""
 
+SIZED_ENGINES = Hook()
+"""``(experiment) -> EngineSettings``, by the type of engines.policy, on each rank: the policy's settings with
+what they leave to a plan of this machine."""
+
 RANKS_MEET = Hook()
 """``(meeting, directory, plain_config, share) -> None``, on each rank before the ranks talk. Collective."""
 

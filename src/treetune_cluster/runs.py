@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.config.errors import FoundByAllRanks
-from treetune.contracts import BEFORE_A_RUN, RANKS_MEET
+from treetune.contracts import BEFORE_A_RUN, RANKS_MEET, SIZED_ENGINES
 from treetune.inference.base import ADDRESSED_SERVERS, TRANSFERS
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from treetune.inference.transfer import WeightTransfer
     from treetune.runtime.base import PolicyIteration
     from treetune.trainers.ranks import Meeting
+    from treetune_cluster.planning.plan import Plan
 
 
 @BEFORE_A_RUN.register("gpus_are_shared")
@@ -56,20 +58,11 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
     """Raises ValueError with what doesn't fit and the smallest change that helps: what the ranks of a machine
     find alike, one of them says. Where the model's sizes aren't known, or nvidia-smi says nothing, the first
     rank says that nobody has looked."""
-    if not config.plan.check:
-        return
-    from treetune.runtime.machine import here
-    from treetune_cluster.planning.plan import Plan
-    from treetune_cluster.planning.report import verdict_of
+    plan = plan_here(config)
+    if plan is not None and not plan.fits:
+        from treetune_cluster.planning.report import verdict_of
 
-    rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
-    try:
-        plan = Plan.of(config, here(started=True))
-    except ValueError as error:
-        if rank == "0":
-            print(f"note: whether the run fits this machine wasn't checked: {error}", file=sys.stderr)
-        return
-    if not plan.fits:
+        rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
         # Machines may be smaller than the first rank's: on each of them one rank speaks.
         speaks = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"
         raise (ValueError if speaks else FoundByAllRanks)(
@@ -77,6 +70,33 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
             "  the command `plan` shows all of it; the numbers are estimates, and with"
             " --override '{plan: {check: false}}' the run starts without them"
         )
+
+
+def plan_here(config: PolicyIteration) -> Plan | None:
+    """Returns the run's plan on this machine; None where the configuration wants none, or none can be made,
+    which the first rank says."""
+    if not config.plan.check:
+        return None
+    from treetune.runtime.machine import here
+    from treetune_cluster.planning.plan import Plan
+
+    try:
+        return Plan.of(config, here(started=True))
+    except ValueError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"note: whether the run fits this machine wasn't checked: {error}", file=sys.stderr)
+        return None
+
+
+@SIZED_ENGINES.register("vllm")
+def sized_by_plan(config: PolicyIteration) -> VllmSettings:
+    """Returns engines.policy with the share of a GPU that it leaves to the plan, and no more sequences at
+    once than the KV cache has room for."""
+    settings: Any = config.engines.policy
+    plan = plan_here(config) if settings.addresses is None else None
+    if plan is None or plan.engine is None or plan.machine.device == "cpu":
+        return settings
+    return replace(plan.engine.settings, max_num_seqs=plan.sequences_at_once)
 
 
 @RANKS_MEET.register("machines_agree")

@@ -17,8 +17,9 @@ from treetune.runtime import machine
 from treetune.runtime.machine import GIB, described_machine
 from treetune_cluster.commands import start_shape
 from treetune_cluster.planning.memory import LOGITS_PER_CHUNK
-from treetune_cluster.planning.plan import Plan, remedy
-from treetune_cluster.planning.report import as_data, as_text
+from treetune_cluster.planning.plan import SPARE, Plan, remedy
+from treetune_cluster.planning.report import as_data, as_text, estimates
+from treetune_cluster.runs import sized_by_plan
 
 BIG = "polIter_deepseekSft2_vineppo_MATH"
 SMALL = "polIter_rho1bSft2_vineppo_MATH"
@@ -112,6 +113,42 @@ def test_a_share_too_small_for_one_sequence_and_ranks_that_cannot_be_grouped_are
     assert any("gpu_memory_utilization 0.1" in words for words in small.problems)
     single = plan("guru/32b_ppo", machine=described_machine(1, 80))
     assert any("sequence_parallel_size is 2" in words for words in single.problems)
+
+
+def test_a_share_that_is_left_out_is_the_largest_that_fits_beside_the_trainer():
+    found = plan(BIG)
+    assert found.fits and found.engine.settings.gpu_memory_utilization == pytest.approx(0.79)
+    most = max(use.needed for use in found.uses if use.phase == "generation" and use.where == "a GPU")
+    assert 0 <= most + SPARE - found.uses[0].room + 0.01 * found.machine.device_memory <= 2**30
+    assert plan(BIG, "{engines+: {policy+: {gpu_memory_utilization: 0.6}}}").engine.cache < found.engine.cache
+    apart = plan(SMALL, "{engines+: {policy+: {sleep: false, servers: 'one', devices: [7]}}}")
+    assert apart.engine.settings.gpu_memory_utilization == 0.9
+
+
+def test_a_run_starts_its_server_with_the_planned_share_and_no_more_than_the_cache_has_room_for(monkeypatch):
+    monkeypatch.setattr(machine, "here", lambda **_: described_machine(8, 80))
+    root, found = experiment(BIG), plan(BIG)
+    sized = sized_by_plan(root)
+    assert sized.gpu_memory_utilization == found.engine.settings.gpu_memory_utilization
+    length = found.work.prompt_tokens + found.work.answer_tokens
+    assert sized.max_num_seqs * length <= found.engine.cached_tokens < (sized.max_num_seqs + 1) * length
+    assert sized_by_plan(experiment(BIG, "{plan: {check: false}}")).gpu_memory_utilization is None
+    assert sized_by_plan(experiment(SMALL)).max_num_seqs == 512
+
+
+def test_a_remedy_leaves_no_gpu_without_work_while_it_samples():
+    found = plan("guru/32b_grpo")
+    change = remedy(found)
+    assert {one.key: one.value for one in change.changes}["engines.policy.replicas"] == 4
+    settings = plan("guru/32b_grpo", change.override).engine.settings
+    assert settings.replicas_on("cuda") * settings.tensor_parallel_size == found.machine.ranks
+
+
+def test_tokens_of_continuations_lie_behind_two_thirds_of_an_answer():
+    length, prompt = 300, 40
+    contexts = [prompt + place for begin in range(length) for place in range(begin, length)]
+    work = dataclasses.replace(plan(SMALL).work, answer_tokens=length, prompt_tokens=prompt)
+    assert sum(contexts) / len(contexts) == pytest.approx(work.continued_context, rel=0.01)
 
 
 def test_continuations_are_counted_by_the_estimators_own_budget():

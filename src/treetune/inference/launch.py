@@ -51,6 +51,9 @@ READ_PER_SECOND = GIB / 5
 """Bytes that a server reads of its weights in a second, at least: an estimate, half of what a slow shared
 file system gives."""
 
+UNPLANNED_SHARE = 0.85
+"""The share of a GPU of a server that has it alone or that nobody has planned, unless settings say it."""
+
 END_S = 30.0
 """Seconds that an ended server, its guard included, may take to be gone."""
 
@@ -138,7 +141,7 @@ class ServerLaunch:
         if self._one_process_computes:
             command += ["--distributed-executor-backend", "uni"]
         if cuda:
-            command += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+            command += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization or UNPLANNED_SHARE)]
         if settings.sleep:
             command += ["--enable-sleep-mode"]
         transfer = self.run.transfer if self.is_trained else "file"

@@ -100,8 +100,9 @@ class VllmSettings(EngineSettings):
     """The file with the key of the servers at `addresses`, of mode 600."""
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
     """GPUs of one server."""
-    gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.85
-    """Share of a GPU's memory that the server takes."""
+    gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] | None = None
+    """Share of a GPU's memory that the server takes; null is the largest that fits by plan beside what the
+    trainer keeps there meanwhile."""
     kv_cache_gib: Annotated[int, Gt(0)] = 1
     """Memory for keys and values on a CPU."""
     prefix_caching: bool | None = None

@@ -177,6 +177,10 @@ class PlanSettings:
 
     check: bool = True
     """False: the run starts, whatever the estimates say."""
+    answer_tokens: Annotated[float, Gt(0)] | None = None
+    """Mean length of an answer; null is assumed to be half of the longest."""
+    prompt_tokens: Annotated[float, Gt(0)] | None = None
+    """Mean length of a prompt; null is assumed to be 256, or what the limits leave of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

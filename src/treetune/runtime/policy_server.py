@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.contracts import SIZED_ENGINES
 from treetune.inference.base import Canary, Engine, EngineLaunch, Rendezvous, TransferMethod
 from treetune.inference.engine import start_engine
-from treetune.inference.settings import GIB
+from treetune.inference.settings import GIB, VllmSettings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import samples_after
@@ -64,6 +65,8 @@ class PolicyServer:
         with contextlib.ExitStack() as stack:
             sent = lora if trains and lora is not None and lora.send == "adapters" else None
             policy = config.engines.policy
+            if isinstance(policy, VllmSettings) and (sized := SIZED_ENGINES.get("vllm")) is not None:
+                policy = sized(config)
             transfer: TransferMethod = "file"
             if trains:
                 transfer, why = policy.transfer_method(

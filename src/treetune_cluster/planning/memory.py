@@ -55,13 +55,24 @@ class Work:
         return self.continuations * self.answer_tokens / 2
 
     @property
+    def context(self) -> float:
+        """Tokens before one that is decoded, on average over an answer."""
+        return self.prompt_tokens + self.answer_tokens / 2
+
+    @property
+    def continued_context(self) -> float:
+        """The same over continuations. Those that begin evenly along an answer and end where it does are the
+        more, the further a token lies in it: the mean place of their tokens is two thirds."""
+        return self.prompt_tokens + self.answer_tokens * 2 / 3
+
+    @property
     def row_tokens(self) -> float:
         return min(self.prompt_tokens + self.answer_tokens, float(self.longest))
 
 
 def work_of(experiment: Any, answer_tokens: float | None = None) -> Work:
-    """Returns the work of an experiment's iteration; `answer_tokens` is the mean length of an answer, if
-    somebody knows it."""
+    """Returns the work of an experiment's iteration; `answer_tokens` is the mean length of an answer, before
+    what the experiment's own `plan` says of it."""
     problems = experiment.problems_per_iteration or experiment.task.size("train")
     is_known, problems = problems is not None, problems or 1
     rollout, context = experiment.rollout, experiment.context_length
@@ -69,7 +80,8 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> Work:
     limit = min(sampling.max_tokens, context) if sampling is not None else context
     prompt_limit = rollout.max_prompt_tokens or context
     longest = min(context, prompt_limit + limit)
-    length = min(answer_tokens or SHARE_OF_THE_LIMIT * limit, limit)
+    known = experiment.plan
+    length = min(answer_tokens or known.answer_tokens or SHARE_OF_THE_LIMIT * limit, limit)
     answers = rollout.most_answers(problems)
     rows = experiment.selection.most_kept(answers, problems)
     size = experiment.trainer.minibatch_size or max(rows, 1)
@@ -79,7 +91,7 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> Work:
         is_known=is_known,
         answers=answers,
         answer_tokens=length,
-        prompt_tokens=max(1.0, min(TOKENS_OF_A_PROMPT, longest - length)),
+        prompt_tokens=max(1.0, min(known.prompt_tokens or TOKENS_OF_A_PROMPT, longest - length)),
         longest=longest,
         longest_answer=limit,
         continuations=usual,
@@ -94,9 +106,10 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> Work:
 LOGITS_PER_CHUNK = {"cpu": 2**24, "cuda": 2**27}
 """The values of `models.logprobs`, which a test holds: that module imports PyTorch."""
 
-BYTES_PER_LOGIT, OF_A_NUCLEUS = 16, 33
+BYTES_PER_LOGIT, OF_A_NUCLEUS, OF_A_SORT = 16, 33, {"cpu": 0, "cuda": 20}
 """Bytes of a chunk in the forward pass: float32 logits, log-probs, probabilities and their product; with a
-nucleus also what is sorted, with int64 order, and summed up."""
+nucleus also what is sorted, with int64 order, and summed up. CUDA sorts beside that between second buffers
+of keys and order, from an int64 order of its own (PyTorch's ATen/native/cuda/Sort.cu, cub's SortPairs)."""
 BACKWARD_PER_LOGIT, WITH_ENTROPY, WITH_TERMS = 12, 20, 24
 """Bytes of a chunk in the backward pass: the log-probs again, the gradients of two things that were made of
 them; more where the entropy has a gradient, and where the objective has terms of its own."""
@@ -171,7 +184,7 @@ class Passes:
         chunk = max(1, LOGITS_PER_CHUNK[self.device] // self.shape.vocabulary)
         positions = math.ceil(self.trained / math.ceil(self.trained / chunk)) if self.trained else 0
         logits = positions * self.shape.vocabulary
-        forward = logits * (OF_A_NUCLEUS if nucleus else BYTES_PER_LOGIT)
+        forward = logits * (OF_A_NUCLEUS + OF_A_SORT[self.device] if nucleus else BYTES_PER_LOGIT)
         if not backward:
             return forward
         bytes_back = WITH_TERMS if terms else WITH_ENTROPY if entropy_gradient else BACKWARD_PER_LOGIT
@@ -228,6 +241,7 @@ class EngineMemory:
     @property
     def share(self) -> int:
         """Bytes of a GPU that it takes while it is awake, keys and values included."""
+        assert self.settings.gpu_memory_utilization is not None, "`Plan.engine` has set it"
         return int(self.settings.gpu_memory_utilization * self.machine.device_memory)
 
     @property

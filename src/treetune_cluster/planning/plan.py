@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,6 +31,11 @@ CONTEXT = int(0.6 * GIB)
 RANK = int(1.2 * GIB)
 """The host's memory for a rank's libraries and heap: 0.9 GiB were seen on a CPU. Twice as much on a GPU is
 assumed."""
+LARGEST_SHARE = 0.9
+"""Share of a GPU that a server takes at most unless told otherwise; vLLM's own default is about that."""
+SPARE = 2 * GIB
+"""A GPU's memory that such a server leaves to what comes beside its share: CUDA graphs, chunks of weights
+on their way, the canary's passes. Assumed."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,29 @@ class Plan:
         if settings.addresses is not None:
             return None
         context = settings.context_length or self.experiment.context_length
+        if settings.gpu_memory_utilization is None and self.machine.device == "cuda":
+            room = USABLE * self.machine.device_memory - SPARE
+            largest = (room - self._beside_the_engine(settings)) / self.machine.device_memory
+            share = min(LARGEST_SHARE, max(0.01, math.floor(100 * largest) / 100))
+            settings = replace(settings, gpu_memory_utilization=share)
         return EngineMemory(settings, self.shape, self.machine, context)
+
+    def _beside_the_engine(self, settings: VllmSettings) -> int:
+        """Bytes of its GPU that are the trainer's while the server is awake."""
+        if settings.devices is not None:
+            return 0
+        if not settings.sleep:
+            return CONTEXT + self.trainer.peak
+        gathered = self.trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
+        return CONTEXT + self.trainer.aside + gathered
+
+    @property
+    def sequences_at_once(self) -> int:
+        """Sequences that a server works on: no more than have room to their end, on average, so that none is
+        thrown out of the KV cache and computed again."""
+        assert self.engine is not None
+        length = self.work.prompt_tokens + self.work.answer_tokens
+        return max(1, min(self.engine.settings.max_num_seqs, int(self.engine.cached_tokens / length)))
 
     @property
     def shares_device(self) -> bool:
@@ -155,7 +183,7 @@ class Plan:
         wanted = settings.tensor_parallel_size * servers_on_a_machine(settings, self.machine)
         if (least := self.engine.least_share) > self.engine.share:
             yield (
-                f"start: engines.policy.gpu_memory_utilization {settings.gpu_memory_utilization:g} gives the"
+                f"start: engines.policy.gpu_memory_utilization {settings.gpu_memory_utilization} gives the"
                 f" server {self.engine.share / GIB:.1f} GiB of a GPU, and with one sequence of"
                 f" {self.engine.context_length:,} tokens it needs {least / GIB:.1f}"
             )
@@ -389,12 +417,30 @@ def _changes(plan: Plan) -> tuple[Change, ...] | None:
     for count in (1, 2):
         sets = [one for one in itertools.combinations(candidates, count) if _of_different_keys(one)]
         for chosen in sorted(sets, key=_cost):
-            if _fits_with(plan, chosen):
-                return chosen
+            if _fitting(plan, chosen):
+                return _on_all_gpus(plan, chosen)
     shares = [change for change in candidates if change.key == SHARE]
     rest = [change for change in candidates if change.key != SHARE]
     found = [left for share in [None, *shares] if (left := _left(plan, share, rest)) is not None]
-    return min(found, key=lambda chosen: (len(chosen), _cost(chosen)), default=None)
+    least = min(found, key=lambda chosen: (len(chosen), _cost(chosen)), default=None)
+    return None if least is None else _on_all_gpus(plan, least)
+
+
+def _on_all_gpus(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Returns the changes, and with them as many servers as fit of those that the trainer's GPUs hold: a
+    server for all ranks would leave the others without work while it samples."""
+    changed = _fitting(plan, changes)
+    if changed is None or changed.engine is None:
+        return changes
+    settings = changed.engine.settings
+    if plan.machine.device == "cpu" or settings.devices or settings.servers != "one":
+        return changes
+    hold = plan.machine.ranks // settings.tensor_parallel_size
+    more = (
+        (*changes, Change("engines.policy.replicas", count, 0))
+        for count in range(hold, settings.replicas_on("cuda"), -1)
+    )
+    return next((one for one in more if _fitting(plan, one)), changes)
 
 
 def _left(plan: Plan, share: Change | None, candidates: list[Change]) -> tuple[Change, ...] | None:
@@ -402,14 +448,14 @@ def _left(plan: Plan, share: Change | None, candidates: list[Change]) -> tuple[C
     a GPU for the engine; dearer ones are left out first. None where even all of them don't help."""
     strongest = {change.key: change for change in candidates}
     chosen = [*strongest.values(), *([share] if share is not None else [])]
-    if not _fits_with(plan, tuple(chosen)):
+    if not _fitting(plan, tuple(chosen)):
         return None
     for change in sorted(strongest.values(), key=lambda change: -change.cost):
         without = [one for one in chosen if one is not change]
         weaker = [one for one in candidates if one.key == change.key and one.cost < change.cost]
         for other in [None, *weaker]:
             fewer = [*without, *([other] if other is not None else [])]
-            if _fits_with(plan, tuple(fewer)):
+            if _fitting(plan, tuple(fewer)):
                 chosen = fewer
                 break
     return tuple(chosen)
@@ -424,12 +470,13 @@ def _cost(changes: Iterable[Change]) -> int:
     return sum(change.cost for change in changes)
 
 
-def _fits_with(plan: Plan, changes: tuple[Change, ...]) -> bool:
+def _fitting(plan: Plan, changes: tuple[Change, ...]) -> Plan | None:
+    """Returns the plan with these changes where it fits then."""
     changed: Plan | None = plan
     # Some are refused before others are there: ZeRO's stage goes first.
     for change in sorted(changes, key=lambda change: change.key != "trainer.zero_stage"):
         changed = change.applied(changed) if changed is not None else None
-    return changed is not None and changed.fits
+    return changed if changed is not None and changed.fits else None
 
 
 def _candidates(plan: Plan) -> Iterator[Change]:
@@ -466,11 +513,9 @@ def _for_the_engine(plan: Plan) -> Iterator[Change]:
     settings = plan.engine.settings
     if plan.shares_device and not settings.sleep:
         yield Change("engines.policy.sleep", True, 2)
-    for rank, share in enumerate(SHARES):
-        if share < settings.gpu_memory_utilization:
-            yield Change(SHARE, share, 3 + rank)
-        elif share > settings.gpu_memory_utilization:
-            yield Change(SHARE, share, 3)
+    if (own := plan.experiment.engines.policy.gpu_memory_utilization) is not None:
+        yield from (Change(SHARE, share, 3) for share in SHARES if share > own)
+        yield from (Change(SHARE, share, 3 + rank) for rank, share in enumerate(SHARES) if share < own)
     if settings.max_num_seqs > 128:
         yield Change("engines.policy.max_num_seqs", 128, 4)
     if settings.servers == "per_rank" and plan.machine.nodes == 1:

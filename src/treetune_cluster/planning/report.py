@@ -1,35 +1,63 @@
 """A plan as text and as plain data, with the seconds that an iteration may take.
 
-Estimates of seconds may be wrong by a factor of four for one iteration. Published ones are compared in
-docs/results/plan.md."""
+Constants of a GPU are fitted to what others published of an H100 (CASPO: github.com/jasont314/CASPO, README of
+April 2026), those of a CPU to measurements of our own (docs/results/benchmark.md, 2 cores of an EPYC). What
+they give beside what was measured is in docs/results/plan.md."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from treetune.inference.settings import ON_THE_DEVICE
+from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.runtime.machine import in_units
 from treetune.store.held_folders import MEMORY
 from treetune_cluster.planning.memory import itemsize, servers_on_a_machine
 from treetune_cluster.planning.plan import Plan, Remedy, remedy
 
-GPU_FLOPS = 989e12
-"""Dense bfloat16 operations a second of an H100 SXM (NVIDIA's data sheet)."""
-GPU_BANDWIDTH = 3.35e12
-"""Bytes a second from an H100 SXM's memory (NVIDIA's data sheet)."""
-GPU_SHARE = 0.4
-"""The share of the operations that is assumed to be reached in training and scoring."""
+GPU_FLOPS, GPU_BANDWIDTH = 989e12, 3.35e12
+"""Dense bfloat16 operations a second of an H100 SXM, and bytes a second from its memory (NVIDIA's data
+sheet)."""
+GPU_SHARE, LAYER_PASS = 0.3, 0.6e-3
+"""The share of the operations that training and scoring reach, and the seconds that a micro-batch takes
+besides for each layer that it passes forward (backward twice as many): launches of kernels by eager PyTorch.
+Fitted to CASPO's Rho-1B, 512 answers twice: 17 s with 8 rows a micro-batch, 69 to 74 with one and
+checkpointing, which is 10 % of the operations."""
 BANDWIDTH_SHARE = 0.6
 """The share of the bandwidth that is assumed to be reached in decoding."""
-CORE_FLOPS = 25e9
-"""Float32 operations a second that PyTorch reaches on one core with small matrices, about."""
+CORE_FLOPS = 45e9
+"""Float32 operations a second on one core: a GRPO epoch of the quickstart in 1.4 s on two (benchmark.md)."""
+ENGINE_TOKEN = {"cpu": 65e-6, "cuda": 30e-6}
+"""Seconds of the engine's own Python for each token of each sequence. On a CPU: 2.2 and 5.4 s for a rollout
+and a credit, less the model's operations (benchmark.md). Beside a GPU: between what CASPO's answers (4 s) and
+its continuations (152 s) ask for."""
 HTTP_TOKEN, HTTP_SAMPLE = 25e-6, 0.9e-3
-"""Seconds of a server's one HTTP process for each token and each sample, fitted on a CPU."""
+"""Seconds of a server's one HTTP process for each token and each sample: 0.9 and 2.3 s for the same rollout
+and credit."""
 FILE_BYTES = 0.9e9
-"""Bytes a second into /dev/shm, as they were seen on a CPU (0.7 to 1.1 GB/s)."""
+"""Bytes a second into /dev/shm, as they were seen on a CPU (0.7 to 1.1 GB/s); assumed of a disk, too."""
+DEVICE_BYTES = 40e9
+"""Bytes a second from GPU to GPU: 14 GB by NCCL took CASPO 0.3 s, 2.2 GB by CUDA IPC less than 0.5."""
 RELOAD = 4.0
 """Seconds in which a server reads 7 billion weights again (published: 3.3), in proportion."""
+CANARY = 0.12
+"""Seconds of a sync beside the weights' way: requests and the canary (docs/results/quickstart.md)."""
+START = {"cpu": 25.0, "cuda": 90.0}
+"""Seconds until a server samples: 19 to 30 were seen on a CPU; with compilation and CUDA graphs assumed."""
+
+SECONDS = {
+    "answers": "generation",
+    "continuations": "credit",
+    "scoring": "training",
+    "training": "training",
+    "sync": "sync",
+    "evaluation": "evaluation",
+    "checkpoints": "commit",
+}
+"""The phase of the run's clock that has each estimate's seconds."""
 
 
 @dataclass(frozen=True)
@@ -42,63 +70,110 @@ class Estimate:
 
 
 def estimates(plan: Plan) -> Iterator[Estimate]:
-    """Yields the seconds of the phases that an iteration has."""
-    work, trainer = plan.work, plan.experiment.trainer
-    if plan.engine is not None and work.is_sampled:
-        yield _sampling(plan, "answers", work.answers, work.answer_tokens)
+    """Yields the seconds of the phases that an iteration has; of what isn't in each, its share."""
+    work, root = plan.work, plan.experiment
+    trainer, engine, machine, weights = root.trainer, plan.engine, plan.machine, plan.shape.parameters
+    if engine is not None and work.is_sampled:
+        yield _sampling(plan, "answers", work.answers, work.answer_tokens, work.context)
         if work.continuations:
-            yield _sampling(plan, "continuations", work.continuations, work.answer_tokens / 2)
-    weights = plan.shape.parameters
-    tokens = work.rows * work.row_tokens
-    passes = (1 if trainer.keeps_reference else 0) + (1 if work.steps > 1 else 0)
+            tokens = work.answer_tokens / 2
+            yield _sampling(plan, "continuations", work.continuations, tokens, work.continued_context)
+
+    on_gpu, tokens = machine.device == "cuda", work.rows * work.row_tokens
+    rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
+    source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "45 billion operations a second a core"
     critic = plan.trainer.critic is not None
-    rate, source = _training_rate(plan)
-    scoring = 2 * weights * tokens * (passes + critic)
-    backward = (8 if trainer.gradient_checkpointing else 6) * weights * tokens * work.epochs * (1 + critic)
-    yield Estimate("scoring", scoring / rate, f"2 operations a weight and token; {source}")
-    times = "8 (activations are made again)" if trainer.gradient_checkpointing else "6"
-    yield Estimate("training", backward / rate, f"{times} operations a weight and token; {source}")
-    if plan.engine is not None:
-        size = itemsize(trainer) * plan.shape.served
+    groups = max(1, machine.world_size // trainer.model_parallel_size)
+    alone = trainer.sequences_per_micro_batch
+    of_step = work.rows * work.epochs / work.steps / groups  # rows of a rank in a step
+    at_once = alone or max(1.0, plan.trainer.micro_batch * trainer.sequence_parallel_size / work.row_tokens)
+    launched = plan.shape.layers * LAYER_PASS if on_gpu else 0.0
+    passes = (1 if trainer.keeps_reference else 0) + (1 if work.steps > 1 else 0) + critic
+    batches = -(-work.rows // groups / (alone or 2 * at_once) // 1)
+    seconds = passes * (2 * weights * tokens / rate + batches * launched)
+    yield Estimate("scoring", seconds, f"2 operations a weight and token; {source}")
+    times = 4 if trainer.gradient_checkpointing else 3
+    batches = work.steps * -(-of_step // at_once)
+    seconds = (1 + critic) * times * (2 * weights * tokens * work.epochs / rate + batches * launched)
+    what = "8 (activations are made again)" if times == 4 else "6"
+    yield Estimate("training", seconds, f"{what} operations a weight and token; {source}")
+
+    if engine is not None:
+        names = [str(number // machine.ranks) for number in range(machine.world_size)]
+        adapters = trainer.lora is not None and trainer.lora.send == "adapters"
+        method, _ = engine.settings.transfer_method(device=machine.device, machines=names, adapters=adapters)
+        size = 0 if adapters else itemsize(trainer) * plan.shape.served
+        seconds = size / FILE_BYTES + RELOAD * plan.shape.served / 7e9
         where = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
-        yield Estimate(
-            "sync",
-            size / FILE_BYTES + RELOAD * plan.shape.served / 7e9,
-            f"0.9 GB/s into {where}, then read by the server",
-        )
+        source = f"0.9 GB/s into {where}, then read by the server"
+        if method in ON_THE_DEVICE:
+            seconds, source = size / DEVICE_BYTES + size / FILE_BYTES, f"by {method}, and a copy into {where}"
+        yield Estimate("sync", CANARY + seconds, source)
+        if root.evaluation.sets:
+            yield _evaluation(plan)
+    state = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
+    yield Estimate(
+        "checkpoints", state / FILE_BYTES / root.checkpoints.every, "weights and optimiser, 0.9 GB/s to a disk"
+    )
 
 
-def _sampling(plan: Plan, phase: str, samples: int, tokens: float) -> Estimate:
-    """Returns the seconds of all servers together: whichever is slower, the device or the server's HTTP
-    process."""
+def _evaluation(plan: Plan) -> Estimate:
+    """Returns an iteration's share of all measurements: those while it trains, and the one at the end."""
+    root, seconds = plan.experiment, 0.0
+    for one in root.evaluation.sets:
+        problems = one.problems or (one.task or root.task).size(one.split) or 0
+        often = root.iterations // root.evaluation.every if root.evaluation.every and one.while_training else 0
+        tokens = plan.work.answer_tokens
+        once = _sampling(plan, "evaluation", problems * (one.samples or 1), tokens, plan.work.context)
+        seconds += once.seconds * max(1, often) / root.iterations
+    return Estimate("evaluation", seconds, "answers as long as in training, at the same rate")
+
+
+def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: float) -> Estimate:
+    """Returns the seconds of all servers together, for samples of so many tokens, before each of which stand
+    `context` on average: those of whichever is slowest of the device, the engine's and the HTTP side's own
+    process. On a CPU, all of them share the cores."""
     assert plan.engine is not None
-    machine, settings = plan.machine, plan.engine.settings
+    machine, settings, device = plan.machine, plan.engine.settings, plan.machine.device
     servers = servers_on_a_machine(settings, machine) * (
         machine.nodes if settings.servers == "per_rank" else 1
     )
     own = samples / servers
     http = own * (HTTP_SAMPLE + tokens * HTTP_TOKEN)
-    length = plan.work.prompt_tokens + plan.work.answer_tokens
-    at_once = min(settings.max_num_seqs, max(1, plan.engine.cached_tokens / length), max(own, 1))
+    python = own * tokens * ENGINE_TOKEN[device]
     operations = 2 * plan.shape.parameters * own * tokens
-    if machine.device == "cuda":
-        step = plan.engine.weights + at_once * length / 2 * plan.engine.bytes_per_token
-        reading = own * tokens / at_once * step / (GPU_BANDWIDTH * BANDWIDTH_SHARE)
-        computing = operations / (GPU_FLOPS * GPU_SHARE * settings.tensor_parallel_size)
-        seconds, source = max(reading, computing), f"{at_once:.0f} sequences at once, an H100's bandwidth"
-    else:
-        seconds = operations / (CORE_FLOPS * settings.threads(machine.ranks))
-        source = "the cores' operations"
-    if http > seconds:
-        return Estimate(phase, http, "one HTTP process a server: 25 µs a token, 0.9 ms a sample")
-    return Estimate(phase, seconds, source)
+    if device == "cpu":
+        begun = 0.0 if settings.caches_prefixes(device) else (context - tokens / 2) / tokens
+        threads = settings.threads(machine.ranks)
+        python += operations * (1 + begun) / (CORE_FLOPS * threads)
+        shared = servers * (python * threads + http) / machine.cores
+        return Estimate(phase, max(python, http, shared), "the engine's and HTTP's share of the cores")
+    at_once = min(plan.sequences_at_once, max(own, 1))
+    step = plan.engine.weights + at_once * context * plan.engine.bytes_per_token
+    reading = own * tokens / at_once * step / (GPU_BANDWIDTH * BANDWIDTH_SHARE)
+    decoding = max(reading, operations / (GPU_FLOPS * GPU_SHARE * settings.tensor_parallel_size))
+    found = [
+        (decoding, f"{at_once:.0f} sequences at once, an H100's bandwidth"),
+        (python, f"the engine's own process: {1e6 * ENGINE_TOKEN[device]:.0f} µs a token"),
+        (http, "one HTTP process a server: 25 µs a token, 0.9 ms a sample"),
+    ]
+    if not settings.async_scheduling:
+        found[0] = decoding + python, found[0][1] + " and the engine's own process, one after the other"
+    return Estimate(phase, *max(found))
 
 
-def _training_rate(plan: Plan) -> tuple[float, str]:
-    machine = plan.machine
-    if machine.device == "cuda":
-        return GPU_FLOPS * GPU_SHARE * machine.world_size, f"{GPU_SHARE:.0%} of an H100 on each rank"
-    return CORE_FLOPS * machine.cores, "25 billion operations a second on each core"
+def predicted(plan: Plan) -> dict[str, float]:
+    """Returns what the plan says of an iteration, by the names of the metrics that a run records of it."""
+    found: dict[str, float] = defaultdict(float)
+    for one in estimates(plan):
+        found[f"seconds/{SECONDS[one.phase]}"] += one.seconds
+    found["seconds/total"] = sum(found.values())
+    if plan.work.is_sampled:
+        found |= {SAMPLED_TOKENS: plan.work.sampled_tokens, VALUE_TOKENS: plan.work.continued_tokens}
+    for use in plan.uses:
+        if use.phase in ("generation", "training") and use.where != str(MEMORY):
+            found.setdefault(f"memory/{use.phase}", use.needed)  # of the GPU, where there is one
+    return {name: value for name, value in found.items() if value}
 
 
 def as_text(plan: Plan) -> str:
@@ -119,14 +194,17 @@ def as_text(plan: Plan) -> str:
         lines += [
             "",
             f"KV cache of a server: {engine.cached_tokens:,} tokens,"
-            f" {engine.cached_tokens / engine.context_length:.1f} sequences of {engine.context_length:,}",
+            f" {engine.cached_tokens / engine.context_length:.1f} sequences of {engine.context_length:,}"
+            f" ({plan.sequences_at_once:,} are worked on at once)",
         ]
     lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_work(plan), ""]
     found = list(estimates(plan))
     scope = "an iteration" if work.is_known else "one problem"
-    lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of four):")
+    lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
     lines += [f"    {one.seconds:8.1f}  {one.phase}: {one.source}" for one in found]
     lines.append(f"    {sum(one.seconds for one in found):8.1f}  in all")
+    if plan.engine is not None:
+        lines.append(f"    {START[plan.machine.device]:8.1f}  once, until a server samples")
     return "\n".join([*lines, "", verdict_of(plan)])
 
 
