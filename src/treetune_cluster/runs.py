@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.config.errors import FoundByAllRanks
-from treetune.contracts import BEFORE_A_RUN, RANKS_MEET, SIZED_ENGINES
+from treetune.contracts import BEFORE_A_RUN, RANKS_MEET, RUN_SERVICES, SIZED_ENGINES
 from treetune.inference.base import ADDRESSED_SERVERS, TRANSFERS
+from treetune.runtime.directory import PREDICTION
+from treetune.store.checksums import write_record
 
 if TYPE_CHECKING:
     from treetune.inference.base import EngineLaunch
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from treetune.inference.settings import VllmSettings
     from treetune.inference.transfer import WeightTransfer
     from treetune.runtime.base import PolicyIteration
+    from treetune.runtime.session import Session
     from treetune.trainers.ranks import Meeting
     from treetune_cluster.planning.plan import Plan
 
@@ -58,11 +62,16 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
     """Raises ValueError with what doesn't fit and the smallest change that helps: what the ranks of a machine
     find alike, one of them says. Where the model's sizes aren't known, or nvidia-smi says nothing, the first
     rank says that nobody has looked."""
-    plan = plan_here(config)
+    rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
+    try:
+        plan = plan_here(config)
+    except ValueError as error:
+        if rank == "0":
+            print(f"note: whether the run fits this machine wasn't checked: {error}", file=sys.stderr)
+        return
     if plan is not None and not plan.fits:
         from treetune_cluster.planning.report import verdict_of
 
-        rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
         # Machines may be smaller than the first rank's: on each of them one rank speaks.
         speaks = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"
         raise (ValueError if speaks else FoundByAllRanks)(
@@ -73,30 +82,39 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
 
 
 def plan_here(config: PolicyIteration) -> Plan | None:
-    """Returns the run's plan on this machine; None where the configuration wants none, or none can be made,
-    which the first rank says."""
+    """Returns the run's plan on this machine; None where the configuration wants none. Raises ValueError
+    where none can be made."""
     if not config.plan.check:
         return None
     from treetune.runtime.machine import here
     from treetune_cluster.planning.plan import Plan
 
-    try:
-        return Plan.of(config, here(started=True))
-    except ValueError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"note: whether the run fits this machine wasn't checked: {error}", file=sys.stderr)
-        return None
+    return Plan.of(config, here(started=True))
 
 
 @SIZED_ENGINES.register("vllm")
 def sized_by_plan(config: PolicyIteration) -> VllmSettings:
     """Returns engines.policy with the share of a GPU that it leaves to the plan, and no more sequences at
-    once than the KV cache has room for."""
+    once than the KV cache has room for; as it is where no plan can be made."""
     settings: Any = config.engines.policy
-    plan = plan_here(config) if settings.addresses is None else None
-    if plan is None or plan.engine is None or plan.machine.device == "cpu":
-        return settings
-    return replace(plan.engine.settings, max_num_seqs=plan.sequences_at_once)
+    with contextlib.suppress(ValueError):
+        plan = plan_here(config)
+        if plan is not None and plan.engine is not None and plan.machine.device == "cuda":
+            return replace(plan.engine.settings, max_num_seqs=plan.sequences_at_once)
+    return settings
+
+
+@RUN_SERVICES.register("prediction")
+@contextlib.contextmanager
+def predict(session: Session) -> Iterator[None]:
+    """Keeps what the plan says of an iteration beside the run's metrics, which are compared with it."""
+    if session.purpose == "run" and session.ranks.is_first:
+        from treetune_cluster.planning.report import predicted
+
+        with contextlib.suppress(ValueError):
+            if (plan := plan_here(session.config)) is not None:
+                write_record(session.directory.path / PREDICTION, predicted(plan))
+    yield
 
 
 @RANKS_MEET.register("machines_agree")

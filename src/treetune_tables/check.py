@@ -32,6 +32,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "episodes": "correct count error groups_ungraded left_out mixed no_answer once_hit problems"
         " prompt_tokens response_tokens response_tokens_max reward score steps timeout unavailable"
         " unfinished unique",
+        "memory": "generation training",
         "overlap": "credit_seconds generation_seconds staleness",
         "preference": "accuracy chosen_reward margin ranking reference_ranking rejected_reward shortfall",
         "rollout": "groups_begun groups_carried groups_dropped groups_lacking rounds sampled_tokens versions",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune_view.charts import N_COLOURS, Chart, Event, Series, better_of
+from treetune_view.charts import N_COLOURS, Chart, Event, Series, better_of, number
 from treetune_view.experiment import Experiment
 
 MOST_POINTS = 1200
@@ -257,9 +257,9 @@ def events_of(one: Experiment) -> list[Event]:
     """Returns evaluations, restarts of the engine, signs of collapse that began or ended, resumes, other
     settings."""
     events = [
-        Event(float(number), "evaluation", f"{label}: pass@1 {summary['pass_at_1']:.3f}")
+        Event(float(done), "evaluation", f"{label}: pass@1 {summary['pass_at_1']:.3f}")
         for label, summaries in one.evaluations.items()
-        for number, summary in summaries.items()
+        for done, summary in summaries.items()
     ]
     try:
         log = (one.path / "logs" / "run.log").read_text(errors="replace")
@@ -311,6 +311,22 @@ PHASES: Mapping[str, str] = {
     "other": "all else",
 }
 """The phases of the loop, and what is done in each."""
+
+
+def plan_beside(experiment: Experiment) -> list[tuple[str, str, str, str]]:
+    """Returns what the plan said of an iteration, what one took on average, and by how much that is more or
+    less: in words, by the metric's name. Nothing that wasn't recorded."""
+    rows = []
+    for metric, planned in experiment.predicted.items():
+        values = [y for _, y in experiment.curve(metric)]
+        if not values or not isinstance(planned, int | float) or planned <= 0:
+            continue
+        mean = math.fsum(values) / len(values)
+        unit = {"seconds": " s", "memory": " GiB"}.get(metric.partition("/")[0], "")
+        of_unit = 2**30 if unit == " GiB" else 1
+        said, took = (f"{number(one / of_unit)}{unit}" for one in (planned, mean))
+        rows.append((metric, said, took, f"{mean / planned - 1:+.0%}"))
+    return rows
 
 
 def phase_seconds(experiment: Experiment) -> list[tuple[str, dict[str, float]]]:

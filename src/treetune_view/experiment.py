@@ -14,7 +14,7 @@ from typing import Any, Literal
 from treetune.rollouts.storage import TOKENS
 from treetune.runtime.analysis import read_result
 from treetune.runtime.base import StopAfter
-from treetune.runtime.directory import ExperimentDirectory, expected_iterations
+from treetune.runtime.directory import PREDICTION, ExperimentDirectory, expected_iterations
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import read_record, verify_once
 
@@ -45,6 +45,8 @@ class Experiment:
     evaluations: Mapping[str, Mapping[int, Mapping[str, Any]]]
     running: bool
     missing: list[str] = field(default_factory=list)
+    predicted: Mapping[str, Any] = field(default_factory=dict)
+    """Plan of an iteration when the run started, by names of metrics."""
 
     @property
     def name(self) -> str:
@@ -140,10 +142,13 @@ def read_experiment(path: Path) -> Experiment:
         read(str(result.relative_to(path)), partial(read_result, result.parent))
     if (path / TOKENS).is_file():
         read(TOKENS, lambda: verify_once(path / TOKENS, "a run that goes on writes it again"))
+    predicted: dict[str, Any] = {}
+    if (path / PREDICTION).is_file():
+        predicted = read(PREDICTION, lambda: read_record(path / PREDICTION, "the next start writes it again"))
     if not evaluations:
         missing.append("no checkpoint has been evaluated yet: run_evaluation does")
     running = directory.is_running()
-    experiment = Experiment(path, config, manifest, metrics, evaluations, running, missing)
+    experiment = Experiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
     planned = experiment.expected_iterations
     if isinstance(planned, int) and len(metrics) < planned:
         state = "is still running" if running else "was interrupted, and continues with the same command"

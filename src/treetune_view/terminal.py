@@ -39,6 +39,7 @@ from treetune_view.curves import (
     metric_names,
     phase_seconds,
     phase_totals,
+    plan_beside,
     usual_charts,
 )
 from treetune_view.experiment import Accuracy, Experiment, Status
@@ -234,6 +235,11 @@ def run_page(
                 Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
             )
         parts += [_title("time by phase"), times]
+    if beside := plan_beside(experiment):
+        planned = Table.grid(padding=(0, 2, 0, 0))
+        for row in (("", "planned", "measured", ""), *beside):
+            planned.add_row(*map(Text, row))
+        parts += [_title("an iteration, planned and measured"), planned]
     if events := events_of(experiment)[-EVENTS:]:
         parts += [_title("last events"), *(shown(f"after {one.x:.0f}: {one.words}") for one in events)]
     try:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.planning.plans import experiment, plan
+from tests.planning.plans import PUBLISHED_RUNS, experiment, plan, seconds_of_published
 from treetune import main as command_line
 from treetune.config.errors import FoundByAllRanks
 from treetune.contracts import Advantages, Continuations
@@ -18,7 +18,7 @@ from treetune.runtime.machine import GIB, described_machine
 from treetune_cluster.commands import start_shape
 from treetune_cluster.planning.memory import LOGITS_PER_CHUNK
 from treetune_cluster.planning.plan import SPARE, Plan, remedy
-from treetune_cluster.planning.report import as_data, as_text, estimates
+from treetune_cluster.planning.report import as_data, as_text
 from treetune_cluster.runs import sized_by_plan
 
 BIG = "polIter_deepseekSft2_vineppo_MATH"
@@ -149,6 +149,12 @@ def test_tokens_of_continuations_lie_behind_two_thirds_of_an_answer():
     contexts = [prompt + place for begin in range(length) for place in range(begin, length)]
     work = dataclasses.replace(plan(SMALL).work, answer_tokens=length, prompt_tokens=prompt)
     assert sum(contexts) / len(contexts) == pytest.approx(work.continued_context, rel=0.01)
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED_RUNS if "in turn" not in name])
+def test_published_seconds_of_an_iteration_are_planned_within_a_factor_of_two(name):
+    for phase, (planned, published) in seconds_of_published(name).items():
+        assert 0.5 < planned / published < 2, phase
 
 
 def test_continuations_are_counted_by_the_estimators_own_budget():

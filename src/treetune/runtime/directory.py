@@ -29,6 +29,9 @@ EPISODES = "episodes.arrow"
 SAMPLED_TOKENS, VALUE_TOKENS = "rollout/sampled_tokens", "credit/value_tokens"
 """Metrics of how much an iteration sampled; the first counts a token that several answers share once."""
 
+PREDICTION = "plan.json"
+"""In the experiment's folder: what a plan said of an iteration when the run started, by names of metrics."""
+
 METRICS_REMEDY = "delete it; its line of metrics.jsonl is lost, and the run goes on"
 """With a damaged record of an iteration that was trained."""
 

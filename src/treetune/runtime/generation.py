@@ -39,6 +39,7 @@ from treetune.rollouts.values import EarlyContinuations
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import EPISODES, SAMPLED_TOKENS, is_generated, samples_in
+from treetune.runtime.machine import memory_in_use
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.store.checksums import read_record, seal_of, write_record
@@ -83,6 +84,8 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection
         episodes = read_episodes(path) if ranks.world_size == 1 else StoredEpisodes(path)
     else:
         trees, metrics, early = _roll_out(sampler, iteration, clock)
+        if ranks.device.type == "cuda":
+            metrics["memory/generation"] = memory_in_use()
         memory = remembered(session, iteration)
         selected, credit_metrics = _give_credit(sampler, iteration, trees, clock, memory, early)
         metrics |= credit_metrics

@@ -298,6 +298,21 @@ def _seconds_of_the_run() -> float:
     return seconds
 
 
+def memory_in_use() -> float:
+    """Returns the bytes that anybody has in use on this process's GPU; without one, those that processes of
+    this run hold of the machine's memory, what they share counted for each."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        free, total = torch.cuda.mem_get_info()
+        return float(total - free)
+    held = 0
+    for process in processes_of_the_run():
+        with contextlib.suppress(psutil.Error):
+            held += process.memory_info().rss
+    return float(held)
+
+
 def processes_of_the_run(environment: Mapping[str, str] = os.environ) -> list[psutil.Process]:
     """Returns the process above all ranks on this machine (the launcher, or this one where there is none) and
     all that it and its children started. Raises psutil.Error where they can't be seen."""

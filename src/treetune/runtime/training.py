@@ -19,6 +19,7 @@ from treetune.runtime.console import Clock
 from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, verify_answers
 from treetune.runtime.evaluation import measure
 from treetune.runtime.generation import episodes_everywhere
+from treetune.runtime.machine import memory_in_use
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
@@ -168,6 +169,8 @@ def train(
             progress=lambda done, total: show(done, total),
             on_signals=on_signals,
         )
+        if config.choose_checkpoint is None:  # else the engine is awake again
+            metrics["memory/training"] = memory_in_use()
     return metrics
 
 

@@ -1,8 +1,8 @@
 """A plan as text and as plain data, with the seconds that an iteration may take.
 
-Constants of a GPU are fitted to what others published of an H100 (CASPO: github.com/jasont314/CASPO, README of
-April 2026), those of a CPU to measurements of our own (docs/results/benchmark.md, 2 cores of an EPYC). What
-they give beside what was measured is in docs/results/plan.md."""
+Constants of a GPU are fitted to what others published of an H100 (CASPO: github.com/jasont314/CASPO, its
+README of April 2026), those of a CPU to measurements of our own (docs/results/benchmark.md, 2 cores of an
+EPYC). What they give beside what was measured is in docs/results/plan.md."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def estimates(plan: Plan) -> Iterator[Estimate]:
             yield _evaluation(plan)
     state = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
     yield Estimate(
-        "checkpoints", state / FILE_BYTES / root.checkpoints.every, "weights and optimiser, 0.9 GB/s to a disk"
+        "checkpoints",
+        state / FILE_BYTES / root.checkpoints.every,
+        "weights and optimiser, 0.9 GB/s to a disk",
     )
 
 
@@ -122,7 +124,9 @@ def _evaluation(plan: Plan) -> Estimate:
     root, seconds = plan.experiment, 0.0
     for one in root.evaluation.sets:
         problems = one.problems or (one.task or root.task).size(one.split) or 0
-        often = root.iterations // root.evaluation.every if root.evaluation.every and one.while_training else 0
+        often = (
+            root.iterations // root.evaluation.every if root.evaluation.every and one.while_training else 0
+        )
         tokens = plan.work.answer_tokens
         once = _sampling(plan, "evaluation", problems * (one.samples or 1), tokens, plan.work.context)
         seconds += once.seconds * max(1, often) / root.iterations

@@ -20,7 +20,7 @@ from treetune.store.journal import read_rows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TIMED = ("seconds", "time", "speed", "tokens_per_second", "sync_", "restarts")
+TIMED = ("seconds", "memory/", "time", "speed", "tokens_per_second", "sync_", "restarts")
 """Words in the names of numbers that a clock decides."""
 
 CHUNK_BYTES = 1 << 20

@@ -28,7 +28,7 @@ from treetune.runtime.diagnostics import (
 )
 from treetune.runtime.directory import ExperimentDirectory
 from treetune_view.charts import Chart, Series, better_of, line_chart, thinned
-from treetune_view.curves import PHASES, Bunch, phase_seconds, phase_totals, usual_charts
+from treetune_view.curves import PHASES, Bunch, phase_seconds, phase_totals, plan_beside, usual_charts
 from treetune_view.experiment import Experiment
 from treetune_view.report.sections import ReportSection
 from treetune_view.templates import colour_of, render
@@ -314,4 +314,5 @@ class TimesSection(ReportSection):
             whole=math.fsum(totals.values()),
             iterations=len(rows),
             bars=thinned(rows),
+            plan=plan_beside(experiment),
         )
