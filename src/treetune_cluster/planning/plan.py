@@ -11,7 +11,7 @@ from typing import Any
 
 from treetune.inference.settings import SETTING, VERSIONS, VllmSettings
 from treetune.models.shapes import Shape
-from treetune.runtime.machine import GIB, Machine, in_units
+from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, in_units
 from treetune.store.held_folders import MEMORY
 from treetune_cluster.planning.memory import (
     ASLEEP,
@@ -295,6 +295,19 @@ class Plan:
             ),
             machine.host_memory,
         )
+
+        if engine is not None:
+            scored = min(4 * self.shape.parameters, SCORED_WITH_BYTES)
+            yield MemoryUse(
+                "evaluation",
+                "the machine",
+                (
+                    Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
+                    Item("a checkpoint's weights, scored once for all ranks", scored),
+                    shared,
+                ),
+                machine.host_memory,
+            )
 
     @property
     def _shared(self) -> Item:
