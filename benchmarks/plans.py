@@ -48,8 +48,8 @@ HEAD = """\
 ## Shipped experiments on GPUs
 
 The most that any phase takes of a GPU, in GiB of the 79.2 that a GPU of 80 has; in brackets the phase, where
-it isn't training: a server that isn't told otherwise takes the largest share that fits. Where it doesn't fit, the smallest change with which it does. Nothing of this has run on
-a GPU.
+it isn't training: a server that isn't told otherwise takes the largest share that fits. Where an experiment
+doesn't fit, the smallest change with which it does. Nothing of this has run on a GPU.
 
 | experiment | parameters | 1 × 80 GB | 4 × 80 GB | 8 × 80 GB |
 |---|---:|---|---|---|
@@ -255,8 +255,8 @@ def published() -> Iterator[str]:
         "CASPO's repository (April 2026) has the seconds of VinePPO with K = 9 on MATH, 512 answers an"
         " iteration, on H100s. Planned with its settings (`tests/planning/plans.py`), its engine in the"
         " trainer's process, and answers of 250 tokens: it gives no lengths. The constants were fitted to the"
-        " first three runs (30 % of an H100, 0.6 ms a layer and pass, 30 µs a token of the engine); the others"
-        " are predictions. Where rows are trained alone, launches of kernels take three quarters of the time."
+        " first three runs (30 % of an H100, 0.6 ms a layer and pass, 30 µs a token of the engine), and"
+        " the others are predictions. Where rows are trained alone, launches of kernels take three quarters of the time."
     )
     yield ""
     yield "| run | phase | planned, s | published, s | error |"
