@@ -256,7 +256,8 @@ def published() -> Iterator[str]:
         " iteration, on H100s. Planned with its settings (`tests/planning/plans.py`), its engine in the"
         " trainer's process, and answers of 250 tokens: it gives no lengths. The constants were fitted to the"
         " first three runs (30 % of an H100, 0.6 ms a layer and pass, 30 µs a token of the engine), and"
-        " the others are predictions. Where rows are trained alone, launches of kernels take three quarters of the time."
+        " the others are predictions. Where rows are trained alone, launches of kernels take three quarters"
+        " of the time."
     )
     yield ""
     yield "| run | phase | planned, s | published, s | error |"
