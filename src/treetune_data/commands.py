@@ -29,6 +29,20 @@ def _task_of(options: argparse.Namespace) -> Task:
     return build(Task, config.data.get("task"), explanation, key=("task",))
 
 
+def new(options: argparse.Namespace) -> int:
+    for name, (about, usual) in QUESTIONS.items():
+        if getattr(options, name) is None:
+            try:
+                setattr(options, name, input(f"{name}: {about} [{usual}] ").strip() or usual)
+            except EOFError:
+                raise ValueError(f"nobody answers here: give --{name}, {about}") from None
+    from treetune_data.new_experiment import make
+
+    for line in make(options):
+        say(line)
+    return 0
+
+
 def score_responses(options: argparse.Namespace) -> int:
     from treetune.runtime.console import Console
     from treetune_data.scoring import score_responses
@@ -136,7 +150,30 @@ def _output(help_text: str, kind: str = "DIR") -> Argument:
     return Argument("--output", {"type": Path, "required": True, "metavar": kind, "help": help_text})
 
 
+QUESTIONS = {
+    "name": ("the experiment's name and folder", "first"),
+    "data": ("a task of configs/tasks, or rows of yours: FILE.jsonl, .csv or .parquet", "addition_chain"),
+    "model": ("tiny (random weights), one of configs/models, a folder, a name on the hub", "tiny"),
+    "method": ("sft, vineppo, ppo, grpo, rloo, restem, dpo_positive, one of configs/presets", "vineppo"),
+    "hardware": ("in_process (a CPU, no server), cpu or gpu", "in_process"),
+}
+"""What `new` asks, each with the answer that an empty line gives."""
+
 COMMANDS = (
+    Command(
+        "new",
+        new,
+        "a folder with an experiment of your own: asks five things",
+        "Asks for what the options don't say, and writes a folder: configurations, a README with the next"
+        " commands and, for rows of yours, train.jsonl, test.jsonl and a reward function. It says which"
+        " fields it took for problem and gold, and grades three answers before anything is trained.",
+        ("treetune new", "treetune new --name sums --data rows.csv --model tiny --method grpo"),
+        (
+            *(Argument(f"--{name}", {"help": about}) for name, (about, _) in QUESTIONS.items()),
+            Argument("--fields", {"metavar": "PROBLEM,GOLD", "help": "of your rows; default: the likeliest"}),
+        ),
+        group="first",
+    ),
     Command(
         "score_responses",
         score_responses,

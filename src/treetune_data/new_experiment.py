@@ -1,0 +1,176 @@
+"""Makes a folder with an experiment of one's own: configurations, rows, reward, the next commands."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from treetune.cli.command import built, evaluated
+from treetune.config.jsonnet import CONFIGS, find_file, is_configuration
+from treetune.store.files import whole_folder, write_text
+from treetune.tasks.rows import as_text, missing
+from treetune.tasks.sources import read_rows
+from treetune_data.scoring import score_responses
+
+PROBLEM_FIELDS = ("problem", "question", "prompt", "query", "instruction", "input", "text")
+GOLD_FIELDS = ("answer", "gold", "ground_truth", "target", "label", "solution", "output", "response")
+"""What the fields of rows are usually called, the likeliest first."""
+
+EVERY_TENTH = 10
+"""Rows are held out for tests, and as many for validation."""
+
+INSTRUCTION = '{problem}\nReason step by step, and end with a line "#### " and the answer.\n'
+README = """\
+# {name}
+
+{method} of {model} on {data}. In this folder:
+
+```bash
+{next_commands}
+```
+
+`run` goes on where it was interrupted; `treetune view` shows what comes out. {about_rows}
+"""
+ABOUT_ROWS = """`train.jsonl` and `test.jsonl` are your
+rows, `reward.py` says what an answer is worth. Change it, and try it on the answers in `examples.jsonl`:
+
+```bash
+treetune score_responses --configs {method}.jsonnet --input examples.jsonl --output graded_again.jsonl
+```"""
+
+
+def make(options: argparse.Namespace) -> Iterator[str]:
+    """Makes the folder `options.name`, whole or not at all, and yields what there is to say of it."""
+    folder, method = Path(options.name), options.method
+    if options.hardware not in ("in_process", "cpu", "gpu"):
+        raise ValueError(f"hardware is {options.hardware!r}: give in_process, cpu or gpu")
+    if folder.exists():
+        raise ValueError(f"{folder} is there already: give another name, or remove it")
+    rows, fields = _rows(Path(options.data), options.fields) if Path(options.data).suffix else ([], [])
+    if rows:
+        yield f"{options.data}: {len(rows)} rows; the problem is {fields[0]!r}, the gold {fields[1]!r}"
+    # Random weights have to learn the form of answers before an answer can be right.
+    stages = ["sft", method] if options.model == "tiny" and method != "sft" else [method]
+    wanted = [("check", method), ("plan", stages[0]), *(("run", stage) for stage in stages)]
+    commands = [f"treetune {word} --configs {stage}.jsonnet" for word, stage in wanted]
+    about = ABOUT_ROWS.format(method=method) if rows else ""
+    with whole_folder(folder) as made:
+        for stage in stages:
+            write_text(made / f"{stage}.jsonnet", _configuration(options, stage, rows, fields))
+        text = README.format(**vars(options), next_commands="\n".join(commands), about_rows=about)
+        write_text(made / "README.md", text)
+        if rows:
+            _write_rows(made, rows, fields)
+        with contextlib.chdir(made):
+            for stage in stages:
+                options.configs = [f"{stage}.jsonnet"]
+                root: Any = built(evaluated(options), "check", "an experiment")
+            if rows:
+                yield from _graded_examples(root.task)
+    yield "\n".join([f"made {folder}. Next:", f"  cd {folder}", *(f"  {command}" for command in commands)])
+
+
+def _rows(path: Path, fields: str | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns the rows of a file, and its fields of problem and gold. Raises ValueError."""
+    if path.suffix == ".csv" and path.is_file():
+        with path.open(encoding="utf-8", newline="") as file:
+            rows: list[dict[str, Any]] = list(csv.DictReader(file))
+    else:
+        rows = [row for _, row in read_rows(path)]
+    if len(rows) < 2 * EVERY_TENTH:
+        raise ValueError(f"{path} has {len(rows)} rows: give at least {2 * EVERY_TENTH}")
+    likely = [
+        next((name for name in names if name in rows[0]), "") for names in (PROBLEM_FIELDS, GOLD_FIELDS)
+    ]
+    chosen = fields.split(",") if fields else likely
+    there = f"its rows have {', '.join(map(repr, rows[0]))}"
+    if len(chosen) != 2 or not all(chosen):
+        raise ValueError(f"which fields of {path} are problem and gold? Give --fields PROBLEM,GOLD; {there}")
+    bad = [(number, missing(row, name)) for number, row in enumerate(rows, 1) for name in chosen]
+    if wrong := [(number, why) for number, why in bad if why]:
+        number, why = wrong[0]
+        raise ValueError(
+            f"{path}, row {number}: {why}, and so in {len(wrong)} places: mend them, or give other --fields"
+        )
+    return rows, chosen
+
+
+def _configuration(
+    options: argparse.Namespace, stage: str, rows: list[dict[str, Any]], fields: list[str]
+) -> str:
+    tiny, gpu = options.model == "tiny", options.hardware == "gpu"
+    preset = is_configuration(CONFIGS / "presets" / f"{stage}.jsonnet")
+    method = "grpo" if preset else stage
+    large = "sft_rho1b_GSM8K" if method == "sft" else f"polIter_rho1bSft2_{method}_GSM8K"
+    known = is_configuration(CONFIGS / "models" / f"{options.model}.jsonnet")
+    files = [large if gpu else f"quickstart/{method}"]
+    files += [] if rows else [f"tasks/{options.data}"]
+    files += [f"models/{options.model}"] if known and not tiny else []
+    files += ["engines/in_process"] if options.hardware == "in_process" else []
+    for file in files:
+        find_file(f"{file}.jsonnet", CONFIGS)  # says what was meant
+    end = f"+ (import 'presets/{stage}.jsonnet')\n" if preset else ""
+    lines = [f"// {options.name}: {stage}. What stands further down wins."]
+    lines += [f"{'+ ' if number else ''}(import '{file}.jsonnet')" for number, file in enumerate(files)]
+    lines += ["+ {", f"  experiment_name: '{options.name}/{stage}',"]
+    if tiny and stage != "sft":
+        lines += [
+            f"  model+: {{ name_or_path: $.directory + '/{options.name}/sft/checkpoints/last/policy' }},"
+        ]
+    elif not known:
+        dtype = ", dtype: 'bfloat16'" if gpu else ""
+        lines += [f"  model: {{ type: 'pretrained', name_or_path: {json.dumps(options.model)}{dtype} }},"]
+    if not rows:
+        return "\n".join([*lines, "}", end])
+    texts = [[as_text(row[name]) for row in rows] for name in fields]
+    held_out = len(rows[::EVERY_TENTH])
+    task = {
+        "type": "gsm8k",
+        "train": ["train.jsonl"],
+        "test": ["test.jsonl"],
+        "validation_size": held_out,
+        "problem_field": fields[0],
+        "gold_field": fields[1],
+        "prompt": "{problem}" if tiny else INSTRUCTION,
+        "grader": {"type": "function", "path": "reward:score"},
+    }
+    lines += ["  task: {", *(f"    {key}: {json.dumps(value)}," for key, value in task.items()), "  },", "}"]
+    longest = [max(map(len, column)) for column in texts]
+    known_rows = f"rows={len(rows) - 2 * held_out}, prompt={longest[0]}, answer={longest[1]}"
+    if tiny:
+        known_rows += f", alphabet={json.dumps(''.join(sorted({chr(10), *''.join(map(''.join, texts))})))}"
+    known_rows += ", supervised=true" if stage == "sft" else ""
+    return "\n".join([*lines, f"+ (import 'lib/own_rows.libsonnet')({known_rows})", end])
+
+
+def _write_rows(folder: Path, rows: list[dict[str, Any]], fields: list[str]) -> None:
+    """Writes rows for training and for tests, the reward, and answers to three problems to try it on."""
+    train = [row for number, row in enumerate(rows) if number % EVERY_TENTH]
+    problem, gold = fields
+    other = next((as_text(row[gold]) for row in train if row[gold] != train[1][gold]), "")
+    responses = [as_text(train[0][gold]), other, ""]
+    examples = [
+        {"problem": row[problem], "gold": row[gold], "response": response}
+        for row, response in zip(train, responses, strict=False)
+    ]
+    files = {"train": train, "test": rows[::EVERY_TENTH], "examples": examples}
+    for name, some in files.items():
+        lines = [json.dumps(row, ensure_ascii=False) for row in some]
+        write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
+    write_text(folder / "reward.py", (CONFIGS.parent / "examples/new/reward.py").read_text(encoding="utf-8"))
+
+
+def _graded_examples(task: Any) -> Iterator[str]:
+    score_responses(task, Path("examples.jsonl"), Path("graded.jsonl"))
+    graded = [json.loads(line) for line in Path("graded.jsonl").read_text(encoding="utf-8").splitlines()]
+    yield "three answers, graded by reward.py (the gold itself, another row's gold, nothing):"
+    for row in graded:
+        verdict = f"{row['reward']} ({row['outcome']})"
+        yield f"  {verdict:<18} {row['response']!r:.24} to {row['problem']!r:.40}, gold {row['gold']!r:.24}"
+    if graded[0]["reward"] != 1:
+        yield "note: the gold itself doesn't earn 1: mend reward.py before you train"
