@@ -12,7 +12,7 @@ def answer_in(text: str) -> str:
 
 
 def score(response: str, gold: str) -> float | None:
-    """1 for the gold's answer, 0 for another one, None where there is no answer. Numbers are compared by value."""
+    """1 for the gold's answer, 0 for another one (numbers by value), None where there is no answer."""
     said, wanted = answer_in(response), answer_in(gold)
     if not said:
         return None

@@ -235,7 +235,6 @@ COMMANDS = (
             "treetune --configs configs/quickstart/vineppo.jsonnet plan",
         ),
         tuple(Argument(name, settings) for name, settings in _ARGUMENTS.items()),
-        group="first",
     ),
     Command(
         "serve_engine",
@@ -269,6 +268,5 @@ COMMANDS = (
         "Looks at versions, memory, ports and the compiler, and samples one token with the engine. It takes"
         " half a minute.",
         ("treetune doctor",),
-        group="first",
     ),
 )

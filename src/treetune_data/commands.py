@@ -172,7 +172,6 @@ COMMANDS = (
             *(Argument(f"--{name}", {"help": about}) for name, (about, _) in QUESTIONS.items()),
             Argument("--fields", {"metavar": "PROBLEM,GOLD", "help": "of your rows; default: the likeliest"}),
         ),
-        group="first",
     ),
     Command(
         "score_responses",
@@ -194,7 +193,6 @@ COMMANDS = (
                 "--deadline", {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "default: 10"}
             ),
         ),
-        group="data",
     ),
     Command(
         "export_rows",
@@ -213,7 +211,6 @@ COMMANDS = (
             ),
             _output("the Parquet file", "FILE"),
         ),
-        group="data",
     ),
     Command(
         "prepare_data",
@@ -231,7 +228,6 @@ COMMANDS = (
             _input("read this in place of the configuration's source", required=False),
             _output("rows by split, summary, reasons"),
         ),
-        group="data",
     ),
     Command(
         "estimate_difficulty",
@@ -251,7 +247,6 @@ COMMANDS = (
                 "--shard", {"type": int, "metavar": "N", "help": "work on this shard alone, as a job does"}
             ),
         ),
-        group="data",
     ),
     Command(
         "filter_data",
@@ -264,7 +259,6 @@ COMMANDS = (
             " data/math__dapo/train.parquet --output data/math__dapo_filtered",
         ),
         (_input(), _output("rows.parquet, summary, reasons")),
-        group="data",
     ),
     Command(
         "make_threads",
@@ -277,6 +271,5 @@ COMMANDS = (
             " solutions.jsonl --output data/parallel",
         ),
         (_input("rows with solutions"), _output("rows, records, costs")),
-        group="data",
     ),
 )

@@ -21,10 +21,9 @@ PROBLEM_FIELDS = ("problem", "question", "prompt", "query", "instruction", "inpu
 GOLD_FIELDS = ("answer", "gold", "ground_truth", "target", "label", "solution", "output", "response")
 """What the fields of rows are usually called, the likeliest first."""
 
-EVERY_TENTH = 10
-"""Rows are held out for tests, and as many for validation."""
+HELD_OUT = 10
+"""One row in so many is for tests, and another for validation."""
 
-INSTRUCTION = '{problem}\nReason step by step, and end with a line "#### " and the answer.\n'
 README = """\
 # {name}
 
@@ -34,14 +33,15 @@ README = """\
 {next_commands}
 ```
 
-`run` goes on where it was interrupted; `treetune view` shows what comes out. {about_rows}
+`run` goes on where it was interrupted; `treetune view` shows what comes out.
 """
-ABOUT_ROWS = """`train.jsonl` and `test.jsonl` are your
-rows, `reward.py` says what an answer is worth. Change it, and try it on the answers in `examples.jsonl`:
+ABOUT_REWARD = """
+`reward.py` says what an answer is worth. Change it, and try it on the answers in `examples.jsonl`:
 
 ```bash
 treetune score_responses --configs {method}.jsonnet --input examples.jsonl --output graded_again.jsonl
-```"""
+```
+"""
 
 
 def make(options: argparse.Namespace) -> Iterator[str]:
@@ -58,14 +58,13 @@ def make(options: argparse.Namespace) -> Iterator[str]:
     stages = ["sft", method] if options.model == "tiny" and method != "sft" else [method]
     wanted = [("check", method), ("plan", stages[0]), *(("run", stage) for stage in stages)]
     commands = [f"treetune {word} --configs {stage}.jsonnet" for word, stage in wanted]
-    about = ABOUT_ROWS.format(method=method) if rows else ""
     with whole_folder(folder) as made:
+        readme = README + ABOUT_REWARD if rows else README
+        write_text(made / "README.md", readme.format(**vars(options), next_commands="\n".join(commands)))
         for stage in stages:
             write_text(made / f"{stage}.jsonnet", _configuration(options, stage, rows, fields))
-        text = README.format(**vars(options), next_commands="\n".join(commands), about_rows=about)
-        write_text(made / "README.md", text)
         if rows:
-            _write_rows(made, rows, fields)
+            _write_rows(made, rows, *fields)
         with contextlib.chdir(made):
             for stage in stages:
                 options.configs = [f"{stage}.jsonnet"]
@@ -82,20 +81,21 @@ def _rows(path: Path, fields: str | None) -> tuple[list[dict[str, Any]], list[st
             rows: list[dict[str, Any]] = list(csv.DictReader(file))
     else:
         rows = [row for _, row in read_rows(path)]
-    if len(rows) < 2 * EVERY_TENTH:
-        raise ValueError(f"{path} has {len(rows)} rows: give at least {2 * EVERY_TENTH}")
+    if len(rows) < 2 * HELD_OUT:
+        raise ValueError(f"{path} has {len(rows)} rows: give at least {2 * HELD_OUT}")
     likely = [
         next((name for name in names if name in rows[0]), "") for names in (PROBLEM_FIELDS, GOLD_FIELDS)
     ]
     chosen = fields.split(",") if fields else likely
-    there = f"its rows have {', '.join(map(repr, rows[0]))}"
     if len(chosen) != 2 or not all(chosen):
-        raise ValueError(f"which fields of {path} are problem and gold? Give --fields PROBLEM,GOLD; {there}")
-    bad = [(number, missing(row, name)) for number, row in enumerate(rows, 1) for name in chosen]
-    if wrong := [(number, why) for number, why in bad if why]:
-        number, why = wrong[0]
+        there = ", ".join(map(repr, rows[0]))
         raise ValueError(
-            f"{path}, row {number}: {why}, and so in {len(wrong)} places: mend them, or give other --fields"
+            f"which fields of {path} are problem and gold? Give --fields PROBLEM,GOLD of {there}"
+        )
+    wrong = [(n, why) for n, row in enumerate(rows, 1) for name in chosen if (why := missing(row, name))]
+    if wrong:
+        raise ValueError(
+            f"{path}, row {wrong[0][0]}: {wrong[0][1]} (so in {len(wrong)} places): mend it, or give --fields"
         )
     return rows, chosen
 
@@ -103,7 +103,7 @@ def _rows(path: Path, fields: str | None) -> tuple[list[dict[str, Any]], list[st
 def _configuration(
     options: argparse.Namespace, stage: str, rows: list[dict[str, Any]], fields: list[str]
 ) -> str:
-    tiny, gpu = options.model == "tiny", options.hardware == "gpu"
+    gpu, tiny = options.hardware == "gpu", options.model == "tiny"
     preset = is_configuration(CONFIGS / "presets" / f"{stage}.jsonnet")
     method = "grpo" if preset else stage
     large = "sft_rho1b_GSM8K" if method == "sft" else f"polIter_rho1bSft2_{method}_GSM8K"
@@ -112,11 +112,10 @@ def _configuration(
     files += [] if rows else [f"tasks/{options.data}"]
     files += [f"models/{options.model}"] if known and not tiny else []
     files += ["engines/in_process"] if options.hardware == "in_process" else []
+    lines = [f"// {options.name}: {stage}. What stands further down wins."]
     for file in files:
         find_file(f"{file}.jsonnet", CONFIGS)  # says what was meant
-    end = f"+ (import 'presets/{stage}.jsonnet')\n" if preset else ""
-    lines = [f"// {options.name}: {stage}. What stands further down wins."]
-    lines += [f"{'+ ' if number else ''}(import '{file}.jsonnet')" for number, file in enumerate(files)]
+        lines.append(f"{'+ ' if len(lines) > 1 else ''}(import '{file}.jsonnet')")
     lines += ["+ {", f"  experiment_name: '{options.name}/{stage}',"]
     if tiny and stage != "sft":
         lines += [
@@ -125,43 +124,36 @@ def _configuration(
     elif not known:
         dtype = ", dtype: 'bfloat16'" if gpu else ""
         lines += [f"  model: {{ type: 'pretrained', name_or_path: {json.dumps(options.model)}{dtype} }},"]
-    if not rows:
-        return "\n".join([*lines, "}", end])
-    texts = [[as_text(row[name]) for row in rows] for name in fields]
-    held_out = len(rows[::EVERY_TENTH])
-    task = {
-        "type": "gsm8k",
-        "train": ["train.jsonl"],
-        "test": ["test.jsonl"],
-        "validation_size": held_out,
-        "problem_field": fields[0],
-        "gold_field": fields[1],
-        "prompt": "{problem}" if tiny else INSTRUCTION,
-        "grader": {"type": "function", "path": "reward:score"},
-    }
-    lines += ["  task: {", *(f"    {key}: {json.dumps(value)}," for key, value in task.items()), "  },", "}"]
-    longest = [max(map(len, column)) for column in texts]
-    known_rows = f"rows={len(rows) - 2 * held_out}, prompt={longest[0]}, answer={longest[1]}"
-    if tiny:
-        known_rows += f", alphabet={json.dumps(''.join(sorted({chr(10), *''.join(map(''.join, texts))})))}"
-    known_rows += ", supervised=true" if stage == "sft" else ""
-    return "\n".join([*lines, f"+ (import 'lib/own_rows.libsonnet')({known_rows})", end])
+    lines += ["}"]
+    if rows:
+        problems, golds = ([as_text(row[name]) for row in rows] for name in fields)
+        held_out = len(rows[::HELD_OUT])
+        about = {
+            "problem": fields[0],
+            "gold": fields[1],
+            "rows": len(rows) - 2 * held_out,
+            "held_out": held_out,
+            "longest_problem": max(map(len, problems)),
+            "longest_gold": max(map(len, golds)),
+            "alphabet": "".join(sorted({"\n", *"".join(problems + golds)})) if tiny else None,
+            "supervised": stage == "sft",
+        }
+        lines += [f"+ (import 'lib/own_rows.libsonnet')({json.dumps(about, indent=2, ensure_ascii=False)})"]
+    lines += [f"+ (import 'presets/{stage}.jsonnet')"] if preset else []
+    return "\n".join([*lines, ""])
 
 
-def _write_rows(folder: Path, rows: list[dict[str, Any]], fields: list[str]) -> None:
+def _write_rows(folder: Path, rows: list[dict[str, Any]], problem: str, gold: str) -> None:
     """Writes rows for training and for tests, the reward, and answers to three problems to try it on."""
-    train = [row for number, row in enumerate(rows) if number % EVERY_TENTH]
-    problem, gold = fields
+    train = [row for number, row in enumerate(rows) if number % HELD_OUT]
     other = next((as_text(row[gold]) for row in train if row[gold] != train[1][gold]), "")
-    responses = [as_text(train[0][gold]), other, ""]
     examples = [
         {"problem": row[problem], "gold": row[gold], "response": response}
-        for row, response in zip(train, responses, strict=False)
+        for row, response in zip(train, [as_text(train[0][gold]), other, ""], strict=False)
     ]
-    files = {"train": train, "test": rows[::EVERY_TENTH], "examples": examples}
-    for name, some in files.items():
-        lines = [json.dumps(row, ensure_ascii=False) for row in some]
-        write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
+    for name, some in {"train": train, "test": rows[::HELD_OUT], "examples": examples}.items():
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in some]
+        write_text(folder / f"{name}.jsonl", "".join(lines))
     write_text(folder / "reward.py", (CONFIGS.parent / "examples/new/reward.py").read_text(encoding="utf-8"))
 
 

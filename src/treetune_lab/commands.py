@@ -93,7 +93,6 @@ COMMANDS = (
         " of to analyses/ in its folder.",
         ("treetune run_analyzers --configs quickstart/vineppo.jsonnet,analyzers/value_accuracy.jsonnet",),
         in_ranks=True,
-        group="tables",
     ),
     Command(
         "compare_analyses",
@@ -113,7 +112,6 @@ COMMANDS = (
                 {"type": Path, "required": True, "metavar": "PATH", "help": "without an ending"},
             ),
         ),
-        group="tables",
     ),
     Command(
         "bisect_runs",
@@ -127,8 +125,6 @@ COMMANDS = (
             Argument("first", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
             Argument("second", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
         ),
-        group="look",
-        short="bisect",
     ),
     Command(
         "replay",
@@ -155,6 +151,5 @@ COMMANDS = (
                 },
             ),
         ),
-        group="look",
     ),
 )

@@ -71,7 +71,6 @@ COMMANDS = (
         " nothing.",
         (f"treetune {TABLE} make_table",),
         (OUTPUT,),
-        group="tables",
     ),
     Command(
         "reproduce_table",
@@ -102,6 +101,5 @@ COMMANDS = (
             ),
             OUTPUT,
         ),
-        group="tables",
     ),
 )

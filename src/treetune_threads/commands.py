@@ -245,6 +245,5 @@ COMMANDS = (
                 {"metavar": "TOKEN", "help": "ends an answer; default: what the template puts behind one"},
             ),
         ),
-        group="data",
     ),
 )

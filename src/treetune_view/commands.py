@@ -67,7 +67,6 @@ COMMANDS = (
             ),
             Argument("--read-only", {"action": "store_true", "help": "write no notes either"}),
         ),
-        group="look",
     ),
     Command(
         "watch",
@@ -93,7 +92,6 @@ COMMANDS = (
             ),
             Argument("--once", {"action": "store_true", "help": "print one page and end"}),
         ),
-        group="look",
     ),
     Command(
         "report",
@@ -109,6 +107,5 @@ COMMANDS = (
                 {"type": Path, "metavar": "FILE", "help": "default: report.html in the first one"},
             ),
         ),
-        group="look",
     ),
 )

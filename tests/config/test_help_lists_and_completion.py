@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from treetune.cli import arguments as completion
-from treetune.cli.arguments import BY_NAME, COMMANDS, overview, parse
+from treetune.cli.arguments import BY_NAME, COMMANDS, SHORT, overview, parse
 from treetune.config.jsonnet import find_file
 from treetune.main import main
 
@@ -40,7 +40,7 @@ def test_every_command_has_help_of_its_own_with_an_example(
     out = capsys.readouterr().out
     assert end.value.code == 0
     assert "examples:" in out
-    assert f"usage: treetune {COMMANDS[name].short or name}" in out
+    assert f"usage: treetune {SHORT.get(name, name)}" in out
     assert [line for line in out.splitlines() if len(line) > 80] == []
 
 
@@ -51,7 +51,7 @@ def test_the_first_help_fits_a_screen_and_leads_to_every_command(capsys: pytest.
     assert end.value.code == 0 and screen == overview().splitlines()
     assert len(screen) < 24 and max(map(len, screen)) <= 80
     names = [line.split()[0] for line in screen if line.startswith("  ") and "$" not in line]
-    assert names[:7] == ["run", "evaluate", "check", "explain", "parts", "plan", "doctor"]
+    assert names[:8] == ["run", "evaluate", "check", "explain", "parts", "plan", "doctor", "new"]
     assert main(["help", "all"]) == 0
     everything = capsys.readouterr().out.replace(",", "").split()
     assert {*BY_NAME} <= {*everything}
@@ -64,7 +64,7 @@ def test_the_first_help_fits_a_screen_and_leads_to_every_command(capsys: pytest.
     assert "did you mean data?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("short", ["evaluate", "check", "explain", "parts", "bisect"])
+@pytest.mark.parametrize("short", SHORT.values())
 def test_a_short_name_is_the_command_whose_old_name_goes_on_working(short: str) -> None:
     command = BY_NAME[short]
     needed = [argument.name for argument in command.arguments if "nargs" not in argument.settings]

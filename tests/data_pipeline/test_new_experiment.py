@@ -1,4 +1,4 @@
-"""`treetune new` writes a folder whose commands work as they are printed, for our tasks and anybody's rows."""
+"""`treetune new` writes a folder whose commands work as they are printed, for our tasks and other rows."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def test_own_rows_are_looked_at_and_three_answers_graded_before_anything_is_trai
     rows = [len(Path("mine", f"{name}.jsonl").read_text().splitlines()) for name in ("train", "test")]
     assert rows == [54, 6]
     config = Path("mine/sft.jsonnet").read_text()
-    assert "rows=48, prompt=7, answer=21" in config and 'alphabet="\\n #+.0123456789?Ieimorst"' in config
+    assert '"rows": 48' in config and '"longest_gold": 21' in config
+    assert '"alphabet": "\\n #+.0123456789?Ieimorst"' in config
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_models_methods_and_hardware_go_together_and_own_fields_are_taken(
     model: str, method: str, hardware: str
 ) -> None:
     assert new("mine", "rows.csv", model, method, hardware, "--fields", "text,number") == 0
-    assert len(Path(f"mine/{method}.jsonnet").read_text().splitlines()) <= 20
+    assert len(Path(f"mine/{method}.jsonnet").read_text().splitlines()) <= 24
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_models_methods_and_hardware_go_together_and_own_fields_are_taken(
     [
         (
             {"data": "rows.csv", "method": "sft"},
-            "problem and gold? Give --fields PROBLEM,GOLD; its rows have 'id'",
+            "problem and gold? Give --fields PROBLEM,GOLD of 'id'",
         ),
         ({"data": "addition_chan"}, "addition_chain.jsonnet"),
         ({"method": "vinepo"}, "vineppo.jsonnet"),

@@ -26,6 +26,10 @@ COMMANDS = (
     "--configs configs/quickstart/grpo.jsonnet print_config",
     "--configs configs/tables/quickstart_methods.jsonnet check_config",
     "--configs configs/polIter_rho1bSft2_vineppo_MATH.jsonnet plan --gpus 4 --memory 80",
+    "--configs examples/own_parts/rank.jsonnet check",
+    "schema",
+    "new --name first --data addition_chain --model tiny --method vineppo --hardware in_process",
+    "new --name mine --data rows.csv --model tiny --method grpo --hardware in_process",
 )
 
 
@@ -58,6 +62,8 @@ def test_it_works_with_what_it_declares_and_nothing_else(wheel: Path, tmp_path: 
     python, site = bare_python(tmp_path / "env", with_requirements(list(BASE)))
     assert not (site / "torch").exists() and not (site / "vllm").exists()
     zipfile.ZipFile(wheel).extractall(site)
+    rows = "".join(f"{number} + 1?,{number + 1}\n" for number in range(20))
+    (tmp_path / "rows.csv").write_text("question,answer\n" + rows)
     for command in COMMANDS:
         words = [python, "-m", "treetune.main", *command.split()]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)

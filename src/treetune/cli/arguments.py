@@ -38,7 +38,9 @@ def show_help(options: argparse.Namespace) -> int:
     if topic is None:
         say(overview())
     elif topic == "all":
-        say("\n\n".join([*map(_listed, groups), SHARED_HELP]))
+        options_of_all = _Parser(usage=argparse.SUPPRESS, epilog=EPILOG, formatter_class=_layout)
+        _add_shared(options_of_all)
+        say("\n\n".join([*map(_listed, groups), options_of_all.format_help()]))
     elif topic in groups:
         say(f"{_listed(topic)}\n\n{_examples(*groups[topic])}")
     else:
@@ -60,7 +62,7 @@ HELP = (
         "what a command or a group of commands is for; `all`: everything",
         "Shows the help of a command, the commands of a group with an example of each, or all commands.",
         ("treetune help data", "treetune help check", "treetune help all"),
-        (Argument("topic", {"nargs": "?", "metavar": "COMMAND|GROUP|all"}, completes="topics"),),
+        (Argument("topic", {"nargs": "?", "metavar": "COMMAND|GROUP|all"}),),
     ),
     Command(
         "completion",
@@ -73,18 +75,28 @@ HELP = (
         (Argument("shell", {"choices": ("bash", "zsh", "fish")}),),
     ),
 )
+GROUPS = {
+    "first": "run run_evaluation check_config explain_config list_parts plan doctor new",
+    "look": "view watch report bisect_runs replay",
+    "tables": "make_table reproduce_table run_analyzers compare_analyses",
+    "data": "prepare_data estimate_difficulty filter_data score_responses export_rows make_threads",
+    "share": "model_card push_to_hub export_evaluation export_notes chat_template",
+}
+"""Under which headings help lists commands; under "more" all others, those of other packages too."""
+SHORT = {
+    "run_evaluation": "evaluate",
+    "check_config": "check",
+    "explain_config": "explain",
+    "list_parts": "parts",
+    "bisect_runs": "bisect",
+}
+"""Short names of commands, which help shows in their place. The full ones go on working."""
+
 COMMANDS = _commands()
-"""All commands by their names, which stay."""
-BY_NAME = COMMANDS | {command.short: command for command in COMMANDS.values() if command.short}
+BY_NAME = COMMANDS | {short: COMMANDS[name] for name, short in SHORT.items() if name in COMMANDS}
 
 WIDTH = 80
-SHARED_HELP = """\
---configs A,B,…   Jsonnet, JSON or YAML files, added from left to right; looked for
-                  here, then among treetune's own: quickstart/sft.jsonnet
---override '{…}'  one more Jsonnet object on the right; repeatable
---debug           show tracebacks
---version         version, commit, Python
-
+EPILOG = """\
 APP_* environment variables are std.extVar('APP_…') in a configuration; APP_SEED,
 APP_DIRECTORY and APP_EXPERIMENT_NAME set seed, directory and experiment_name.
 Old and short names are the same commands: run_evaluation is evaluate."""
@@ -142,10 +154,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _groups() -> dict[str, list[Command]]:
     """Returns the commands by their groups, those that everybody needs first."""
-    groups: dict[str, list[Command]] = {name: [] for name in ("first", "look", "tables", "data", "share")}
-    for command in sorted(COMMANDS.values(), key=lambda one: one.group == "more"):
-        groups.setdefault(command.group, []).append(command)
-    return {name: commands for name, commands in groups.items() if commands}
+    named = {group: [name for name in names.split() if name in COMMANDS] for group, names in GROUPS.items()}
+    named["more"] = [name for name in COMMANDS if name not in " ".join(GROUPS.values()).split()]
+    return {group: [COMMANDS[name] for name in names] for group, names in named.items() if names}
 
 
 def overview() -> str:
@@ -158,11 +169,11 @@ def overview() -> str:
     groups = _groups()
     groups.pop("more")
     for group, commands in groups.items():
-        names = " ".join(command.short or command.name for command in commands)
+        names = [SHORT.get(command.name, command.name) for command in commands]
         if group == "first":
-            lines += [f"  {command.short or command.name:<9} {command.words}" for command in commands]
+            lines += [f"  {name:<9} {command.words}" for name, command in zip(names, commands)]
         else:
-            lines += textwrap.wrap(f"{group:<8}{names}", WIDTH - 1, subsequent_indent=" " * 8)
+            lines += textwrap.wrap(f"{group:<8}{' '.join(names)}", WIDTH - 1, subsequent_indent=" " * 8)
         examples = [example for command in commands for example in command.examples]
         lines += [f"  $ {example}" for example in examples if len(example) < WIDTH - 4][:1]
     return "\n".join([*lines, "more    treetune help all, treetune help GROUP, treetune help COMMAND"])
@@ -172,7 +183,7 @@ def _listed(group: str) -> str:
     """Returns the commands of a group, one or two lines each."""
     lines = [f"{group}:"]
     for command in _groups()[group]:
-        name = f"{command.short}, {command.name}" if command.short else command.name
+        name = ", ".join(filter(None, [SHORT.get(command.name), command.name]))
         lines += textwrap.wrap(
             f"{name:<27} {command.words}", WIDTH - 1, initial_indent="  ", subsequent_indent=" " * 30
         )
@@ -203,8 +214,8 @@ def grammar() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
     for command in COMMANDS.values():
         sub = commands.add_parser(
-            command.short or command.name,
-            aliases=[command.name] if command.short else [],
+            SHORT.get(command.name, command.name),
+            aliases=[command.name] if command.name in SHORT else [],
             help=command.words,
             description=textwrap.fill(command.more, WIDTH - 1),
             epilog=_examples(command),
@@ -319,10 +330,6 @@ def family_names(prefix: str, **_: object) -> list[str]:
     return [word for word in words if word.startswith(prefix)]
 
 
-def topics(prefix: str, **_: object) -> list[str]:
-    return [one for one in [*BY_NAME, *_groups(), "all"] if one.startswith(prefix)]
-
-
 def rank_commands(prefix: str, **_: object) -> list[str]:
     """Returns the commands that `treetune run` starts."""
     return [one.name for one in COMMANDS.values() if one.in_ranks and one.name.startswith(prefix)]
@@ -334,5 +341,4 @@ COMPLETERS: dict[str, Callable[..., list[str]]] = {
     "parts": part_names,
     "families": family_names,
     "rank_commands": rank_commands,
-    "topics": topics,
 }

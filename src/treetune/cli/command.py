@@ -37,10 +37,6 @@ class Command:
     arguments: tuple[Argument, ...] = ()
     in_ranks: bool = False
     """Whether `treetune run` may start it, in as many processes as there are GPUs."""
-    group: str = "more"
-    """The heading under which help lists it."""
-    short: str = ""
-    """A shorter name beside `name`; help shows it first."""
 
 
 class ClosedPipe(Exception):

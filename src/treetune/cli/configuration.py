@@ -262,8 +262,6 @@ COMMANDS = (
         "Tells everything that is wrong with an experiment, a table or a data pipeline, each mistake with"
         " its key, the file that made it and a remedy; exit code 2. Nothing is started.",
         (f"treetune check {VINEPPO}",),
-        group="first",
-        short="check",
     ),
     Command(
         "explain_config",
@@ -280,8 +278,6 @@ COMMANDS = (
                 "key", {"metavar": "KEY.PATH", "help": "such as trainer.learning_rate"}, completes="keys"
             ),
         ),
-        group="first",
-        short="explain",
     ),
     Command(
         "list_parts",
@@ -297,8 +293,6 @@ COMMANDS = (
                 completes="families",
             ),
         ),
-        group="first",
-        short="parts",
     ),
     Command(
         "describe",

@@ -28,8 +28,7 @@ def run_ranks(options: argparse.Namespace) -> int:
     from treetune.runtime import front_door
 
     in_ranks = [command.name for command in options.commands.values() if command.in_ranks]
-    shorter = {command.short: command.name for command in options.commands.values()}
-    options.what = shorter.get(options.what, options.what)
+    options.what = {"evaluate": "run_evaluation"}.get(options.what, options.what)
     if options.what not in in_ranks:
         raise ValueError(f"{options.what!r} is no command that runs in ranks: {', '.join(in_ranks)} are")
     load_experiment(options)
@@ -95,7 +94,6 @@ COMMANDS = (
             Argument("--node_rank", {"type": int, "default": 0, "metavar": "I", "help": "which one this is"}),
             Argument("--master_port", {"type": int, "metavar": "PORT", "help": "where ranks meet"}),
         ),
-        group="first",
     ),
     Command(
         "run_iteration_loop",
@@ -117,8 +115,6 @@ COMMANDS = (
         " Several of these commands, also on several machines, share the work.",
         (f"treetune evaluate {VINEPPO}",),
         in_ranks=True,
-        group="first",
-        short="evaluate",
     ),
     Command(
         "run_evaluation_on_baseline",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from treetune.cli.arguments import COMMANDS
+from treetune.cli.arguments import COMMANDS, SHORT
 from treetune.config import reference, schema
 from treetune.config.reference import PartEntry
 from treetune.config.registrable import Registrable
@@ -85,8 +85,8 @@ def _part(entry: PartEntry) -> Iterator[str]:
 def _commands_page() -> str:
     lines = ["# Commands", "", "Each has the same as its `--help`.", ""]
     for command in COMMANDS.values():
-        short = f"`{command.short}`, " if command.short else ""
-        lines += [f"## {short}`{command.name}`", "", command.more, ""]
+        names = filter(None, [SHORT.get(command.name), command.name])
+        lines += [f"## {', '.join(f'`{name}`' for name in names)}", "", command.more, ""]
         for argument in command.arguments:
             about = argument.settings.get("help") or argument.settings.get("metavar", "")
             lines.append(f"* `{argument.name}`: {about}")

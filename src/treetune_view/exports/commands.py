@@ -115,7 +115,6 @@ COMMANDS = (
                 },
             ),
         ),
-        group="share",
     ),
     Command(
         "export_notes",
@@ -136,7 +135,6 @@ COMMANDS = (
                 },
             ),
         ),
-        group="share",
     ),
     Command(
         "model_card",
@@ -153,7 +151,6 @@ COMMANDS = (
             *OF_CARDS,
             Argument("--output", {"type": Path, "metavar": "FILE", "help": "default: print it"}),
         ),
-        group="share",
     ),
     Command(
         "push_to_hub",
@@ -172,6 +169,5 @@ COMMANDS = (
             Argument("--private", {"action": "store_true", "help": "a repository that is made is private"}),
             Argument("--dry-run", {"action": "store_true", "help": "show it and send nothing"}),
         ),
-        group="share",
     ),
 )
