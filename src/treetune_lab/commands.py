@@ -1,16 +1,19 @@
-"""Commands that look into what a run did: analyses, replay, where two runs part."""
+"""Commands that look into what a run did (analyses, replay, where two runs part, certificates), and that fork
+it."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from treetune.cli.command import Argument, Command, built, files_of, import_own_parts, say
+from treetune.cli.command import Argument, Command, built, evaluated, files_of, import_own_parts, say
 from treetune.cli.experiments import load_experiment
 
 if TYPE_CHECKING:
+    from treetune.config.jsonnet import Config
     from treetune.runtime.base import PolicyIteration
 
 
@@ -40,19 +43,31 @@ def bisect_runs(options: argparse.Namespace) -> int:
     return 0 if found is None else 1
 
 
-def replay(options: argparse.Namespace) -> int:
-    from treetune.config.errors import ConfigError, ConfigIssue
+def _stored(experiment: Path, files: Sequence[str] = (), overrides: Sequence[str] = ()) -> Config:
+    """Returns the configuration that a run has stored, with files and overrides on its right."""
     from treetune.config.jsonnet import load
 
-    stored = options.experiment / "config.json"
+    stored = experiment / "config.json"
     if not stored.is_file():
-        raise ValueError(f"{options.experiment} holds no experiment: there is no {stored}")
-    files = [str(stored.resolve())]
-    own = load(files, environment_keys=())
-    other = load([*files, *files_of(options)], options.override or (), environment_keys=())
-    from treetune.config.explain import Explanation
+        raise ValueError(f"{experiment} holds no experiment: there is no {stored}")
+    return load([str(stored.resolve()), *files], overrides, environment_keys=())
+
+
+def _built(config: Config, command: str, experiment: Path, beside: Sequence[str] = ()) -> PolicyIteration:
+    """Returns the experiment of a configuration, whose parts are looked for where the run found them, too."""
     from treetune.runtime.directory import ExperimentDirectory
     from treetune.runtime.manifest import read_manifest
+
+    recorded = read_manifest(ExperimentDirectory(experiment)).get("own_folders", ())
+    return cast("PolicyIteration", built(config, command, "an experiment", [*beside, *recorded]))
+
+
+def replay(options: argparse.Namespace) -> int:
+    from treetune.config.errors import ConfigError, ConfigIssue
+
+    own = _stored(options.experiment)
+    other = _stored(options.experiment, files_of(options), options.override or ())
+    from treetune.config.explain import Explanation
     from treetune_lab.analyzers.replay import REPLACEABLE, in_words, replay
 
     keys = {**own.data, **other.data}.keys() - {"imports"}  # they make parts known, and decide nothing
@@ -67,9 +82,8 @@ def replay(options: argparse.Namespace) -> int:
                 )
             ]
         )
-    recorded = read_manifest(ExperimentDirectory(options.experiment)).get("own_folders", ())
-    beside = [*map(str, Explanation(other).folders), *recorded]
-    roots = [cast("PolicyIteration", built(one, "replay", "an experiment", beside)) for one in (own, other)]
+    beside = list(map(str, Explanation(other).folders))
+    roots = [_built(one, "replay", options.experiment, beside) for one in (own, other)]
     result = replay(
         options.experiment.resolve(),
         options.iteration,
@@ -83,6 +97,46 @@ def replay(options: argparse.Namespace) -> int:
             say(line)
     return 0
 
+
+def certify(options: argparse.Namespace) -> int:
+    root = _built(_stored(options.experiment), "certify", options.experiment)
+    from treetune_lab.certificates import certify
+
+    say(f"{certify(options.experiment, root)}")
+    return 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    run = (options.experiment or options.certificate.parent).resolve()
+    config = _stored(run)
+    root = _built(config, "verify", run)
+    from treetune_lab.certificates import verify
+
+    for line in verify(options.certificate, root, config.data, run, options.iteration, options.exact):
+        if os.environ.get("RANK", "0") == "0":
+            say(line)
+    return 0
+
+
+def fork(options: argparse.Namespace) -> int:
+    changed = options.override or ()
+    config = evaluated(options) if options.configs else _stored(options.experiment, (), changed)
+    root = _built(config, "fork", options.experiment)
+    from treetune_lab.fork import fork
+
+    say(f"{fork(options.experiment, options.iteration, root, config.data)}")
+    return 0
+
+
+EXPERIMENT = Argument("experiment", {"type": Path, "metavar": "EXPERIMENT_DIR"})
+EXACT = Argument(
+    "--exact",
+    {
+        "action": "store_true",
+        "help": "where the optimiser's state of then is gone, make it again from the episodes of the"
+        " iterations before: dear, and to the bit",
+    },
+)
 
 COMMANDS = (
     Command(
@@ -140,16 +194,50 @@ COMMANDS = (
             " --iteration 1",
         ),
         (
-            Argument("experiment", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
+            EXPERIMENT,
             Argument("--iteration", {"type": int, "required": True, "metavar": "N", "help": "from 1"}),
-            Argument(
-                "--exact",
-                {
-                    "action": "store_true",
-                    "help": "where the optimiser's state of then is gone, make it again from the episodes of"
-                    " the iterations before: dear, and to the bit",
-                },
-            ),
+            EXACT,
+        ),
+    ),
+    Command(
+        "certify",
+        certify,
+        "hashes of all that a run rests on and of what it made, for others to verify",
+        "Writes certificate.json into the run's folder: hashes of configuration, data, code and versions, and"
+        " the chain of checksums of every iteration's answers, episodes and weights.",
+        ("treetune certify experiments/quickstart/vineppo",),
+        (EXPERIMENT,),
+    ),
+    Command(
+        "verify",
+        verify,
+        "hold a run against its certificate, and train one of its iterations again",
+        "Compares the files of EXPERIMENT_DIR (the certificate's folder, or the parts of it that are needed)"
+        " with the certificate, trains an iteration again from its stored answers, and says that the weights"
+        " are the same bits, or names the first tensor that differs and how far. A difference that another"
+        " processor or number of threads explains is no failure.",
+        ("treetune verify experiments/quickstart/vineppo/certificate.json",),
+        (
+            Argument("certificate", {"type": Path, "metavar": "CERTIFICATE"}),
+            Argument("experiment", {"type": Path, "nargs": "?", "metavar": "EXPERIMENT_DIR"}),
+            Argument("--iteration", {"type": int, "metavar": "N", "help": "from 1 (default: at random)"}),
+            EXACT,
+        ),
+    ),
+    Command(
+        "fork",
+        fork,
+        "another experiment that goes on from a run's state, with the same problems and seeds",
+        "Makes the folder of the experiment that --configs describes, or of the run's own with --override"
+        " on its right, which needs another experiment_name. Its state is the run's after N iterations;"
+        " run_iteration_loop goes on there. Branches draw the same problems and sample by the same seeds.",
+        (
+            "treetune --override \"{experiment_name+: '_grpo', credit: {type: 'group'}}\""
+            " fork experiments/quickstart/vineppo --iteration 8",
+        ),
+        (
+            EXPERIMENT,
+            Argument("--iteration", {"type": int, "metavar": "N", "help": "default: the newest state"}),
         ),
     ),
 )

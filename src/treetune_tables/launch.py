@@ -33,13 +33,14 @@ from treetune_tables.runs import (
     refreshed,
 )
 from treetune_tables.settings import Reproduction
+from treetune_tables.text import until_lines
 from treetune_tables.until import grown
 
 POLL_S, PROGRESS_EVERY_S = 0.2, 60.0
 TAIL_BYTES, MESSAGE_CHARACTERS = 64 * 1024, 400
 FAILURE = re.compile(r" failed: |^wrong configuration")
 RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
-ONE_RANK = ("run_analyzers",)
+ONE_RANK = ("run_analyzers", "fork")
 """Commands that work in one process, however many ranks train."""
 
 Announce = Callable[[str], None]
@@ -53,7 +54,8 @@ def run(table: Reproduction, options: Any, write: Write) -> int:
     if at_once < 1:
         raise ValueError(f"--at-once is {at_once}: it must be 1 or more")
     if options.plan:
-        say(plan_text(grown(make_plan(table)), at_once))
+        plan = grown(make_plan(table))
+        say("\n".join([plan_text(plan, at_once), *until_lines(plan)]))
     elif options.launch_lines:
         say("\n".join(launch_lines(grown(make_plan(table)), Launcher.of_this_machine())))
     elif options.slurm is not None:
@@ -85,6 +87,8 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
             plan = refreshed(plan)
             finished = {run.key for run in plan.runs if plan.statuses[run.key].state == "finished"}
             more = grown(plan)
+            for line in until_lines(plan):
+                say(line)
             if len(more.runs) == len(plan.runs):
                 break
             say("more seeds: " + "; ".join(run.label for run in more.runs if run.key not in plan.statuses))
@@ -124,37 +128,44 @@ class Launcher:
         ranks = ranks_here()
         return Launcher(ranks, int(threads_each(ranks * at_once)))
 
-    def command(self, run: PlannedRun, command: str) -> list[str]:
+    def command(self, run: PlannedRun, command: str, *words: str) -> list[str]:
         program = self.program or ("python", "-u", shown(MAIN))
         if self.ranks > 1 and command not in ONE_RANK:
             program += "run", f"--num_gpus={self.ranks}"
         overrides = [word for text in run.recipe.overrides for word in ("--override", text)]
-        return [*program, "--configs", ",".join(run.recipe.configs), *overrides, command]
+        return [*program, "--configs", ",".join(run.recipe.configs), *overrides, command, *words]
 
     def environment(self, run: PlannedRun) -> dict[str, str]:
         """Returns the variables that are set for the run, beside those that it inherits."""
         return {**run.environment, "OMP_NUM_THREADS": str(self.threads)}
 
-    def line(self, run: PlannedRun, command: str) -> str:
+    def line(self, run: PlannedRun, command: str, *more: str) -> str:
         """Returns the command as a line of the shell."""
         settings = " ".join(f"{k}={shlex.quote(v)}" for k, v in self.environment(run).items())
-        return f"{settings} {shlex.join(self.command(run, command))}"
+        return f"{settings} {shlex.join(self.command(run, command, *more))}"
 
 
-def commands_of(status: Status) -> list[str]:
+def commands_of(run: PlannedRun, status: Status) -> list[str]:
     """Returns the commands that a run still needs, in order."""
+    if status.state == "missing" and run.recipe.fork is not None:
+        return ["fork", "run_iteration_loop"]
     if status.state == "unmeasured":
         commands = ["run_evaluation"] if status.unmeasured else []
         return [*commands, "run_analyzers"] if status.unanalysed else commands
     return ["run_iteration_loop"] if status.state in TO_DO else []
 
 
+def arguments_of(plan: Plan, run: PlannedRun, command: str) -> list[str]:
+    """Returns what stands behind a command: of a fork the run that it is of."""
+    if command != "fork" or run.recipe.fork is None:
+        return []
+    return [str(plan.run(run.recipe.fork, run.seed).directory.path)]
+
+
 class _Attempt:
     """A command of a run at work, which its record and the console follow."""
 
-    def __init__(
-        self, run: PlannedRun, command: str, label: str, launcher: Launcher, announce: Announce
-    ) -> None:
+    def __init__(self, run: PlannedRun, command: str, line: str, label: str, announce: Announce) -> None:
         self.run, self.command, self.label, self.announce = run, command, label, announce
         self.start = self._last_progress = time.monotonic()
         self._earlier = run.attempts()
@@ -162,7 +173,7 @@ class _Attempt:
         run.log.parent.mkdir(parents=True, exist_ok=True)
         self.record()
         with run.log.open("ab") as log:
-            log.write(f"\n=== {time.strftime('%Y-%m-%d %H:%M:%S')} {launcher.line(run, command)}\n".encode())
+            log.write(f"\n=== {time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n".encode())
             self._log_start = log.tell()
 
     @property
@@ -212,7 +223,7 @@ def carry_out(
 
     def go_on(run: PlannedRun, status: Status) -> None:
         """Starts the next command that a run needs; ends it where there is none, or one helped nothing."""
-        command, label = next(iter(commands_of(status)), None), labels[run.key]
+        command, label = next(iter(commands_of(run, status)), None), labels[run.key]
         if command in tried[run.key]:
             why = f"{command} ended well and left it as it was (log {run.log})"
             status, command = Status("failed", status.done, why), None
@@ -224,9 +235,10 @@ def carry_out(
         tried[run.key].add(command)
         what = "continues" if status.state in ("interrupted", "failed") and status.done else "starts"
         announce(f"{label}: {command} {what} (log {run.log})")
-        words = launcher.command(run, command)
+        more = arguments_of(plan, run, command)
+        words = launcher.command(run, command, *more)
         words[0] = _program(words[0])
-        at_work[run.key] = _Attempt(run, command, label, launcher, announce)
+        at_work[run.key] = _Attempt(run, command, launcher.line(run, command, *more), label, announce)
         processes.start(run.key, words, launcher.environment(run), run.log)
 
     def begin(run: PlannedRun) -> None:
@@ -314,10 +326,10 @@ def _waves(plan: Plan) -> list[list[PlannedRun]]:
 
 
 def _line(plan: Plan, run: PlannedRun, launcher: Launcher) -> str:
-    commands = commands_of(plan.statuses[run.key])
+    commands = commands_of(run, plan.statuses[run.key])
     if run.analyses and "run_analyzers" not in commands:
         commands.append("run_analyzers")
-    return " && ".join(launcher.line(run, command) for command in commands)
+    return " && ".join(launcher.line(run, one, *arguments_of(plan, run, one)) for one in commands)
 
 
 def launch_lines(plan: Plan, launcher: Launcher) -> list[str]:
@@ -391,7 +403,8 @@ def estimate(plan: Plan, run: PlannedRun) -> Cost:
     if status.state not in TO_DO:
         return (0.0, "")
     if status.state == "missing":
-        whole = {other.seed: seconds for other in plan.of(run.name) if (seconds := _whole(plan, other))}
+        finished = [other for other in plan.of(run.name) if plan.statuses[other.key].state == "finished"]
+        whole = {other.seed: other.seconds for other in finished if other.seconds}
         if whole:
             each = sum(whole.values()) / len(whole)
             seeds = ", ".join(map(str, whole))
@@ -420,13 +433,6 @@ def estimate(plan: Plan, run: PlannedRun) -> Cost:
 def _stated(run: PlannedRun, each: float, of: str, times: int = 1) -> Cost:
     source = f", {run.recipe.estimated_from}" if run.recipe.estimated_from else ""
     return (times * each, f"{each:g} s {of} stated{source}")
-
-
-def _whole(plan: Plan, run: PlannedRun) -> float:
-    """Returns the seconds of a finished run with its start and its evaluations; 0 where nobody knows."""
-    if plan.statuses[run.key].state != "finished":
-        return 0.0
-    return sum(float(attempt.get("seconds") or 0.0) for attempt in run.attempts())
 
 
 DASH = "–"

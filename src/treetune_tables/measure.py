@@ -20,6 +20,7 @@ from treetune_tables.curves import (
     area_under,
     cost_to_reach,
     costs_of,
+    finished,
     measured_along,
     speedup,
 )
@@ -56,7 +57,8 @@ class Comparison:
     """A row less another one, in one column, over the seeds that both have, paired by seed and problem.
 
     `p` is that of a mean difference of 0 (None where nothing says how much it varies), and `adjusted` what it
-    is among all comparisons of the table.
+    is among all comparisons of the table. Where the table declares some, the interval of a `declared` one is
+    a confidence sequence, and there are no p-values: they don't hold at every look.
     """
 
     row: str
@@ -66,12 +68,15 @@ class Comparison:
     difference: Estimate
     p: float | None = None
     adjusted: float | None = None
+    declared: bool = False
 
     @property
     def called(self) -> str | None:
-        """The direction, where its interval leaves out 0 and `adjusted` is below 0.05: "better" or "worse",
-        or where neither is better "higher" or "lower". Elsewhere None: the two are not told apart."""
-        if self.adjusted is None or self.adjusted >= SIGNIFICANT or not self.difference.excludes_zero:
+        """The direction, where its interval leaves out 0 and `adjusted` is below 0.05, or it is declared:
+        "better" or "worse", or where neither is better "higher" or "lower". Elsewhere None: the two are not
+        told apart."""
+        told = self.declared or (self.adjusted is not None and self.adjusted < SIGNIFICANT)
+        if not told or not self.difference.excludes_zero:
             return None
         up = self.difference.mean > 0
         if self.column.improves == "neither":
@@ -122,13 +127,15 @@ class CellResult:
 @dataclass(frozen=True)
 class Results:
     """All cells by (row, column), costs by the table's experiment, comparisons of rows that are not with the
-    baseline, and how many comparisons there are in all."""
+    baseline, how many comparisons there are in all, and by row how many of its runs have failed, and how many
+    collapsed: lost half of the best accuracy that they had on the first curve."""
 
     plan: Plan
     cells: Mapping[tuple[str, str], CellResult]
     costs: Mapping[str, list[Cost]]
     pairs: Sequence[Comparison] = ()
     comparisons: int = 0
+    fates: Mapping[str, str] = field(default_factory=dict)
 
 
 def measure(plan: Plan) -> Results:
@@ -139,7 +146,8 @@ def measure(plan: Plan) -> Results:
     }
     costs = {name: costs_of(plan, name) for name in table.order()}
     asked = [(row.name, table.baseline) for row in table.rows if table.baseline not in (None, row.name)]
-    asked += [(pair.row, pair.to) for pair in table.pairs]
+    further = (*table.comparisons, *table.pairs)
+    asked += [(pair.row, pair.to) for pair in further]
     found: dict[tuple[str, str | None, str], Comparison] = {}
     remarks: dict[tuple[str, str], tuple[str, ...]] = {}
     for column in table.columns:
@@ -152,7 +160,7 @@ def measure(plan: Plan) -> Results:
                 continue
             if comparison is not None:
                 found[row, to, column.name] = comparison
-    tested = [key for key, one in found.items() if one.p is not None]
+    tested = [] if table.comparisons else [key for key, one in found.items() if one.p is not None]
     for key, adjusted in zip(tested, holm([found[key].p or 0.0 for key in tested]), strict=True):
         found[key] = replace(found[key], adjusted=adjusted)
     cells = {
@@ -163,8 +171,20 @@ def measure(plan: Plan) -> Results:
         )
         for (row, column), cell in cells.items()
     }
-    keys = [(pair.row, pair.to, column.name) for pair in table.pairs for column in table.columns]
-    return Results(plan, cells, costs, [found[key] for key in keys if key in found], len(found))
+    keys = [(pair.row, pair.to, column.name) for pair in dict.fromkeys(further) for column in table.columns]
+    pairs = [found[key] for key in keys if key in found]
+    fates = {row.name: _fate(plan, row) for row in table.rows}
+    return Results(plan, cells, costs, pairs, len(table.comparisons) or len(found), fates)
+
+
+def _fate(plan: Plan, row: MethodRow) -> str:
+    runs, collapsed = plan.of(row.experiment), 0
+    failed = sum(plan.statuses[run.key].state == "failed" for run in runs)
+    labels = [column.curve for column in plan.table.columns if column.curve is not None]
+    for run in finished(plan, row.experiment) if labels else ():
+        accuracies = [accuracy for _, accuracy in measured_along(plan, run, labels[0]).values()]
+        collapsed += bool(accuracies) and accuracies[-1] < max(accuracies) / 2
+    return f"{failed}, {collapsed} of {len(runs)}" if runs else "–"
 
 
 def _compared(table: Reproduction, cell: CellResult, other: CellResult) -> Comparison | None:
@@ -188,6 +208,12 @@ def _compared(table: Reproduction, cell: CellResult, other: CellResult) -> Compa
         if a is not None and b is not None and a.keys() == b.keys()
     ]
     kind = table.interval
+    if table.comparisons and table.until is not None:
+        numbers = [own[seed].value - theirs[seed].value for seed in common]
+        declared = cell.column == table.judged and (cell.row.name, other.row.name) in table.asked
+        difference = table.until.sequence(numbers, table.level) if declared else over_seeds(numbers, kind)
+        names = cell.row.name, other.row.name
+        return Comparison(*names, cell.column, len(common), difference, declared=declared)
     if len(differences) == len(common):
         difference = over_seeds_and_problems(differences, kind)
     else:
@@ -206,7 +232,7 @@ def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
     reached_by_all = True
     for run in plan.of(name):
         try:
-            found.append(_read(plan, run, row, column))
+            found.append(read(plan, run, row, column))
         except ValueError as error:
             absent[run.seed] = str(error)
             reached_by_all = reached_by_all and not isinstance(error, NotReached)
@@ -232,8 +258,8 @@ def _estimate(found: list[SeedResult], plan: Plan, column: Column) -> Estimate:
     return over_seeds([one.value for one in found], plan.table.interval)
 
 
-def _read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedResult:
-    """Raises ValueError that says why there is no number."""
+def read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedResult:
+    """Returns the number of one run. Raises ValueError that says why there is none."""
     status = plan.statuses[run.key]
     if status.state not in MEASURABLE:
         lacking = plan.blocked_by(run) if status.state == "missing" else []

@@ -114,6 +114,11 @@ class PlannedRun:
         """Attempts at this run: commands, seconds, exit codes."""
         return self.log.with_suffix(".json")
 
+    @property
+    def seconds(self) -> float:
+        """The seconds of all attempts, with starts and evaluations; 0 where nobody wrote them down."""
+        return sum(float(attempt.get("seconds") or 0.0) for attempt in self.attempts())
+
     def attempts(self) -> list[dict[str, Any]]:
         try:
             return list(json.loads(self.record.read_text())["attempts"])
@@ -171,7 +176,7 @@ def refreshed(plan: Plan) -> Plan:
 def with_seeds(plan: Plan, wanted: Mapping[str, Sequence[int]]) -> Plan:
     """The plan with these seeds of its experiments besides, and of those that they need."""
     table = plan.table
-    missing = dict.fromkeys(key for name in wanted for key in _all_needed(table, name, wanted[name]))
+    missing = dict.fromkeys(key for name in wanted for key in all_needed(table, name, wanted[name]))
     there = {run.key for run in plan.runs}
     added = [replace(plan.of(name)[0], seed=seed) for name, seed in missing if (name, seed) not in there]
     if not added:
@@ -184,10 +189,11 @@ def with_seeds(plan: Plan, wanted: Mapping[str, Sequence[int]]) -> Plan:
     return Plan(table, runs, {**plan.statuses, **{run.key: inspect(run) for run in added}})
 
 
-def _all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator[Key]:
+def all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator[Key]:
+    """Yields the runs, but for shared ones, that an experiment with these seeds takes: itself last."""
     recipe = table.experiments[name]
     for needed in recipe.needs:
-        yield from _all_needed(table, needed, seeds)
+        yield from all_needed(table, needed, seeds)
     if not recipe.shared:
         yield from ((name, seed) for seed in seeds)
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Literal
 
 from treetune.runtime.intervals import wilson
 
 RESAMPLES = 4000
 LEVEL = 0.95
+
+WEIGHT = 0.1
+"""Of a mixture over differences, in numbers: 0.1 makes `normal_sequence` narrowest at 5 to 16 of them."""
 
 Kind = Literal["bootstrap", "student"]
 
@@ -26,6 +30,10 @@ class Estimate:
     mean: float
     low: float | None
     high: float | None
+
+    @property
+    def half_width(self) -> float | None:
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
     @property
     def excludes_zero(self) -> bool:
@@ -75,13 +83,35 @@ def over_seeds_and_problems(values: Sequence[Mapping[str, float]], kind: Kind = 
     return Estimate(float(matrix_SP.mean()), low, high)
 
 
-def confidence_sequence(values: Sequence[float], bound: float) -> Estimate:
-    """The mean of numbers between −bound and bound, drawn alike one after the other, with a 95 % interval
+def normal_sequence(values: Sequence[float], level: float = LEVEL) -> Estimate:
+    """The mean of normal numbers of unknown spread, with an interval that holds at every count at once, as
+    that of `confidence_sequence` does: a t-interval for whoever looks after each number.
+
+    Each candidate mean m is left out where a mixture of normal means m + δσ, δ from N(0, 1 / WEIGHT), and of
+    all spreads σ, has become 1 / (1 − level) times likelier than m: √r · ((1 + u) / (1 + r · u))^(n / 2),
+    with r = WEIGHT / (n + WEIGHT), u = t² / (n − 1) and Student's t of m. That is a martingale that begins
+    with 1 (Wang and Ramdas 2023, arXiv:2310.03722, the Gaussian mixture in the reduced filtration; Lai 1976),
+    so that it ever gets there with a chance of at most 1 − level (Ville 1939). The bounds are None where so
+    few numbers leave out none. Of numbers that aren't normal, rare and large ones above all, it knows
+    nothing."""
+    count, mean = len(values), fmean(values)
+    if count < 2:
+        return Estimate(mean, None, None)
+    ratio = WEIGHT / (count + WEIGHT)
+    bar, spread = ((1 - level) * math.sqrt(ratio)) ** (-2 / count), stdev(values)
+    if bar * ratio >= 1 or not spread:  # numbers that are all the same are no normal ones
+        return Estimate(mean, None, None)
+    half = spread * math.sqrt((count - 1) / count * (bar - 1) / (1 - bar * ratio))
+    return Estimate(mean, mean - half, mean + half)
+
+
+def confidence_sequence(values: Sequence[float], bound: float, level: float = LEVEL) -> Estimate:
+    """The mean of numbers between −bound and bound, drawn alike one after the other, with an interval
     that holds at every count at once: whoever looks after each number and stops when they like has it, too.
 
     A bet against each candidate mean m: of its capital a share c goes up or down with each number, as much
-    as is fair if m is right, so that the capital is a martingale, averaged over 64 shares for each side. It
-    comes to 20 times its beginning with a chance of at most 1/20 (Ville 1939), and m is left out where it has
+    as is fair if m is right, so that the capital is a martingale, averaged over 64 shares for each side. At
+    95 % it comes to 20 times its beginning with a chance of at most 1/20 (Ville 1939), and m is left out then
     (Waudby-Smith and Ramdas, JRSS B 86, 2024, section 4; Cover's average over shares in place of their
     predicted one, so that the order doesn't matter). Nothing is assumed of the numbers' distribution: what is
     rare and large, as a run that collapses, may not have been seen yet, and the interval knows.
@@ -100,7 +130,7 @@ def confidence_sequence(values: Sequence[float], bound: float) -> Estimate:
             for seen, fair in ((units_N, candidate), (1 - units_N, 1 - candidate))
         ]
         capital = np.logaddexp.reduce(np.concatenate(logs)) - math.log(2 * len(shares_C1))
-        return bool(capital >= -math.log(1 - LEVEL))
+        return bool(capital >= -math.log(1 - level))
 
     mean, bounds = float(units_N.mean()), []
     for beyond in (0.0, 1.0):

@@ -7,12 +7,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from treetune.rollouts.numbers import declared, declared_ratios
+from treetune.runtime.console import duration
 from treetune_tables.columns import Column, Panel
 from treetune_tables.curves import AXES, Curve, panel_notes
 from treetune_tables.measure import CellResult, Comparison, Results
 from treetune_tables.runs import Plan
 from treetune_tables.statistics import HELD, Estimate
-from treetune_tables.until import verdicts
+from treetune_tables.until import seconds_a_seed, verdicts
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -89,13 +90,20 @@ def legend(results: Results) -> list[str]:
     shared = [row.name for row in table.rows if row.experiment and table.experiments[row.experiment].shared]
     if shared:
         lines.append(f"{', '.join(shared)} is one run that all seeds share; its interval is of the problems.")
-    lines += _lines_of_until(results.plan)
+    lines += until_lines(results.plan)
     if table.interval == "bootstrap" and seeds in HELD:
         lines.append(
             f"Where seeds differ most, a bootstrap of {seeds} of them holds the true mean in about"
             f" {100 * HELD[seeds]:.0f} of 100 cases, not 95: read the seeds' own values below."
         )
-    if table.baseline is not None:
+    if table.comparisons:
+        named = ", ".join(f"{pair.row} less {pair.to}" for pair in table.comparisons)
+        lines.append(
+            f"▲ better and ▼ worse: of the comparisons that were declared before ({named}, in"
+            f" {table.judged.name}) alone, where the confidence sequence, at 95 % for all of them together"
+            " (Bonferroni), excludes 0. The other differences are to look at, and have no mark."
+        )
+    elif table.baseline is not None:
         count = f"{results.comparisons} comparison{'s' if results.comparisons != 1 else ''}"
         lines.append(
             f"▲ better and ▼ worse than {table.baseline}, paired by seed and problem, where the interval of"
@@ -118,36 +126,47 @@ def legend(results: Results) -> list[str]:
                 f"{column.name}: {AXES[column.reach.over]} until pass@1 on {column.curve} first comes to"
                 f" {column.reach.accuracy:.0%}; a mean stands where every seed came to it."
             )
+    lines.append(
+        f"{FATE}: runs that ended with an error, and runs that lost half of the best accuracy on their curve."
+    )
     sources = dict.fromkeys(cell.source for cell in results.cells.values() if cell.source)
     if sources:
         lines.append(f"Published: {'; '.join(sources)}.")
     return [*lines, *table.notes]
 
 
-def _lines_of_until(plan: Plan) -> list[str]:
-    """Returns how many seeds each row of the table's rule `until` has, and why no more."""
+def until_lines(plan: Plan) -> list[str]:
+    """Returns what is known of each difference of the table's rule `until`, why no more, and what more would
+    cost."""
     until, column = plan.table.until, plan.table.judged
     if until is None:
         return []
     asked = shown_number(until.difference, column)
-    why = {
-        "narrow": f"which is at most {asked}",
-        "at_most": f"which is more than {asked}, and they are all that may be run",
-        "lacking": "and one of the runs has no result",
-        "more": "and further ones are to be run",
-    }
-    head = (
-        f"Seeds are added to {', '.join(until.rows)} until half the 95 % confidence sequence of the"
-        f" difference to {plan.table.baseline} in {column.name} is at most {asked}; it holds at every look."
-    )
-    return [
-        head,
-        *(
-            f"{one.row}: {one.seeds} seeds, half of it {shown_number(one.half_width, column)},"
-            f" {why[one.reason]}."
-            for one in verdicts(plan)
-        ),
+    lines = [
+        f"Seeds are added until half the 95 % confidence sequence of a difference in {column.name} is at most"
+        f" {asked}; it holds at every look."
     ]
+    why = {
+        "narrow": "which is as narrow as asked",
+        "loses": "so that it loses and gets no further ones",
+        "at_most": f"and there are no further ones, to ± {asked}",
+        "lacking": "and one of the runs has no result",
+        "more": f"and all that are left won't make it ± {asked}, if they are like these",
+    }
+    for one in verdicts(plan):
+        reason, each = why[one.reason], seconds_a_seed(plan, one)
+        if one.further is not None:
+            takes = "" if each is None else f", about {duration(one.further * each)} of runs,"
+            reason = f"and {one.further} more seed{'s' if one.further > 1 else ''}{takes} to ± {asked}"
+        elif one.reason == "more" and one.seeds < until.seeds.at_least:
+            reason = "and further ones are to be run"
+        known = "nothing known"
+        if one.known is not None:
+            width = shown_number(one.known.half_width, column)
+            known = f"{shown_number(one.known.mean, column, sign=True)} ± {width}"
+        count = f"{one.seeds} seed{'s' if one.seeds != 1 else ''}"
+        lines.append(f"{one.row} less {one.to}: difference {known} after {count}, {reason}.")
+    return lines
 
 
 def main_grid(
@@ -169,7 +188,11 @@ def main_grid(
             cells.append(shown(cell))
             if published:
                 cells.append(text(shown_number(cell.published, column)))
-    return frame(heads, rows)
+    rows = [[*cells, text(results.fates[row.name])] for row, cells in zip(table.rows, rows, strict=True)]
+    return frame([*heads, text(FATE)], rows)
+
+
+FATE = "failed, collapsed"
 
 
 def has_published(results: Results, column: Column) -> bool:

@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from statistics import fmean
 from typing import Literal
 
-from treetune_tables.columns import Column
-from treetune_tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, problem_means, with_seeds
+from treetune_tables.measure import read
+from treetune_tables.runs import TO_DO, Plan, all_needed, with_seeds
 from treetune_tables.settings import Until
-from treetune_tables.statistics import confidence_sequence
+from treetune_tables.statistics import Estimate
 
-ByProblem = Mapping[str, float]
-
-Reason = Literal["narrow", "at_most", "lacking", "more"]
-"""Why a row has the seeds that it has: the interval is as narrow as asked, there are no further seeds, one of
-its runs has no result. "more" are to come."""
+Reason = Literal["narrow", "loses", "at_most", "lacking", "more"]
+"""Why a row has the seeds that it has: the interval is as narrow as asked, the row is worse and stopped for
+it, there are no further seeds, one of its runs has no result. "more" are to come."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The first `seeds` of the table's are what a row has. `low` to `high` is the confidence sequence of its
-    difference with these, and `next_seed` the one that it lacks."""
+    """On the difference of `row` to the row `to`: the first `seeds` of the table's are what it has. `known`
+    is its confidence sequence with these, and `next_seed` the one that it lacks. If the further seeds were
+    like these, `further` of them would make it as narrow as asked; None where nobody knows, or all that are
+    left wouldn't."""
 
     row: str
+    to: str
     seeds: int
     reason: Reason
-    low: float | None = None
-    high: float | None = None
+    known: Estimate | None = None
     next_seed: int | None = None
-
-    @property
-    def half_width(self) -> float | None:
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+    further: int | None = None
 
 
 def grown(plan: Plan) -> Plan:
     """The plan with all seeds that the table asks for, as far as the results that are there say. It has at
     most one seed of a row that hasn't been run: what comes after depends on it."""
     while True:
-        wanted = {
-            name: [verdict.next_seed]
-            for verdict in verdicts(plan)
-            if verdict.next_seed is not None
-            for name in _experiments(plan, verdict.row)
-        }
+        wanted: dict[str, list[int]] = {}
+        for verdict in verdicts(plan):
+            if verdict.next_seed is not None:
+                for name in experiments_of(plan, verdict.row, verdict.to):
+                    wanted.setdefault(name, []).append(verdict.next_seed)
         more = with_seeds(plan, wanted)
         if len(more.runs) == len(plan.runs):
             return plan
@@ -53,49 +50,69 @@ def grown(plan: Plan) -> Plan:
 
 
 def verdicts(plan: Plan) -> list[Verdict]:
-    """Returns a verdict on every row of the rule, from the results that are there. The same results give the
-    same seeds, in whatever order they came."""
+    """Returns a verdict on every difference of the rule, from the results that are there. The same results
+    give the same seeds, in whatever order they came."""
     until = plan.table.until
-    return [] if until is None else [_verdict(plan, until, row) for row in until.rows]
+    return [] if until is None else [_verdict(plan, until, row, to) for row, to in plan.table.asked]
 
 
-def _verdict(plan: Plan, until: Until, row: str) -> Verdict:
+def _verdict(plan: Plan, until: Until, row: str, to: str) -> Verdict:
     table = plan.table
     least, most = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
+    rows = [next(one for one in table.rows if one.name == name) for name in (row, to)]
     differences: list[float] = []
-    known: tuple[float | None, float | None] = (None, None)
+    known: Estimate | None = None
+
+    def verdict(count: int, reason: Reason, next_seed: int | None = None) -> Verdict:
+        further = _further(table.level, until, differences, most) if reason == "more" else None
+        return Verdict(row, to, count, reason, known, next_seed, further)
+
     for count, seed in enumerate(table.seeds[:most], start=1):
-        runs = [_run(plan, name, seed) for name in _experiments(plan, row)]
+        runs = [
+            next((run for run in plan.of(name) if run.recipe.shared or run.seed == seed), None)
+            for name in experiments_of(plan, row, to)
+        ]
         if any(run is None for run in runs):
-            return Verdict(row, count - 1, "more", *known, seed)
-        own, theirs = (results_of(plan, run, table.judged) for run in runs if run is not None)
-        if own is None or theirs is None or own.keys() != theirs.keys():
+            return verdict(count - 1, "more", seed)
+        try:
+            own, theirs = (
+                read(plan, run, one, table.judged).value for run, one in zip(runs, rows, strict=True) if run
+            )
+        except ValueError:
             to_come = any(run and plan.statuses[run.key].state in TO_DO for run in runs)
-            return Verdict(row, count, "more" if to_come else "lacking", *known)
-        differences.append(fmean(own[problem] - theirs[problem] for problem in own))
-        if count >= least:
-            estimate = confidence_sequence(differences, until.bound)
-            narrow = Verdict(row, count, "narrow", estimate.low, estimate.high)
-            known = narrow.low, narrow.high
-            if narrow.half_width is not None and narrow.half_width <= until.difference:
-                return narrow
-    return Verdict(row, most, "at_most", *known)
+            return verdict(len(differences), "more") if to_come else verdict(count, "lacking")
+        differences.append(own - theirs)
+        known = until.sequence(differences, table.level)
+        if count >= least and known.half_width is not None:
+            if known.half_width <= until.difference:
+                return verdict(count, "narrow")
+            worse = {"higher": known.mean < 0, "lower": known.mean > 0}.get(table.judged.improves, False)
+            if until.stop_losers and known.excludes_zero and worse:
+                return verdict(count, "loses")
+    return verdict(most, "at_most")
 
 
-def _experiments(plan: Plan, row: str) -> list[str]:
-    """Returns the experiments of the row and of the baseline."""
+def _further(level: float, until: Until, differences: Sequence[float], most: int) -> int | None:
+    for count in range(len(differences) + 1, most + 1) if len(differences) > 1 else ():
+        like_these = until.sequence(list(islice(cycle(differences), count)), level)
+        if like_these.half_width is not None and like_these.half_width <= until.difference:
+            return count - len(differences)
+    return None
+
+
+def experiments_of(plan: Plan, row: str, to: str) -> list[str]:
+    """Returns the experiments of both rows."""
     rows = {one.name: one for one in plan.table.rows}
-    names = [rows[name].cell(plan.table.judged.name).experiment for name in (row, plan.table.baseline or row)]
+    names = [rows[name].cell(plan.table.judged.name).experiment for name in (row, to)]
     return [name for name in names if name is not None]
 
 
-def _run(plan: Plan, name: str, seed: int) -> PlannedRun | None:
-    return next((run for run in plan.of(name) if run.recipe.shared or run.seed == seed), None)
-
-
-def results_of(plan: Plan, run: PlannedRun, column: Column) -> ByProblem | None:
-    """Each problem's mean at the end of training; None where the run has none."""
-    if plan.statuses[run.key].state not in MEASURABLE or column.evaluation is None:
-        return None
-    folder = run.directory.evaluation(run.iterations, column.evaluation)
-    return problem_means(folder, column.shown) if (folder / "answers.jsonl").is_file() else None
+def seconds_a_seed(plan: Plan, verdict: Verdict) -> float | None:
+    """Returns how long both rows and what they need took with a seed, on average; None where nobody knows."""
+    names = {
+        needed
+        for name in experiments_of(plan, verdict.row, verdict.to)
+        for needed, _ in all_needed(plan.table, name, [0])
+    }
+    each = [[run.seconds for run in plan.of(name) if run.seconds] for name in names]
+    return sum(map(fmean, each)) if all(each) else None

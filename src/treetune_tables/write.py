@@ -31,6 +31,7 @@ from treetune_tables.settings import ExperimentsTable, Reproduction, Table
 from treetune_tables.statistics import Estimate
 from treetune_tables.text import (
     COST_WORDS,
+    FATE,
     MARKS,
     as_latex,
     as_markdown,
@@ -135,7 +136,8 @@ def as_json(results: Results, account: Mapping[str, str]) -> dict[str, Any]:
             for one in results.pairs
         ],
         "comparisons": results.comparisons,
-        "until": [vars(verdict) for verdict in verdicts(results.plan)],
+        "failed_and_collapsed": dict(results.fates),
+        "until": [vars(one) | {"known": _estimate_json(one.known)} for one in verdicts(results.plan)],
         "costs": {name: [dict(vars(one)) for one in costs] for name, costs in results.costs.items()},
         "account": dict(account),
     }
@@ -169,9 +171,10 @@ def _cell_json(cell: CellResult) -> dict[str, Any]:
 
 def _comparison_json(one: Comparison | None) -> dict[str, Any]:
     if one is None:
-        return dict.fromkeys(("difference", "p", "p_holm", "called"))
+        return dict.fromkeys(("difference", "p", "p_holm", "declared", "called"))
     difference = _estimate_json(one.difference)
-    return {"difference": difference, "p": one.p, "p_holm": one.adjusted, "called": one.called}
+    told = {"p": one.p, "p_holm": one.adjusted, "declared": one.declared, "called": one.called}
+    return {"difference": difference, **told}
 
 
 def _estimate_json(estimate: Estimate | None) -> dict[str, float | None] | None:
@@ -190,11 +193,13 @@ def as_html(
         "table.html",
         title=table.title or table.name,
         heads=[(column.name, has_published(results, column)) for column in table.columns],
+        fate=FATE,
         rows=[
             {
                 "name": row.name,
                 "colour": colours[row.name],
                 "cells": [_cell(results.cells[row.name, column.name]) for column in table.columns],
+                "fate": results.fates[row.name],
             }
             for row in table.rows
         ],

@@ -91,7 +91,7 @@ def write_run(
 
 def main() -> int:
     words = sys.argv[1:]
-    command = words[-1]
+    command = next(word for word in reversed(words) if "/" not in word)  # a fork has a folder behind it
     overrides = [words[i + 1] for i, word in enumerate(words) if word == "--override"]
     texts = json.loads(Path(os.environ["APP_FAKE_CONFIGS"]).read_text())
     text = texts[recipe_key(words[words.index("--configs") + 1], overrides)]
@@ -109,6 +109,9 @@ def main() -> int:
         Path(config["directory"], f"{name}.pid").write_text(str(os.getpid()))
         time.sleep(600)
     if behaviour == "do_nothing":
+        return 0
+    if command == "fork":
+        write_progress(config, config["iterations"] - 1)
         return 0
     shares = json.loads(os.environ.get("APP_FAKE_SHARES", "{}"))
     sets = (

@@ -41,7 +41,7 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
     assert "▲" in markdown and "▲" in page and "| Vine_PPO | 83.8 [" in markdown
     assert "| SFT | test | 2 | −1.2 |" in markdown and "| not told apart |" in markdown
     line = next(line for line in as_latex(results).splitlines() if line.startswith(r"Vine\_PPO"))
-    assert r"$\blacktriangle$" in line and r"& 53.0 \\" in line
+    assert r"$\blacktriangle$" in line and r"& 53.0 & 0, 0 of 2 \\" in line
     cells = {cell["row"]: cell for cell in as_json(results, ACCOUNT)["cells"]}
     called = {row: cell["called"] for row, cell in cells.items()}
     assert called == {"SFT": None, "PPO": None, "Vine_PPO": "better"}

@@ -37,8 +37,9 @@ class Step:
 
     `gradient` and `change` are flat, float64 and float32; `metrics` are those of credit and of training.
     `same_as_run` says whether the weights are the run's own after the iteration, to the bit; None where
-    nobody can tell. `unlike_record` are the numbers of training, the gradient's norm among them, that are
-    others than the run recorded, to the digits that it did; None where it recorded none.
+    nobody can tell. `parted` says where they first aren't, and how far they went (`where_parted`).
+    `unlike_record` are the numbers of training, the gradient's norm among them, that are others than the run
+    recorded, to the digits that it did; None where it recorded none.
     """
 
     episodes: Sequence[Episode]
@@ -46,6 +47,7 @@ class Step:
     change: Tensor
     metrics: Metrics
     same_as_run: bool | None
+    parted: Mapping[str, Any] | None
     unlike_record: Sequence[str] | None
     sampled_tokens: int
 
@@ -59,6 +61,7 @@ def compared(steps: Mapping[str, Step]) -> dict[str, Any]:
             "gradient_norm": float(step.gradient.norm()),
             "change_norm": float(step.change.norm()),
             "same_as_run": step.same_as_run,
+            "parted": step.parted,
             "unlike_record": step.unlike_record,
             "sampled_tokens": step.sampled_tokens,
             "metrics": {
@@ -373,17 +376,33 @@ def _trained(
     names = sorted(after)
     change = torch.cat([(after[name] - before[name]).flatten().float() for name in names])
     kept_policy = directory.checkpoint(point + 1) / "policy"
-    same = None
+    same, parted = None, None
     if kept_policy.is_dir() and (not point or restarts or state is not None):
         from treetune.models.policy_files import read_policy
 
         kept, _ = read_policy(kept_policy)
-        same = all(
-            torch.equal(kept[name], after[name].to(kept[name].dtype)) for name in kept if name in after
-        )
+        parted = where_parted(kept, after, float(change.norm()))
+        same = parted is None
     trainer.policy.close()
     unlike = _unlike_record(directory.iteration(point) / "metrics.json", metrics)
-    return Step(episodes, gradient, change, metrics, same, unlike, tokens)
+    return Step(episodes, gradient, change, metrics, same, parted, unlike, tokens)
+
+
+def where_parted(
+    kept: Mapping[str, Tensor], after: Mapping[str, Tensor], change: float
+) -> dict[str, Any] | None:
+    """The first tensor, in the model's order, in which weights aren't the `kept` ones to the bit; None where
+    all are. `numbers` of its `of` numbers differ, by `largest` at most; `share` is the length of the
+    difference of all weights, in units of `change`, which is that of the iteration's step."""
+    both = [name for name in after if name in kept]
+    offs = {name: (after[name].to(kept[name].dtype).double() - kept[name].double()).abs() for name in both}
+    length = math.sqrt(sum(float((off**2).sum()) for off in offs.values()))
+    for name, off in offs.items():
+        if numbers := int((off != 0).sum()):
+            share = length / change if change else math.inf
+            found = {"tensor": name, "numbers": numbers, "of": off.numel(), "largest": float(off.max())}
+            return found | {"share": share}
+    return None
 
 
 def _unlike_record(path: Path, metrics: Metrics) -> list[str] | None:

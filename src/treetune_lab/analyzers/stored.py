@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
 from treetune.rollouts.base import Critic, Rollout
@@ -29,13 +29,7 @@ from treetune.vocabulary import TokenIds, Trajectory
 from treetune_lab.analyzers.points import require_critic
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
     from transformers import PreTrainedModel
-
-    from treetune.models.logprobs import CriticModule
-    from treetune.runtime.session import Session
-    from treetune.trainers.tokens import Sequences
-    from treetune.vocabulary import TokenIds
 
 
 def policy_at(session: Session, point: int) -> PreTrainedModel:
@@ -48,8 +42,6 @@ def policy_at(session: Session, point: int) -> PreTrainedModel:
 
 def critic_at(session: Session, point: int) -> CriticModule:
     """The critic after `point` iterations. Raises ValueError where the checkpoint doesn't hold it."""
-    from treetune.models.logprobs import CriticModule
-
     require_critic(session.config, session.directory, point)
     critic = CriticModule(session.model.load(), derive_seed(session.config.seed, "critic"))
     critic.head.to(session.ranks.device)
@@ -60,8 +52,6 @@ def critic_at(session: Session, point: int) -> CriticModule:
 
 def _fill(module: nn.Module, directory: Path) -> None:
     """Puts stored weights into a module of the same architecture."""
-    import torch
-
     from treetune.models.policy_files import read_policy
 
     weights, _ = read_policy(directory)
@@ -120,7 +110,6 @@ def lent_critic_at(sampler: Sampler, point: int) -> Critic | None:
         return None
 
     def values(sequences: Sequences) -> Tensor:
-
         return StoredModels(session, point, session.temperature).values(sequences)
 
     return critic_for_credit(session, sampler.server, values)
@@ -161,7 +150,6 @@ def judged_at(
 ) -> tuple[list[Trajectory], str, Callable[[Sequence[TokenIds]], list[float]] | None]:
     """Loads the weights after `point` iterations into the engine, and returns their answers (`answers_at`)
     and the critic's function of states; None without one."""
-
     session = sampler.session
     sampler.server.load_checkpoint(point)
     trajectories, origin = answers_at(sampler, point, work, seed, problems)
