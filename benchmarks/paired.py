@@ -3,7 +3,7 @@
     python benchmarks/paired.py [--seeds 8] [--work experiments/paired]
 
 A tiny model learns a signpost whose one choice decides, before twelve that don't. Every seed is a run of GRPO
-that is forked after four iterations (`treetune fork`) into GRPO, RLOO and VinePPO with K = 1. A paired
+that is forked after four iterations (`treetune fork`) into GRPO and VinePPO with K = 1. A paired
 difference is one of two branches of one seed; an independent one of branches of two seeds, whose variance is
 the sum of both branches'. The accuracy is that on held-out problems, with the same draws for all. The branch
 of GRPO is held against the first seed's run that went on. Finished runs in FOLDER are not run again."""
@@ -45,7 +45,7 @@ START = """{
 ON_POLICY = """{
   model: { type: 'pretrained', name_or_path: '%s/start/checkpoints/last/policy' },
   seed: %d, rollout+: { samples: 8, max_tokens: 32 }, problems_per_iteration: 32, iterations: %d,
-  trainer+: { learning_rate: 2e-3, schedule: { type: 'warmup', steps: 2 }, measure_kl: false },
+  trainer+: { learning_rate: 5e-4, schedule: { type: 'warmup', steps: 2 }, measure_kl: false },
   evaluation+: {
     every: 1, rollout+: { max_tokens: 32 },
     sets: [{ split: 'validation', problems: 128, samples: 4, while_training: true }],
@@ -54,7 +54,6 @@ ON_POLICY = """{
 }"""
 CREDITS = {
     "GRPO": "{ credit: { type: 'group' } }",
-    "RLOO": "{ credit: { type: 'rloo' } }",
     "VinePPO, K = 1": "{ credit: { type: 'monte_carlo', samples: 1 } }",
 }
 
@@ -132,7 +131,7 @@ def main() -> None:
     for seed in range(1, options.seeds + 1):
         folder = work / f"seed-{seed}"
         folder.mkdir(exist_ok=True)
-        trained(folder, "stem", ON_POLICY % (work, seed, STEM), stem=True)
+        trained(folder, "stem", ON_POLICY % (work, seed, STEM), "{ evaluation+: { every: null } }", stem=True)
         for number, (name, credit) in enumerate(CREDITS.items()):
             settings = ON_POLICY % (work, seed, STEM + BRANCH)
             found[name].append(accuracies(trained(folder, f"branch-{number}", settings, credit)))
