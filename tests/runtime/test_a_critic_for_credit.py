@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.runtime.in_process import directory_of, episodes_of, small, train, trained
 from treetune.rollouts.monte_carlo import MonteCarlo
@@ -17,8 +18,10 @@ from treetune_lab.analyzers.advantage_distribution import AdvantageDistribution
 from treetune_lab.analyzers.command import run_analyzers
 from treetune_lab.analyzers.credit_bench import CreditBench
 from treetune_lab.analyzers.gradient_variance import GradientVariance
-from treetune_lab.analyzers.stored import critic_at, state_values
+from treetune_lab.analyzers.stored import critic_at, distributions_at, policy_at, state_values
 from treetune_lab.analyzers.true_values import ByEngine
+from treetune_lab.literature.forking_tokens import ForkingTokens
+from treetune_lab.literature.optimal_token_baseline import OptimalTokenBaseline
 from treetune_lab.values.critic import ControlVariate, CriticValues
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
@@ -59,8 +62,23 @@ def test_episodes_that_are_generated_beforehand_have_the_critic_of_their_iterati
     assert episodes_of(first, 1) == episodes_of(through, 1)
 
 
+def test_the_distributions_that_analyses_lend_are_the_policys(tmp_path: Path) -> None:
+    config = trained(small(tmp_path, iterations=1))
+    episodes = episodes_of(config, 0)[:3]
+    with Session.open(config, PLAIN, "analysis") as session:
+        found = distributions_at(session, 1).along(episodes)
+        policy = policy_at(session, 1)
+        for episode, (squares, entropy) in zip(episodes, found, strict=True):
+            ids = torch.from_numpy(joined([episode.prompt_ids, episode.response_ids]).astype("int64"))
+            with torch.no_grad():
+                chances = policy(ids[None]).logits[0, len(episode.prompt_ids) - 1 : -1].double().softmax(-1)
+            assert squares == pytest.approx(chances.square().sum(-1).numpy(), abs=1e-5)
+            assert entropy == pytest.approx(-(chances * chances.log()).sum(-1).numpy(), abs=1e-5)
+
+
 def test_analyses_lend_the_critic_of_their_point(tmp_path: Path) -> None:
-    methods = {"critic": ALONE, "beside": BESIDE}
+    exact = OptimalTokenBaseline(squared_norms="exact")
+    methods = {"critic": ALONE, "beside": BESIDE, "forking": ForkingTokens(), "exact": exact}
     analyzers = (
         CreditBench(methods=methods, truth=ByEngine(samples=4), problems=2, checkpoints=(1,)),
         GradientVariance(minibatch_size=2, checkpoints=(1,)),

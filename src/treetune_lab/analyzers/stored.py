@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
+from treetune.models.policy_files import read_policy
 from treetune.rollouts.base import Critic, Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import for_fixed_problems
@@ -25,8 +26,9 @@ from treetune.tasks.sampling import sample_problems
 from treetune.trainers.scoring import Scored, Scorer
 from treetune.trainers.tokens import Sequences
 from treetune.tree import answers_of
-from treetune.vocabulary import TokenIds, Trajectory
+from treetune.vocabulary import Column, Episode, TokenIds, Trajectory, joined
 from treetune_lab.analyzers.points import require_critic
+from treetune_lab.literature.token_level import Distributions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,8 +54,6 @@ def critic_at(session: Session, point: int) -> CriticModule:
 
 def _fill(module: nn.Module, directory: Path) -> None:
     """Puts stored weights into a module of the same architecture."""
-    from treetune.models.policy_files import read_policy
-
     weights, _ = read_policy(directory)
     parameters = dict(module.named_parameters())
     if parameters.keys() != weights.keys():
@@ -90,7 +90,8 @@ def context_at(
     purpose: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RolloutContext:
-    """Returns a context for sampling, with the policy's own settings; requests outlive a crash."""
+    """Returns a context for sampling, with the policy's own settings; requests outlive a crash. It lends the
+    policy's distributions and, where one is trained, the critic."""
     context = sampler.context(
         sampler_of(sampler.session.config),
         seed=seed,
@@ -98,8 +99,28 @@ def context_at(
         journal=work / f"{point:04d}-{purpose}.jsonl",
         progress=progress,
     )
+    context = context.with_services(distributions_at(sampler.session, point))
     critic = lent_critic_at(sampler, point)
     return context if critic is None else context.with_services(critic)
+
+
+def distributions_at(session: Session, point: int) -> Distributions:
+    """The policy's distributions after `point` iterations, computed answer by answer when they are asked."""
+
+    def along(rows: Sequence[Episode]) -> list[tuple[Column, Column]]:
+        device, found = session.ranks.device, []
+        model = policy_at(session, point)
+        policy = PolicyModule(model, terms=lambda logits_CV, _: (logits_CV.softmax(-1).square().sum(-1),))
+        for row in rows:
+            ids_T = torch.from_numpy(joined([row.prompt_ids, row.response_ids]).astype("int64")).to(device)
+            at_N = torch.arange(len(row.prompt_ids) - 1, len(ids_T) - 1, device=device)
+            inputs = ModelInputs(ids_T[None], at_N, ids_T[at_N + 1])
+            with torch.no_grad():
+                _, entropy_T, squares_T = policy(inputs, session.temperature, with_terms=True)
+            found.append((squares_T.double().cpu().numpy(), entropy_T.double().cpu().numpy()))
+        return found
+
+    return Distributions(along)
 
 
 def lent_critic_at(sampler: Sampler, point: int) -> Critic | None:

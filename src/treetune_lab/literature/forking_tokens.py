@@ -23,7 +23,7 @@ class ForkingTokens(OverAnotherCredit):
     was highest, and 0 at the others, which means over tokens count all the same (Wang et al.,
     arXiv:2506.01939, with 20 %, where the share is of a minibatch; equal entropies are all kept).
 
-    It asks the service `Distributions`, which no run lends so far: benches of policies that are tables do.
+    It asks the service `Distributions`, which analyses lend, and no run so far.
     **Biased**: the least undecided tokens never change. On the tests' language, whose entropies are three
     numbers, over RLOO with two answers by 26 % of the gradient's length (cosine 0.97)."""
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
-from treetune.contracts import Advantages, Answers, CreditForRewards, Need, OneLine
+from treetune.contracts import Answers, Need, OneLine
 from treetune.rollouts.base import THREADS_REMEDY, Credit, TokenCredit
 from treetune.rollouts.credit import group_advantages
 from treetune.vocabulary import Trajectory, joined
@@ -38,7 +38,6 @@ class GroupInGroup(TokenCredit):
     eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the standard deviation."""
 
-    gives = (Advantages(before_training=True), CreditForRewards())
     needs = (
         Need(Answers(2), "it compares each answer with the others to its problem"),
         Need(OneLine(turns=True), "it goes along an answer turn by turn", THREADS_REMEDY),

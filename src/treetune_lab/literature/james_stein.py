@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import variance
 
-from treetune.contracts import Advantages, Answers, CreditForRewards, Need
+from treetune.contracts import Answers, Need
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import leave_one_out_advantages, whole_answer
@@ -31,7 +31,6 @@ class JamesStein(Credit):
     Unbiased: neither baseline nor λ knows the answer's own reward. With one problem alone this is RLOO. It
     takes problems to be drawn alike; what is learnt from others is the same on any number of ranks."""
 
-    gives = (Advantages(before_training=True), CreditForRewards())
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from annotated_types import Gt
 
-from treetune.contracts import Advantages, Answers, CreditForRewards, Need, OneLine
+from treetune.contracts import Answers, Need, OneLine
 from treetune.rollouts.base import THREADS_REMEDY, Credit, TokenCredit
 from treetune.rollouts.credit import group_advantages
 from treetune.vocabulary import Trajectory
@@ -33,7 +33,6 @@ class LambdaGrpo(TokenCredit):
     eps: Annotated[float, Gt(0)] = 1e-4
     """Added to the standard deviation."""
 
-    gives = (Advantages(before_training=True), CreditForRewards())
     needs = (
         Need(Answers(2), "it compares each answer with the others to its problem"),
         Need(OneLine(turns=True), "it looks for equal beginnings", THREADS_REMEDY),

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from treetune import contracts
-from treetune.contracts import Experiment, Finding, Need
+from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, SampledAnswers
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import advantage_metrics, episode_of
@@ -35,14 +34,13 @@ class OptimalTokenBaseline(Credit):
     """
 
     squared_norms: Literal["of_sampled", "exact"] = "of_sampled"
-    """Where Σ π² comes from. ``exact``: the service `Distributions`, which no run lends so far.
+    """Where Σ π² comes from. ``exact``: the service `Distributions`, which analyses lend.
     ``of_sampled``: π(a) stands for it, whose mean it is, so that w is 1 − π(a); the paper has no such."""
 
-    gives = (contracts.Advantages(before_training=True), contracts.CreditForRewards())
     needs = (
-        Need(contracts.Answers(2), "it compares each answer with the others to its problem"),
-        Need(contracts.OneLine(), "it adds up along an answer, token by token"),
-        Need(contracts.SampledAnswers(), "it weighs answers by the probabilities of their tokens"),
+        Need(Answers(2), "it compares each answer with the others to its problem"),
+        Need(OneLine(), "it adds up along an answer, token by token"),
+        Need(SampledAnswers(), "it weighs answers by the probabilities of their tokens"),
     )
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:

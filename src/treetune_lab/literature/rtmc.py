@@ -25,9 +25,8 @@ class RolloutTree(ValueEstimator):
     state, which forget the order of what it did; it discounts by 0.99 a turn, and may divide by the standard
     deviation (`trainer.advantage_normalisation`).
 
-    **Biased**, by both: on the tests' language the expected gradient is off by 35 % of its length with three
-    answers (cosine 0.998). The values `siblings` have neither prior nor the answer's own reward, and are
-    unbiased."""
+    **Biased**, by prior and own reward: on the tests' language the expected gradient is off by 35 % of its
+    length with three answers (cosine 0.998)."""
 
     unbiased = False
 

@@ -18,8 +18,8 @@ from treetune.vocabulary import Column, Episode, Metrics, Trajectory
 
 @dataclass(frozen=True)
 class Distributions:
-    """The distributions that answers were sampled from: a service of contexts. An engine reports the
-    probability of the sampled token alone; a run lends none of these, who knows the policy's tables may."""
+    """The distributions that answers were sampled from: a service of contexts. Analyses lend them; a run,
+    whose engine reports the probability of the sampled token alone, does not."""
 
     along: Callable[[Sequence[Episode]], list[tuple[Column, Column]]]
     """Returns for each row of this rank Σ_v π(v)² and the entropy in nats, each with one number for each
