@@ -44,6 +44,16 @@ HOSTS = (HOST, "localhost", "::1")
 ASSETS = "/assets"
 """Path of the files of the browser's side."""
 
+EVERY_ADDRESS = ("0.0.0.0", "::")
+"""Hosts that stand for all addresses of this machine."""
+
+LEAST_TOKEN = 16
+"""Characters of a token: fewer could be guessed."""
+KEPT = "token"
+"""File of the viewer's own folder with the token of those who give none: an address and its cookie are good
+again after a restart."""
+COOKIE_S = 90 * 24 * 3600
+
 READING, WRITING = ("GET", "HEAD"), ("POST",)
 
 HEADERS: Mapping[str, str] = {
@@ -68,8 +78,8 @@ class Guard:
     """Middleware that lets those pass who know the token, from this machine, in a page of the viewer's own:
     it checks Host, method, origin and token, and adds the headers of every answer."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app, self._token = app, token
+    def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str] = HOSTS) -> None:
+        self._app, self._token, self._hosts = app, token, hosts
         # Cookies know no port: several viewers behind one name must not take each other's.
         self.cookie = "treetune-" + hashlib.sha256(token.encode()).hexdigest()[:12]
 
@@ -97,11 +107,13 @@ class Guard:
             host = urlsplit(f"//{given_host}")
         except ValueError:  # such as a bracket that nothing closes
             host = urlsplit("")
-        if host.hostname not in HOSTS:
-            return _refused(f"This viewer is asked for as {' or '.join(HOSTS)}, and not as {given_host!r}.")
+        if host.hostname not in self._hosts:
+            names = " or ".join(self._hosts)
+            return _refused(f"This viewer is asked for as {names}, and not as {given_host!r}.")
         if request.method not in (*READING, *WRITING):
             return _refused(f"{request.method} is nothing that this viewer does.", 405)
-        if request.method in WRITING and request.headers.get("origin") != f"http://{host.netloc}":
+        own = [f"{scheme}://{host.netloc}" for scheme in ("http", "https")]  # a proxy may speak TLS for it
+        if request.method in WRITING and request.headers.get("origin") not in own:
             return _refused("Only a page of this viewer may send it something.")
         given = request.query_params.get("token")
         if given is not None and self._is_token(given):
@@ -109,7 +121,7 @@ class Guard:
             # One slash: what begins with two names another host.
             address = "/" + request.url.path.lstrip("/") + (f"?{urlencode(rest)}" if rest else "")
             answer = RedirectResponse(address, status_code=303)
-            answer.set_cookie(self.cookie, self._token, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(self.cookie, self._token, COOKIE_S, httponly=True, samesite="strict")
             return answer
         if self._is_token(request.cookies.get(self.cookie, "")):
             return None
@@ -129,14 +141,14 @@ def _refused(message: str, status: int = 403) -> Response:
 # Pages
 
 
-def application(store: Store, token: str) -> ASGIApp:
-    """Returns the viewer of what is in the store, for those who know the token."""
+def application(store: Store, token: str, hosts: Sequence[str] = HOSTS) -> ASGIApp:
+    """Returns the viewer of what is in the store, for those who know the token and ask for one of `hosts`."""
     routes = [
         Route(page.path, _endpoint(page, store), methods=["GET", "POST"] if page.save else ["GET"])
         for page in PAGES
     ]
     app = Starlette(routes=[*routes, Mount(ASSETS, StaticFiles(directory=templates.ASSETS))])
-    return Guard(app, token)
+    return Guard(app, token, hosts)
 
 
 def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
@@ -185,13 +197,19 @@ def _problem(view: View, status: int, title: str, message: str) -> Response:
 
 
 def serve(
-    paths: Sequence[Path], say: Callable[[str], None], port: int | None = None, *, read_only: bool = False
+    paths: Sequence[Path],
+    say: Callable[[str], None],
+    port: int | None = None,
+    *,
+    read_only: bool = False,
+    host: str = HOST,
+    token: str | None = None,
 ) -> None:
     """Says the address, then answers there until it is interrupted. Without a `port`: `PORT`, or the next
-    that is free. Where it is `read_only`, nobody can write notes.
+    that is free. Where it is `read_only`, nobody can write notes. Without a `token` it is this user's own.
 
-    `paths` are folders, and files of data sets. Raises ValueError for one that isn't there and for a port
-    that can't be had.
+    `paths` are folders, and files of data sets. Raises ValueError for one that isn't there, for a port that
+    can't be had and for a token that could be guessed.
     """
     import uvicorn
 
@@ -200,16 +218,27 @@ def serve(
     cache = cache_folder()
     own_folder(cache)  # for this user alone: it holds beginnings of answers and problems
     store = Store(folders, cache, files=files, read_only=read_only)
-    token = secrets.token_urlsafe(24)
-    with _listening(port) as listening:
-        own = listening.getsockname()[1]
-        say(f"http://{HOST}:{own}/{'' if folders else 'data'}?token={token}")
-        say(
-            f"From another machine: ssh -N -L {own}:{HOST}:{own} THIS_MACHINE there, and the same address."
-            " Ctrl-C ends it."
+    token = token or _kept_token(cache / KEPT)
+    if len(token) < LEAST_TOKEN:
+        raise ValueError(
+            f"the token has {len(token)} characters and must have {LEAST_TOKEN}: it is the only lock"
         )
+    hosts = [*HOSTS, host, *([socket.gethostname(), socket.getfqdn()] if host in EVERY_ADDRESS else [])]
+    with _listening(port, host) as listening:
+        own = listening.getsockname()[1]
+        named = socket.getfqdn() if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
+        say(f"http://{named}:{own}/{'' if folders else 'data'}?token={token}")
+        if host in HOSTS:
+            say(
+                f"From another machine: ssh -N -L {own}:{HOST}:{own} THIS_MACHINE there, and the same address."
+            )
+        else:
+            say(
+                f"Whoever reaches {host} and reads what is sent can look in: put TLS before it, or use ssh -L."
+            )
+        say("Ctrl-C ends it.")
         config = uvicorn.Config(
-            application(store, token),
+            application(store, token, hosts),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -221,6 +250,17 @@ def serve(
         uvicorn.Server(config).run(sockets=[listening])
 
 
+def _kept_token(path: Path) -> str:
+    """Returns this user's token, made where there is none yet."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        token = secrets.token_urlsafe(24)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(token)
+        return token
+
+
 def cache_folder() -> Path:
     """Returns the folder for what is made from experiments: TREETUNE_VIEWER_CACHE, or a user's own."""
     if given := os.environ.get("TREETUNE_VIEWER_CACHE"):
@@ -228,16 +268,16 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treetune" / "viewer"
 
 
-def _listening(port: int | None) -> socket.socket:
+def _listening(port: int | None, host: str = HOST) -> socket.socket:
     if port is not None and not 0 <= port <= LAST_PORT:
         raise ValueError(f"--port is {port} and must be from 0 (any free one) to {LAST_PORT}")
     ports = range(PORT, PORT + PORTS_TRIED) if port is None else [port]
     problem: OSError | None = None
     for candidate in ports:
-        listening = socket.socket()
+        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind((HOST, candidate))
+            listening.bind((host, candidate))
             listening.listen()  # who reads the address may ask at once
         except OSError as error:
             listening.close()
@@ -248,4 +288,4 @@ def _listening(port: int | None) -> socket.socket:
             return listening
     tried = f"port {port}" if port is not None else f"any of the ports {PORT} to {ports[-1]}"
     assert problem is not None
-    raise ValueError(f"{tried} can't be had on {HOST} ({problem.strerror}): choose another with --port")
+    raise ValueError(f"{tried} can't be had on {host} ({problem.strerror}): choose another with --port")

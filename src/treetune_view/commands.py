@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from treetune.cli.command import Argument, Command, import_own_parts, say
@@ -13,7 +14,8 @@ def view(options: argparse.Namespace) -> int:
     from treetune_view.app import serve
 
     paths = [Path(path) for path in options.paths] or [Path("experiments")]
-    serve(paths, say, options.port, read_only=options.read_only)
+    token = options.token or os.environ.get("TREETUNE_VIEWER_TOKEN")
+    serve(paths, say, options.port, read_only=options.read_only, host=options.host, token=token)
     return 0
 
 
@@ -64,6 +66,20 @@ COMMANDS = (
             ),
             Argument(
                 "--port", {"type": int, "metavar": "N", "help": "default: 6680, or the next that is free"}
+            ),
+            Argument(
+                "--token",
+                {
+                    "metavar": "WORD",
+                    "help": "default: TREETUNE_VIEWER_TOKEN, else your own, which stays the same",
+                },
+            ),
+            Argument(
+                "--host",
+                {
+                    "default": "127.0.0.1",
+                    "help": "where it answers; such as 0.0.0.0 in a container",
+                },
             ),
             Argument("--read-only", {"action": "store_true", "help": "write no notes either"}),
         ),

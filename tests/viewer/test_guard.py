@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.viewer.conftest import TOKEN
-from treetune_view.app import application, serve
+from treetune_view.app import _kept_token, application, serve
 from treetune_view.store import Store
 
 
@@ -31,7 +31,7 @@ def test_the_token_leaves_the_address_for_a_cookie_that_no_other_site_can_send(s
     assert answer.status_code == 303
     assert answer.headers["location"] == "/run?run=a&run=b"
     cookie = answer.headers["set-cookie"].lower()
-    assert "httponly" in cookie and "samesite=strict" in cookie
+    assert "httponly" in cookie and "samesite=strict" in cookie and "max-age=" in cookie
     assert stranger.get("/").status_code == 200
 
 
@@ -131,3 +131,26 @@ def test_a_port_that_is_taken_is_said_to_be_and_one_that_may_not_be_had_is_not(
     monkeypatch.setattr(socket.socket, "bind", refused)
     with pytest.raises(ValueError, match=r"port 80 can't be had .*\(Permission denied\)"):
         serve([tmp_path], print, port=80)
+
+
+def test_who_gives_no_token_has_the_same_one_after_a_restart_and_a_short_one_is_refused(
+    tmp_path: Path, cache: Path
+) -> None:
+    with pytest.raises(ValueError, match="the token has 6 characters and must have 16"):
+        serve([tmp_path], print, token="secret")
+    first = _kept_token(cache / "token")
+    assert first == _kept_token(cache / "token") and len(first) >= 32
+    assert stat.S_IMODE((cache / "token").stat().st_mode) == 0o600
+
+
+def test_another_host_is_asked_for_by_its_name_alone_and_a_proxy_may_speak_tls(store: Store) -> None:
+    hosts = ["127.0.0.1", "viewer.lab.example"]
+    app = application(store, TOKEN, hosts)
+    asking = TestClient(app, base_url="https://viewer.lab.example", follow_redirects=False)
+    assert asking.get("/", params={"token": TOKEN}).status_code == 303
+    assert asking.get("/").status_code == 200
+    sent = asking.post("/answer?run=none", headers={"origin": "https://viewer.lab.example"})
+    assert sent.status_code == 404, "no origin's fault"
+    assert asking.post("/answer", headers={"origin": "https://evil.example"}).status_code == 403
+    other = TestClient(app, base_url="http://elsewhere.example")
+    assert "asked for as 127.0.0.1 or viewer.lab.example" in other.get("/").text
