@@ -229,13 +229,9 @@ def serve(
         named = socket.getfqdn() if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
         say(f"http://{named}:{own}/{'' if folders else 'data'}?token={token}")
         if host in HOSTS:
-            say(
-                f"From another machine: ssh -N -L {own}:{HOST}:{own} THIS_MACHINE there, and the same address."
-            )
+            say(f"From another machine: ssh -N -L {own}:{HOST}:{own} MACHINE there, and the same address.")
         else:
-            say(
-                f"Whoever reaches {host} and reads what is sent can look in: put TLS before it, or use ssh -L."
-            )
+            say(f"Who can read what is sent to {host} can look in: put TLS before it, or use ssh -L.")
         say("Ctrl-C ends it.")
         config = uvicorn.Config(
             application(store, token, hosts),

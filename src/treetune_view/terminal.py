@@ -131,7 +131,7 @@ def _title(words: str) -> Text:
 def _statuses(store: Store) -> list[tuple[Run, Status | str]]:
     """Returns all experiments by name, each with its status, or with what is wrong with its files."""
     rows: list[tuple[Run, Status | str]] = []
-    for run in store.runs():
+    for run in [one for one in store.runs() if not one.files]:
         try:
             rows.append((run, store.status(run)))
         except (ValueError, OSError) as error:

@@ -38,7 +38,7 @@ SHOWN = 400
 """Rows of one page."""
 
 SORTED = ("name", "state", "newest", "accuracy")
-STATES = ("running", "waiting", "stopped", "finished", "unreadable")
+STATES = ("running", "waiting", "stopped", "finished", "answers", "unreadable")
 
 PASS = "pass@1 on "
 """Begins the columns of accuracies."""
@@ -107,7 +107,8 @@ def show(view: View) -> Response:
     rows = []
     for run, status in statuses.items():
         if isinstance(status, str):
-            rows.append(Listed(run, "unreadable", None, problem=status))
+            state = "answers" if run.files else "unreadable"
+            rows.append(Listed(run, state, None, problem="" if run.files else status))
             continue
         accuracies = {one.label: one for one in status.accuracies}
         by = {

@@ -20,6 +20,7 @@ import numpy as np
 
 from treetune.runtime.directory import verify_answers
 from treetune_view.store.folders import NotThere, Run, digest
+from treetune_view.store.foreign import answer_at
 from treetune_view.store.index import (
     BITS,
     ROWS,
@@ -343,7 +344,7 @@ class Answers:
             layout = _layout_of_texts(one)
             if layout is None:
                 for i in own:
-                    texts[i] = _line(one.source.path, places[i][1]).get("text") or ""
+                    texts[i] = _line(one.source, places[i][1]).get("text") or ""
                 return
             column = read_batch(one.source.path, layout, number, ["text"])["text"]
             for i in own:
@@ -364,7 +365,7 @@ class Answers:
         about, files = one.about, one.source
         assert about is not None
         if files.kind == "evaluation":
-            return Answer(row, files, line=_line(files.path, row["place"]))
+            return Answer(row, files, line=_line(files, row["place"]))
         trajectory, episodes, signals = None, list[Any](), list[Any]()
         if about.answers is not None:
             from treetune.rollouts.rows import trajectories_of
@@ -438,8 +439,11 @@ def _one_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:
     return read_batch(path, layout, number).take([place - layout.rows[number]])
 
 
-def _line(path: Path, place: int) -> dict[str, Any]:
-    verify_answers(path)
-    with path.open("rb") as file:
+def _line(source: Source, place: int) -> Mapping[str, Any]:
+    """Returns the row of an evaluation, or of somebody else's file, at its place."""
+    if not source.label:
+        return answer_at(source.path, place)
+    verify_answers(source.path)
+    with source.path.open("rb") as file:
         file.seek(place)
         return json.loads(file.readline())

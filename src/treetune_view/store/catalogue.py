@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +25,7 @@ from treetune_view.store.folders import (
     links_in,
     marks_of,
 )
+from treetune_view.store.foreign import holds_answers
 from treetune_view.store.readers import ENDINGS, ESTIMATE, SPLIT, SPLITS, DataSet, kind_of
 from treetune_view.text import writable
 
@@ -121,16 +123,28 @@ class Store:
             beginning = (str(folder) if twice else folder.name) if several else ""
             # Experiments that are read through links that lead out are left out; files of iterations are
             # looked at one by one (`sources`).
-            paths = [
-                path
-                for path, entries in folders_below(folder, is_experiment, self.follows)
-                if is_experiment(entries) and all(map(self.follows, links_in(path)))
-            ]
-            for path in sorted(paths):
+            found: dict[Path, tuple[Path, ...]] = {}
+            for path, entries in folders_below(folder, is_experiment, self.follows):
+                if is_experiment(entries):
+                    if all(map(self.follows, links_in(path))):
+                        found[path] = ()
+                elif foreign := self._answers_in(path, entries):
+                    found[path] = foreign
+            for path in sorted(found):
                 below = path.relative_to(folder).as_posix()
                 name = "/".join(part for part in (beginning, "" if below == "." else below) if part)
                 # A name may be bytes that are no text.
-                yield Run(writable(name or folder.name), path, tuple(self.folders))
+                yield Run(writable(name or folder.name), path, tuple(self.folders), found[path])
+
+    def _answers_in(self, folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+        """Returns the files of a folder that hold answers of somebody else's run, in the order of the numbers
+        in their names."""
+
+        def rank(path: Path) -> tuple[list[int], str]:
+            return [int(number) for number in re.findall(r"\d+", path.stem)], path.name
+
+        paths = (folder / name for name in names if not name.startswith("."))
+        return tuple(sorted(filter(holds_answers, filter(self.follows, paths)), key=rank))
 
     # What is known of them
 

@@ -28,11 +28,12 @@ class NotThere(LookupError):
 @dataclass(frozen=True)
 class Run:
     """An experiment: where it lies, its name in addresses (its path below the folder that was given), and the
-    folders that were given."""
+    folders that were given. Where it has `files`, it is somebody else's run, of which there are answers."""
 
     name: str
     path: Path
     folders: tuple[Path, ...] = ()
+    files: tuple[Path, ...] = ()
 
     def follows(self, path: Path) -> bool:
         """Returns whether a file of it is read: see `leads_out`."""
@@ -103,7 +104,7 @@ def marks_of(run: Run) -> list[object]:
         except OSError:
             return []
 
-    path, marks = run.path, list[object]()
+    path, marks = run.path, [stat_of(file) for file in run.files]
     try:
         marks.append(run.directory.is_running())
     except OSError as error:  # nobody can tell: one such experiment is no reason to list none

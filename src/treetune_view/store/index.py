@@ -29,6 +29,7 @@ from treetune_view.store.columns import (
     signal_columns,
 )
 from treetune_view.store.folders import Run, digest, stat_of
+from treetune_view.store.foreign import answers_in, rows_in
 from treetune_view.store.signatures import SignatureWriter
 from treetune_view.text import writable
 
@@ -92,6 +93,9 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
         return sorted(folders, key=lambda path: int(path.name))
 
     there: list[Source] = []
+    for place, path in enumerate(run.files):
+        step = int(path.stem) if path.stem.isdecimal() else place
+        there.append(Source("evaluation", step, f"e{place}-{path.name}", path.name, path, content="answers"))
     for folder in numbered(run.path / "iterations"):
         answers, episodes, signals = (
             path if (path := folder / name).is_file() else None
@@ -225,7 +229,7 @@ def build(source: Source, folder: Path) -> None:
         bits = SignatureWriter(made / BITS)
         layouts: dict[str, Layout] = {}
         if source.kind == "evaluation":
-            tables = list(_lines_table(source.path, bits))
+            tables = list(_lines_table(source.path, bits, is_foreign=not source.label))
         elif source.path == source.episodes:
             tables = [_episodes_table(source, bits, layouts)]
         else:
@@ -336,7 +340,7 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
         ).to_arrow_table()
 
 
-def _lines_table(path: Path, bits: SignatureWriter) -> Iterator[pa.Table]:
+def _lines_table(path: Path, bits: SignatureWriter, *, is_foreign: bool) -> Iterator[pa.Table]:
     """Yields tables of an evaluation's lines, some thousand at a time."""
     import pyarrow as pa
 
@@ -352,15 +356,11 @@ def _lines_table(path: Path, bits: SignatureWriter) -> Iterator[pa.Table]:
         return table
 
     verify_answers(path)
-    with path.open("rb") as file:
-        begin = 0
-        for line in file:
-            row = json.loads(line)
-            columns = line_columns(row, begin).items()
-            rows.append({name: writable(x) if isinstance(x, str) else x for name, x in columns})
-            texts.append(writable(row.get("text") or ""))
-            begin += len(line)
-            if len(rows) == LINES_AT_ONCE:
-                yield made()
+    for place, row in answers_in(path) if is_foreign else rows_in(path):
+        columns = line_columns(row, place).items()
+        rows.append({name: writable(x) if isinstance(x, str) else x for name, x in columns})
+        texts.append(writable(row.get("text") or ""))
+        if len(rows) == LINES_AT_ONCE:
+            yield made()
     if rows:
         yield made()

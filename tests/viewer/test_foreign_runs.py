@@ -1,0 +1,105 @@
+"""Answers of other trainers are opened as they lie there: each format is a few names of fields."""
+
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.viewer.conftest import Shown, Viewer
+from tests.viewer.hostile import KINDS
+
+ASKED, SAID = "What is 1+1?", "1+1 is 2. #2"
+
+
+def chat(*said: str) -> list[dict[str, Any]]:
+    return [{"role": "user" if i % 2 == 0 else "assistant", "content": text} for i, text in enumerate(said)]
+
+
+def lines(path: Path, *rows: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def verl(folder: Path) -> None:
+    """As `RayPPOTrainer._dump_generations` writes: a file for each step."""
+    for step in (2, 10):
+        row = {"input": ASKED, "output": SAID, "gts": "2", "score": 1.0, "step": step, "acc": 1.0}
+        lines(folder / f"{step}.jsonl", row, row | {"score": float(step > 2), "output": "3"})
+
+
+def verifiers(folder: Path) -> None:
+    row = {"example_id": 0, "prompt": chat(ASKED), "completion": chat("", SAID)[1:], "answer": "2"}
+    rest = {"task": "sums", "reward": 1.0, "info": {}, "format_reward": 0.5}
+    lines(folder / "results.jsonl", row | rest, row | rest | {"reward": 0.0})
+
+
+def inspect_log() -> dict[str, Any]:
+    sample = {
+        "id": "sum", "epoch": 1, "input": chat(ASKED), "target": "2", "messages": [],
+        "output": {"choices": [{"message": {"role": "assistant", "content": SAID}, "stop_reason": "stop"}]},
+        "scores": {"match": {"value": "C", "answer": "2", "explanation": "alike"}},
+    }  # fmt: skip
+    other = sample | {"epoch": 2, "scores": {"match": {"value": "I", "answer": None}}}
+    return {"version": 2, "status": "success", "eval": {"task": "sums"}, "samples": [sample, other]}
+
+
+def inspect_json(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    (folder / "log.json").write_text(json.dumps(inspect_log()))
+
+
+def inspect_eval(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "log.eval", "w") as archive:
+        for sample in inspect_log()["samples"]:
+            archive.writestr(f"samples/sum_epoch_{sample['epoch']}.json", json.dumps(sample))
+        archive.writestr("header.json", "{}")
+
+
+def anything(folder: Path) -> None:
+    row = {"prompt": ASKED, "response": SAID, "score": True}
+    lines(folder / "mine.jsonl", row, row | {"score": 0})
+
+
+@pytest.mark.parametrize("write", [verl, verifiers, inspect_json, inspect_eval, anything])
+def test_a_run_of_another_trainer_is_listed_read_and_grouped(viewer: Viewer, write: Any) -> None:
+    write(viewer.folder / "theirs" / "dump")
+    assert "answers of another trainer" in viewer.page("/")
+    listed = viewer.page("/answers", run="theirs/dump", of="everything")
+    count = 4 if write is verl else 2
+    assert f"<b>{count}</b> answers" in listed
+    first = viewer.page(re.findall(r'data-href="([^"]+)"', listed)[0].replace("&amp;", "&"))
+    assert ASKED in first and SAID in first and ("not stored" in first) == (write is anything)
+    problems = viewer.page("/problems", run="theirs/dump", of="everything")
+    assert "<b>1</b> problem<" in problems and f"of {count}</td>" in problems
+
+
+def test_steps_of_a_dump_follow_each_other_and_numbers_can_be_asked_for(viewer: Viewer) -> None:
+    verl(viewer.folder / "dump")
+    page = viewer.page("/problems", run="dump", of="e1-10.jsonl")
+    assert "2 of 2" in page and 'title="2.jsonl">+0.50<' in page
+    assert "<b>4</b> answers" in viewer.page(
+        "/answers", run="dump", of="everything", where="number.numbers/acc = 1"
+    )
+
+
+def test_files_that_hold_no_answers_are_no_run(viewer: Viewer) -> None:
+    lines(viewer.folder / "data" / "train.jsonl", {"prompt": "1+1=", "answer": "2", "pass_rate": 0.5})
+    (viewer.folder / "data" / "torn.jsonl").write_text('{"prompt": "a", "resp')
+    (viewer.folder / "data" / "no.eval").write_text("no archive")
+    (viewer.folder / "data" / "x.json").write_text("[1, 2]")
+    assert viewer.store.runs() == []
+
+
+def test_what_others_models_wrote_is_text(shown: Shown) -> None:
+    rows = [
+        {"prompt": kind, "response": kind, "score": 0.5, "id": kind[:50]} for kind in KINDS if len(kind) < 400
+    ]
+    lines(shown.viewer.folder / "theirs" / "x.jsonl", *rows)
+    pages = ["/", "/answers?run=theirs&of=everything&size=200", "/problems?run=theirs&of=everything"]
+    for page in [*pages, "/answer?run=theirs&of=everything&page=1"]:
+        shown.open(page)
+        assert shown.wrong() == [], page
