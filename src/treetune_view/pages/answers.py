@@ -221,7 +221,7 @@ def show_problems(view: View) -> Response:
         row["signal"] = bool(row["spread"] if row["credit"] is None else row["credit"])
     signal = view.choice("signal", ("", "some", "none"))
     chosen = [row for row in rows if signal in ("", "some" if row["signal"] else "none")]
-    sort = view.choice("problems", OF_PROBLEMS)
+    sort = view.choice("problems", OF_PROBLEMS, "credit" if LARGEST in own else "spread")
     descending = view.choice("order", ("down", "up") if sort != "problem" else ("up", "down")) == "down"
     if sort == "change":  # the largest in either direction
         chosen.sort(key=lambda row: abs(row["change"] or 0.0), reverse=descending)
@@ -234,7 +234,8 @@ def show_problems(view: View) -> Response:
         names = [row["problem"] for row in listed.rows]
         for one in answers.sql(
             f"""
-            SELECT problem, source, answer, score, {mean} AS advantage FROM answers
+            SELECT problem, source, answer, score,
+                coalesce({mean}, score - avg(score) OVER (PARTITION BY problem)) AS advantage FROM answers
             WHERE {where} AND list_contains(?, problem)
             QUALIFY row_number() OVER (PARTITION BY problem ORDER BY source, row) <= {IN_A_BAR}
             ORDER BY source, row
