@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
 from benchmarks.peers import Child, digest
 from benchmarks.setting import Setting
@@ -74,12 +76,15 @@ def measure(setting: Setting) -> dict[str, Measurement]:
 
 
 def measure_replicas(setting: Setting) -> dict[str, Measurement]:
-    """With a server on each core, against one bare engine."""
+    """With a server on each core, against one bare engine; on a CPU."""
+    if torch.cuda.is_available():
+        return {}
     return _measure(setting, replicas=len(os.sched_getaffinity(0)))
 
 
 def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
-    config = setting.configuration("vineppo", f"{{engines+: {{policy+: {{replicas: {replicas}}}}}}}")
+    policy = f"{{replicas: {replicas}, gpu_memory_utilization: 0.25}}"  # three engines share a GPU
+    config = setting.configuration("vineppo", f"{{engines+: {{policy+: {policy}}}}}")
     of = "" if replicas == 1 else f", {replicas} servers"
     with (
         Session.open(config, {}) as session,

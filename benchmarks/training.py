@@ -47,7 +47,8 @@ def _against_bare(sampler: Sampler, setting: Setting, config: PolicyIteration, c
     trainers = {"ours": _trainer(sampler.session, settings)}
     if config.trainer.objective.needs_advantages:
         trainers["with_kl_metric"] = _trainer(sampler.session, replace(settings, measure_kl=True))
-    bare = BareLoop(sampler.session.model.load(), settings, [Row.of(episode) for episode in episodes])
+    model = sampler.session.model.load().to(sampler.session.ranks.device)
+    bare = BareLoop(model, settings, [Row.of(episode) for episode in episodes])
     norms: dict[str, list[float]] = {"ours": [], "theirs": []}
 
     def train(name: str, turn: int) -> None:
@@ -174,6 +175,7 @@ class BareLoop:
         for place, row in enumerate(batch):
             labels_BT[place, : row.first] = -100
             labels_BT[place, len(row.ids) :] = -100
+        ids_BT, labels_BT = ids_BT.to(self.model.device), labels_BT.to(self.model.device)
         # Padding is to the right, where causal attention doesn't look.
         logits_BTV = self.model(input_ids=ids_BT, use_cache=False).logits
         nll_N = nn.functional.cross_entropy(
@@ -181,7 +183,8 @@ class BareLoop:
         ).view(len(batch), -1)
         if not self.by_policy_gradient:
             return nll_N.sum()
-        advantages_B1 = torch.tensor([[(row.advantage - self.centre) / self.scale] for row in batch])
+        advantages = [[(row.advantage - self.centre) / self.scale] for row in batch]
+        advantages_B1 = torch.tensor(advantages, device=self.model.device)
         ratio_BT = (nll_N.detach() - nll_N).exp()
         clipped_BT = ratio_BT.clamp(0.8, 1.2)
         terms_BT = torch.maximum(-advantages_B1 * ratio_BT, -advantages_B1 * clipped_BT)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds Dockerfile for the CPU on a base image made here, and takes the quickstart's first steps in it. No registry of
-# images is asked: the base is what mmdebstrap makes of the packages that this machine's own apt finds.
+# Builds Dockerfile for the CPU on a base image made here, looks at a paper's configuration in it, and takes the
+# quickstart's first steps. No registry of images is asked: the base is what mmdebstrap makes of the packages that this
+# machine's own apt finds. With DEVICE=nvidia, the CUDA set is installed on that base, and nothing is trained.
 #
 #   sudo ./scripts/container/try_container.sh          needs: apt-get install buildah mmdebstrap (about 10 GB, 15 minutes)
 #
@@ -51,9 +52,9 @@ if ! built base; then
     images bud --quiet --pull-never --file "$folder/base.docker" --tag localhost/base "$folder"
 fi
 
-step "Dockerfile on it, for the CPU"
+step "Dockerfile on it, for ${DEVICE:=cpu}"
 if ! built treetune; then
-    images bud --pull-never --network host --build-arg BASE=localhost/base --build-arg DEVICE=cpu \
+    images bud --pull-never --network host --build-arg BASE=localhost/base --build-arg DEVICE="$DEVICE" \
         ${mounts[@]+"${mounts[@]}"} --ignorefile .dockerignore --file Dockerfile --tag localhost/treetune .
 fi
 
@@ -67,6 +68,14 @@ inside() {
 step "who runs there, and with what"
 inside bash -c 'id -un; ./scripts/setup.sh && .venv/bin/python --version; .venv/bin/python src/treetune/main.py doctor || true'
 
+step "a paper's configuration, and its data in their volume"
+paper=configs/polIter_rho1bSft2_vineppo_MATH.jsonnet
+inside .venv/bin/python src/treetune/main.py --configs "$paper" check_config
+inside bash -c 'command -v curl && for split in train test; do mkdir -p data/math; for i in $(seq 1100); do
+    echo "{\"problem\": \"1 + $i?\", \"solution\": \"\\\\boxed{$((i + 1))}\", \"answer\": \"$((i + 1))\"}"; done >data/math/$split.jsonl; done'
+if inside .venv/bin/python src/treetune/main.py --configs "$paper" check_config 2>&1 | grep "isn't there yet"; then exit 1; fi
+
+if [ "$DEVICE" != cpu ]; then step "done"; exit 0; fi
 step "the quickstart's first steps"
 quick=configs/quickstart
 inside bash -c ".venv/bin/python src/treetune/main.py --configs $quick/vineppo.jsonnet check_config"
