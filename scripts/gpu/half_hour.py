@@ -98,8 +98,7 @@ class HalfHour:
             raise RuntimeError(f"not done after {seconds:.0f} s; see {log.name}") from None
         output = log.read_text(errors="replace").rpartition(f"\n$ {' '.join(command)}\n")[2]
         if code:
-            last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
-            raise RuntimeError(f"exit code {code}: {last[:200]}; see {log.name}")
+            raise RuntimeError(f"exit code {code}, see {log.name}: {' '.join(output.split()[-40:])}")
         return output
 
     def watch_memory(self) -> None:
@@ -170,7 +169,12 @@ def large(day: HalfHour, way: str) -> list[str]:
         policy |= {"servers": "one", "devices": [1]}
     elif not day.rehearse:
         policy |= {"sleep": True, "max_num_seqs": 256}
-    trainer = {"precision": precise, "layout": "packed", "gradient_checkpointing": True, "minibatch_size": 64}
+    trainer = {
+        "precision": precise,
+        "layout": "packed",
+        "gradient_checkpointing": True,
+        "minibatch_size": None,
+    }
     changes = {
         "experiment_name": f"half_hour/{way}",
         "model": {"type": "pretrained", "name_or_path": str(day.folder / "model"), "dtype": precise},

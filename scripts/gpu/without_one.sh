@@ -110,7 +110,7 @@ images() {
 
 export -f copy_checkout install is_for_cuda make_stub imports sources configured compiled images
 export ROOT CPU_VENV folder copy python PYTHONDONTWRITEBYTECODE=
-if [ ! -x "$python" ]; then step "copy of the checkout" 60 bash -c copy_checkout; fi
+step "copy of the checkout" 60 bash -c copy_checkout
 step "set-up for NVIDIA" 1800 bash -c install
 step "torch for CUDA and sm_90" 120 bash -c is_for_cuda
 step "stub of the driver" 120 bash -c make_stub
