@@ -32,20 +32,32 @@ from treetune_cluster.several_machines import Facts, MachinesDiffer, View, agree
 def rank(*machines: str, number: int = 0) -> Any:
     """A rank on ``machines[number]``."""
     return SimpleNamespace(
-        is_first=number == 0, barrier=lambda name: None, machines=lambda: list(machines), world_size=2
+        rank=number, is_first=number == 0, barrier=lambda name: None, machines=lambda: list(machines)
     )
 
 
 @pytest.mark.parametrize("purpose", ["run", "evaluation-0"])
-def test_weights_lie_beside_the_experiment_where_ranks_are_on_several_machines_else_in_memory(
+def test_each_machine_has_weights_in_its_memory_and_all_meet_beside_the_experiment(
     tmp_path: Path, purpose: str
 ) -> None:
-    folders = [weights_folder(tmp_path, purpose, rank("a", "a", "b", number=n)) for n in range(3)]
-    assert len(set(folders)) == 1 and folders[0].parent == tmp_path
-    assert folders[0].is_dir()
-    in_memory = weights_folder(tmp_path, purpose, rank("a", "a"))
-    shutil.rmtree(in_memory)
-    assert in_memory.parent == Path("/dev/shm")
+    def of(*machines: str, in_memory: bool = True) -> list[tuple[Path, Path, bool]]:
+        ranks = [rank(*machines, number=number) for number in range(len(machines))]
+        return [weights_folder(tmp_path, purpose, one, in_memory) for one in ranks]
+
+    memory = Path("/dev/shm")
+    found = of("a", "a", "b", "b")
+    folders, meetings, writes = zip(*found, strict=True)
+    assert writes == (True, False, True, False), "the first rank of each machine"
+    assert folders[0] == folders[1] != folders[2] == folders[3], "machines may be containers on one"
+    assert {folder.parent for folder in folders} == {memory} and all(folder.is_dir() for folder in folders)
+    assert len({*meetings}) == 1 and meetings[0].parent == tmp_path and meetings[0].is_dir()
+    ((alone, meeting, writes_alone),) = of("a")
+    assert (alone.parent, meeting, writes_alone) == (memory, alone, True)
+    shared = of("a", "b", in_memory=False)
+    assert [one[:2] for one in shared] == 2 * [(meetings[0], meetings[0])], "a folder that all see"
+    assert [one[2] for one in shared] == [True, False]
+    for folder in {*folders, alone}:
+        shutil.rmtree(folder)
 
 
 def test_one_server_for_ranks_on_several_machines_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.inference.fake_cuda import FakeCuda
 from tests.models.chat_models import bpe_tokenizer, random_model, save_as_on_the_hub
 from tests.runtime.in_process import (
     MODEL,
@@ -21,6 +24,7 @@ from tests.runtime.in_process import (
     train,
 )
 from treetune.inference.base import Chunk, TransferMethod
+from treetune.models import shards
 from treetune.models.lora import Lora
 from treetune.models.policy_files import read_policy
 from treetune.models.pretrained import PretrainedModel
@@ -167,9 +171,10 @@ def sent(
         try:
             chunks = []
             for chunk in folder.send(trainer, 1):
-                found = digest_of_weights(chunk.path)  # it is there when it is sent
-                assert chunk.digest == (found if transfer == "shared_memory" else "")
-                assert (folder.of(1) / INDEX).is_file() == chunk.last, "the last one makes it whole"
+                if transfer == "shared_memory":
+                    assert chunk.digest == digest_of_weights(chunk.path), "it is there when it is sent"
+                is_whole = chunk.last and transfer != "nccl"
+                assert (folder.of(1) / INDEX).is_file() == is_whole, "the last one makes it whole"
                 chunks.append(chunk)
             weights, architecture = read_policy(folder.of(1))
             assert not architecture.tie_word_embeddings
@@ -182,7 +187,9 @@ def sent(
     ("settings", "transfer"),
     [
         ({}, "shared_memory"),
-        ({}, "file"),  # whose digests nobody checks
+        ({}, "file"),  # which is read when it is whole
+        ({}, "nccl"),  # which takes them from where the trainer has them
+        ({"zero_stage": 3}, "nccl"),
         ({"zero_stage": 3}, "shared_memory"),
         ({"zero_stage": 1, "precision": "bfloat16"}, "shared_memory"),
         ({"lora": Lora(rank=4)}, "shared_memory"),
@@ -202,24 +209,31 @@ def test_the_folder_holds_the_trainers_weights(
     assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
-def test_a_chunk_is_whole_on_its_gpu_before_anybody_has_it(
+def test_a_chunk_is_whole_on_its_gpu_and_goes_to_the_engine_before_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who takes it may read it on a stream of his own."""
-    gpu, waited = torch.device("cuda", 3), list[torch.device]()
+    cuda, engine_has_one = FakeCuda(monkeypatch), threading.Event()
+    written_on: list[int] = []
+    write_shard = shards.write_shard
 
-    def stream(device: torch.device) -> SimpleNamespace:
-        return SimpleNamespace(synchronize=lambda: waited.append(device))
+    def write(weights: Mapping[str, Tensor], path: Path) -> None:
+        assert engine_has_one.wait(20)
+        written_on.append(cuda.current())
+        write_shard(weights, path)
 
-    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    monkeypatch.setattr(shards, "write_shard", write)
     monkeypatch.setattr(weights_folder, "CHUNK_BYTES", 20_000)
     with Session.open(small(tmp_path), {}) as session:
         trainer = make_trainer(session)
-        session.ranks = replace(session.ranks, device=gpu)
+        session.ranks = replace(session.ranks, device=torch.device("cuda", 3))
         folder = WeightsFolder(session, None, "nccl")
         for number, chunk in enumerate(folder.send(trainer, 1), 1):
-            assert waited == [gpu] * number
+            assert cuda.done == [("synchronize", 3)] * number
             assert chunk.tensors
+            engine_has_one.set()
+        assert written_on == [3] * number
+        assert (folder.of(1) / INDEX).is_file()
         folder.remove()
 
 

@@ -61,9 +61,10 @@ class Experiment:
     @property
     def weights_folder(self) -> Path:
         another: Any = SimpleNamespace(
-            is_first=False, barrier=lambda name: None, machines=lambda: [platform.node()]
+            rank=1, is_first=False, barrier=lambda name: None, machines=lambda: 2 * [platform.node()]
         )
-        return weights_folder(self.directory.path, "run", another)
+        folder, _, _ = weights_folder(self.directory.path, "run", another)
+        return folder
 
     def start(self, command: str = "run_iteration_loop", *overrides: str) -> Running:
         """Starts the command as the README says, in a process group of its own."""

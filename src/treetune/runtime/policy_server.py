@@ -78,7 +78,7 @@ class PolicyServer:
                 logs=directory.logs if session.purpose == "run" else directory.logs / session.purpose,
                 seed=config.seed,
                 context_length=config.context_length,
-                ranks=Rendezvous(ranks.rank, ranks.world_size, folder.path, ranks.barrier),
+                ranks=Rendezvous(ranks.rank, ranks.world_size, folder.meeting, ranks.barrier),
                 device=ranks.device.type,
                 end_ids=session.model.codec.end_ids,
                 adapter_rank=sent.rank if sent is not None else None,

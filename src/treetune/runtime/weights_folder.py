@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,9 @@ GIB = 2**30
 CHUNK_BYTES = 2**28
 """Size of a chunk of weights on their way into an engine. A larger weight is a chunk by itself."""
 
+WRITERS = 4
+"""Chunks that are written at a time, each by a thread. As many more wait at most."""
+
 MORE_SHARED_MEMORY = "give it more (docker run --ipc=host; otherwise mount -o remount,size=… /dev/shm)"
 
 START_MODEL = "start-model"
@@ -37,8 +42,9 @@ START_MODEL = "start-model"
 
 
 class WeightsFolder:
-    """A folder with one folder for each version of the policy. `adapters` are the settings of the adapters
-    that the engine is sent as they are; None where it is sent whole weights."""
+    """A folder with one folder for each version of the policy. Each machine has its own, which its first rank
+    writes, unless all of them are to see one. `adapters` are the settings of the adapters that the engine is
+    sent as they are; None where it is sent whole weights. In `meeting` the ranks' engines agree."""
 
     def __init__(
         self,
@@ -50,7 +56,8 @@ class WeightsFolder:
     ) -> None:
         self.adapters, self.transfer = adapters, transfer
         self._session = session
-        self.path = weights_folder(session.directory.path, session.purpose, session.ranks, in_memory)
+        place = session.directory.path, session.purpose, session.ranks, in_memory
+        self.path, self.meeting, self._writes = weights_folder(*place)
 
     def of(self, version: int) -> Path:
         return self.path / f"{version:04d}"
@@ -63,11 +70,11 @@ class WeightsFolder:
 
         session, lora, folder = self._session, self.adapters, self.of(0)
         problem = model = None
-        if session.ranks.is_first:
+        if self._writes:
             model = session.model.on_cpu()
             problem = no_room(self.path, room_needed(model, adapters_alone=lora is not None))
-        if problem := session.ranks.from_first("room for the weights", problem):
-            raise ValueError(problem)
+        if problems := list(filter(None, session.ranks.exchange("room for the weights", problem))):
+            raise ValueError(problems[0])
         if model is not None:
             tokenizer = session.model.tokenizer
             whole = folder if lora is None else self._start_model
@@ -83,14 +90,15 @@ class WeightsFolder:
         assert self.adapters is not None
         session, folder = self._session, self.of(version)
         adapters = trainer.adapters()
-        if session.ranks.is_first:
+        if self._writes:
             self.adapters.write(adapters, str(self._start_model), folder)
         session.ranks.barrier("weights written for the engine")
         return folder
 
     def send(self, trainer: PolicyTrainer, version: int) -> Iterator[Chunk]:
-        """The trainer's present weights in chunks, on every rank, each when it is written; after the last one
-        the version's folder is whole. No rank has all of them at a time. Collective, to the end.
+        """The trainer's present weights in chunks, on every rank. Where a transfer takes them from the device
+        it has each before it is written. At the end the version's folder is whole. No rank has all weights
+        at a time. Collective, to the end.
         """
         import torch
 
@@ -106,28 +114,40 @@ class WeightsFolder:
             """A weight for as long as its chunk is on its way, where somebody needs it there."""
             if self.transfer in ON_THE_DEVICE:
                 return weight.contiguous().clone()
-            return weight.to("cpu", copy=True).contiguous() if ranks.is_first else weight
+            return weight.to("cpu", copy=True).contiguous() if self._writes else weight
 
-        for number, (chunk, last) in enumerate(in_chunks(weights, CHUNK_BYTES, keep)):
-            path = shard_path(folder, number)
-            digest = ""
-            if ranks.is_first:
-                if number == 0:
-                    shutil.rmtree(folder, ignore_errors=True)  # a sync of this version that was not finished
-                    folder.mkdir(parents=True)
-                    dtype = next(iter(chunk.values())).dtype
-                    describe_for_engine(config, session.model.tokenizer, folder, dtype)
-                write_shard({name: weight.to("cpu") for name, weight in chunk.items()}, path)
-                if self.transfer == "shared_memory":  # which alone has somebody check it
-                    digest = digest_of_weights(path)
-                files |= dict.fromkeys(chunk, path.name)
-                if last:
-                    write_index(files, folder)
-            digest = ranks.from_first("a chunk of weights", digest)
+        def write(chunk: Mapping[str, Tensor], path: Path) -> None:
             if ranks.device.type == "cuda":
-                # Whoever takes the chunk may read it on a stream of its own (vLLM's packing for NCCL does).
-                torch.cuda.current_stream(ranks.device).synchronize()
-            yield Chunk(path, number, last, digest, chunk if self.transfer in ON_THE_DEVICE else {})
+                torch.cuda.set_device(ranks.device)  # a thread begins on the first one
+            write_shard({name: weight.to("cpu") for name, weight in chunk.items()}, path)
+
+        checked = self.transfer == "shared_memory"  # by digests, each chunk when it is there
+        writing: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(WRITERS, "weights-writer") as writers:
+            for number, (chunk, last) in enumerate(in_chunks(weights, CHUNK_BYTES, keep)):
+                path = shard_path(folder, number)
+                if ranks.device.type == "cuda":
+                    # Whoever takes the chunk may read it on a stream of its own (vLLM for NCCL does).
+                    torch.cuda.current_stream(ranks.device).synchronize()
+                if self._writes:
+                    if number == 0:
+                        shutil.rmtree(folder, ignore_errors=True)  # a sync of this version, not finished
+                        folder.mkdir(parents=True)
+                        dtype = next(iter(chunk.values())).dtype
+                        describe_for_engine(config, session.model.tokenizer, folder, dtype)
+                    writing.append(writers.submit(write, chunk, path))
+                    files |= dict.fromkeys(chunk, path.name)
+                if self.transfer in ON_THE_DEVICE:
+                    yield Chunk(path, number, last, "", chunk)
+                while len(writing) > (0 if checked or last else WRITERS):
+                    writing.popleft().result()
+                if last and self._writes:
+                    write_index(files, folder)
+                if self.transfer not in ON_THE_DEVICE:
+                    digest = digest_of_weights(path) if checked and ranks.is_first else ""
+                    if checked or last:
+                        digest = ranks.from_first("a chunk of weights", digest)
+                    yield Chunk(path, number, last, digest)
 
     def write_stored(self, version: int) -> Path:
         """Writes a checkpoint's weights (0: the start model's). Raises CheckpointGone where a run that goes
@@ -135,7 +155,7 @@ class WeightsFolder:
         """
         session, folder = self._session, self.of(version)
         there = True
-        if session.ranks.is_first:
+        if self._writes:
             from treetune.models.policy_files import write_for_engine
 
             try:
@@ -144,7 +164,7 @@ class WeightsFolder:
                 if version == 0 or version in session.directory.checkpoints():
                     raise
                 there = False
-        if not session.ranks.from_first("checkpoint written for the engine", there):
+        if not all(session.ranks.exchange("checkpoint written for the engine", there)):
             raise CheckpointGone(f"checkpoint {version} of {session.directory.path} was deleted meanwhile")
         return folder
 
@@ -158,14 +178,15 @@ class WeightsFolder:
 
     def keep_only(self, version: int) -> None:
         """Removes older weights: the engine may restart from the newest alone."""
-        if not self._session.ranks.is_first:
+        if not self._writes:
             return
         for older in self.path.iterdir():
             if older.is_dir() and older not in (self.of(version), self._start_model):
                 shutil.rmtree(older, ignore_errors=True)
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        for folder in (self.path, self.meeting):
+            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def _start_model(self) -> Path:
@@ -205,25 +226,36 @@ def no_room(folder: Path, needed: int) -> str | None:
     )
 
 
-def weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory: bool = True) -> Path:
-    """An empty folder: in memory where that is wanted and all ranks are on one machine that has /dev/shm, and
-    otherwise beside the experiment, which all of them see. There the engines of several ranks agree as well.
+def weights_folder(
+    experiment: Path, purpose: str, ranks: Ranks, in_memory: bool = True
+) -> tuple[Path, Path, bool]:
+    """Makes this machine's empty folder for weights: in memory where that is wanted and there is /dev/shm,
+    and otherwise beside the experiment. Returns it, the folder in which all ranks meet, and whether this rank
+    writes the weights.
 
-    The name is the experiment's. What killed runs left in memory is cleared by the next start of any. Nobody
-    else can look into it. Raises ValueError where it is another user's.
+    With `in_memory` each machine has a folder of its own, otherwise all ranks share one, beside the
+    experiment. The name is the experiment's. What killed runs left in memory is cleared by the next start of
+    any. Nobody else can look into it. Raises ValueError where it is another user's.
     """
     machines = ranks.machines()
-    identity = f"{experiment.resolve()} {purpose}"
-    if purpose != "run":  # evaluators on several machines may share the experiment's file system
-        identity += f" {machines[0]}"
-    name = "treetune-" + hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
-    shared = in_memory and len(set(machines)) == 1 and os.access(MEMORY, os.W_OK)
-    folder = (MEMORY if shared else experiment) / name
-    if ranks.is_first:
+    here, several = machines[ranks.rank], len(set(machines)) > 1
+
+    def named(*words: str) -> str:
+        return "treetune-" + hashlib.blake2b(" ".join(words).encode(), digest_size=8).hexdigest()
+
+    # Evaluators on several machines may share the experiment's file system, and machines that are containers
+    # one memory.
+    identity = [str(experiment.resolve()), purpose, *([] if purpose == "run" else [machines[0]])]
+    base = MEMORY if in_memory and os.access(MEMORY, os.W_OK) else experiment
+    folder = base / named(*identity, *([here] if several and in_memory else []))
+    meeting = experiment / named(*identity) if several else folder
+    writes = machines.index(here) == ranks.rank if in_memory else ranks.is_first
+    if writes:
         held_folders.sweep()
-        shutil.rmtree(folder, ignore_errors=True)
-        new_own_folder(folder)
-        if shared:
-            held_folders.hold(folder)
+    for made in {*([folder] if writes else []), *([meeting] if ranks.is_first else [])}:
+        shutil.rmtree(made, ignore_errors=True)
+        new_own_folder(made)
+    if writes and base == MEMORY:
+        held_folders.hold(folder)
     ranks.barrier("the weights folder is empty")
-    return folder
+    return folder, meeting, writes
