@@ -147,7 +147,6 @@ class Plan:
         return (
             self.engine is not None
             and self.engine.settings.weights_in_memory
-            and self.machine.nodes == 1
             and self.machine.shared_memory != 0
         )
 
