@@ -41,7 +41,7 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
             f"engines.judge is served on one machine, and the ranks are on {len(machines)}"
             f" ({', '.join(machines)}): serve the judge yourself, and give the grader its endpoint"
         )
-    rendezvous = weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
+    _, rendezvous, _ = weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
     model = ranks.from_first("the judge's model", str(downloaded(settings)) if ranks.is_first else "")
     logs = session.directory.logs
     launch = EngineLaunch(

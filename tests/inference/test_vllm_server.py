@@ -29,6 +29,7 @@ from treetune.inference.base import (
     Tolerance,
     TransferMethod,
 )
+from treetune.inference.client import Address
 from treetune.inference.engine import VllmEngine, start_engine
 from treetune.inference.journal import JournaledEngine
 from treetune.inference.settings import VllmSettings
@@ -248,6 +249,31 @@ def test_an_engine_core_killed_between_two_chunks_is_replaced_by_one_with_whole_
     assert report.restarts == 1
     asked = requests(4)
     assert gap(policies[1], asked, engine.generate(asked)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("sent", [0, 1, 3])
+def test_after_a_transfer_that_failed_the_live_server_has_the_weights_of_the_folder(
+    sent: int, engine: VllmEngine, policies: list[Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of the chunks it had: a layer's weights are cut into several here."""
+    monkeypatch.setattr(engine, "_transfer", "shared_memory")
+    transfer = engine._replicas[0].transfer
+    send = transfer.send
+
+    def fails(address: Address, chunk: Chunk) -> None:
+        if chunk.number == sent:
+            raise RuntimeError("no peer access")
+        send(address, chunk)
+
+    asked = requests(4)
+    engine.load(policies[1].folder, 1, policies[1].canary())
+    from_folder = engine.generate(asked)
+    engine.load(policies[0].folder, 0, policies[0].canary())
+    monkeypatch.setattr(transfer, "send", fails)
+    report = engine.load(tmp_path / "1", 1, policies[1].canary(), policies[1].chunks(tmp_path / "1"))
+    assert report.restarts == 0
+    assert report.gave_up.endswith("RuntimeError: no peer access")
+    assert engine.generate(asked) == from_folder
 
 
 def test_two_servers_give_the_answers_of_one_though_one_is_killed_in_the_middle(
