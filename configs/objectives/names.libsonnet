@@ -19,6 +19,10 @@
   // computes, and the quotient, at most 2, weighs each token (Yao et al. 2025).
   importance_cap_2: { trainer+: { objective+: { importance_cap: 2.0 } } },
 
+  // IcePop: the same quotient weighs each token, and those where it lies outside have no policy term
+  // (Ring-1T, arXiv:2510.18855; INTELLECT-3, arXiv:2512.16144, eq. 1).
+  icepop: { trainer+: { objective+: { importance_cap: null, importance_band: [0.5, 5.0] } } },
+
   // KL to the start model taken from each token's own advantage, k1, after normalisation. The coefficient is to
   // be tuned.
   kl_in_advantage: {

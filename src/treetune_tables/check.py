@@ -40,8 +40,8 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         " pairs_possible tokens",
         "spo": "distance first_choice lacking",
         "train": "advantage_abs advantage_mean approx_kl clip_fraction computed_tokens entropy entropy_coef"
-        " grad_norm importance importance_capped kl kl_loss learning_rate loss policy_loss ratio"
-        " reference_ahead reference_seconds skipped_by_ratio skipped_steps steps tokens",
+        " grad_norm importance importance_capped importance_masked kl kl_loss learning_rate loss policy_loss"
+        " ratio reference_ahead reference_seconds skipped_by_ratio skipped_steps steps tokens",
     }.items()
 }
 """The metrics of the package's own parts. Many are recorded by some experiments alone; `ONLY_WITH` knows of

@@ -138,14 +138,7 @@ def test_the_smoke_overlay_makes_the_wrapped_rollout_small() -> None:
     assert config.shaping == (OverlongPenalty(cache=24 // 5, scale=0.5),)
 
 
-def test_a_correction_by_the_engines_probabilities_is_noted_where_sampling_cuts_these() -> None:
-    whole = experiment_of(f"{GRPO['MATH']},objectives/importance_cap_2")
-
-    def noted(**changes: Any) -> list[str]:
-        return notes(replace(whole, rollout=replace(whole.rollout, **changes)))  # type: ignore[type-var]
-
-    (note,) = noted()
-    assert "top_p 0.9" in note and "Sample with top_p 1" in note
-    assert notes(experiment_of(GRPO["MATH"])) == noted(top_p=1.0) == []
-    (note,) = noted(top_p=1.0, top_k=20)
-    assert "top_k 20" in note
+def test_icepop_takes_the_place_of_the_cap() -> None:
+    objective = experiment_of(f"{GRPO['MATH']},objectives/importance_cap_2,objectives/icepop").trainer.objective
+    assert isinstance(objective, ClippedPolicyGradient)
+    assert (objective.importance_cap, objective.importance_band) == (None, (0.5, 5.0))

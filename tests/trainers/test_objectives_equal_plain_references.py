@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainers.helpers import assert_is
+from treetune.models.logprobs import Nucleus
 from treetune.rollouts.credit import Gae
 from treetune.trainers.objectives.base import TokenBatch, kl_estimate
 from treetune.trainers.objectives.mle import MaximumLikelihood
@@ -47,6 +48,7 @@ def batch(seed: int, spread: float = 0.6) -> tuple[TokenBatch, torch.Tensor]:
         old_logprobs_N=logprobs + numbers(spread),
         ref_logprobs_N=logprobs + numbers(spread),
         behaviour_logprobs_N=logprobs + numbers(spread),
+        log_mass_N=-numbers(0.2).abs(),
         sequence_weight=0.125,
     )
     return tokens, logprobs
@@ -80,14 +82,28 @@ def surrogate(o: PolicyGradient, tokens: TokenBatch, logprobs: list[float], fixe
     return term
 
 
+def engine_log_ratios(tokens: TokenBatch) -> list[float]:
+    """Of the old policy, cut as the engine's distribution is, to the engine."""
+    columns = tokens.old_logprobs_N, tokens.log_mass_N, tokens.behaviour_logprobs_N
+    return [float(old - mass - engine) for old, mass, engine in zip(*columns, strict=True)]
+
+
 def reference_loss(o: PolicyGradient, tokens: TokenBatch, logprobs: list[float], fixed: list[float]):
     """Token by token, with Python floats."""
     loss = 0.0
     for i, logprob in enumerate(logprobs):
-        weight, old = float(tokens.weights_N[i]), float(tokens.old_logprobs_N[i])
+        weight = float(tokens.weights_N[i])
         term = surrogate(o, tokens, logprobs, fixed, i)
+        ratios = [math.exp(x) for x in engine_log_ratios(tokens)]
         if o.importance_cap is not None:
-            term *= min(math.exp(old - float(tokens.behaviour_logprobs_N[i])), o.importance_cap)
+            term *= min(ratios[i], o.importance_cap)
+        if o.importance_band is not None:
+            term *= ratios[i] if o.importance_band[0] <= ratios[i] <= o.importance_band[1] else 0.0
+        if o.importance_sequence is not None:
+            start = max(0, *(end for end in itertools.accumulate(LENGTHS) if end <= i), 0)
+            length = LENGTHS[list(itertools.accumulate((0, *LENGTHS))).index(start)]
+            mean = math.prod(ratios[start : start + length]) ** (1 / length)
+            term *= o.importance_sequence[0] <= mean <= o.importance_sequence[1]
         loss += weight * term
         if o.kl_coef and o.kl_placement == "loss":
             d = logprob - float(tokens.ref_logprobs_N[i])
@@ -113,6 +129,12 @@ OBJECTIVES = st.one_of(
     ),
     st.builds(SequencePolicyGradient, clip_low=st.just(3e-4), clip_high=st.just(4e-4), importance_cap=CAPS),
     st.builds(SequencePolicyGradient, clip_low=st.just(0.2), clip_high=st.just(0.3), importance_cap=CAPS),
+    st.builds(
+        ClippedPolicyGradient,
+        importance_band=st.sampled_from([None, (0.7, 1.5)]),
+        importance_sequence=st.sampled_from([None, (0.8, 1.25), (0.99, 1.01)]),
+    ),
+    st.builds(SequencePolicyGradient, importance_cap=st.just(1.2), importance_sequence=st.just((0.8, 1.25))),
     st.builds(
         ClippedImportance, clip_low=st.sampled_from([1.0, 0.2]), clip_high=st.sampled_from([0.28, 0.2])
     ),
@@ -262,9 +284,7 @@ def test_whitened_advantages_have_mean_zero_and_at_most_unit_deviation(numbers):
 
 def test_the_weights_of_truncated_importance_are_reported_before_and_beyond_the_cap() -> None:
     tokens, logprobs = batch(5)
-    ratios = [
-        math.exp(o - b) for o, b in zip(tokens.old_logprobs_N, tokens.behaviour_logprobs_N, strict=True)
-    ]
+    ratios = [math.exp(x) for x in engine_log_ratios(tokens)]
     weights = tokens.weights_N.tolist()
     _, metrics = ClippedPolicyGradient(importance_cap=1.2).loss(tokens, logprobs)
     mean = sum(w * ratio for w, ratio in zip(weights, ratios, strict=True))
@@ -272,3 +292,26 @@ def test_the_weights_of_truncated_importance_are_reported_before_and_beyond_the_
     assert float(metrics["train/importance"]) == pytest.approx(mean)
     assert 0 < float(metrics["train/importance_capped"]) == pytest.approx(capped)
     assert "train/importance" not in ClippedPolicyGradient().loss(tokens, logprobs)[1]
+    band = ClippedPolicyGradient(importance_band=(0.7, 1.5)).loss(tokens, logprobs)[1]
+    masked = sum(w for w, ratio in zip(weights, ratios, strict=True) if not 0.7 <= ratio <= 1.5)
+    assert 0 < masked < 1 and float(band["train/importance_masked"]) == pytest.approx(masked)
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.7])
+def test_an_engine_that_agrees_with_the_trainer_is_not_corrected_whatever_top_p_cuts(top_p: float) -> None:
+    """The engine reports log-probs of what the cut leaves, made to sum to 1 again."""
+    logits_CV = torch.randn(6, 9, generator=torch.Generator().manual_seed(1))
+    labels_C = logits_CV.argmax(-1)
+    mass_C = Nucleus(top_p=top_p).log_mass(logits_CV, labels_C)
+    old_C = logits_CV.log_softmax(-1).gather(-1, labels_C[:, None]).squeeze(-1)
+    tokens = TokenBatch(
+        weights_N=torch.full((6,), 1 / 6),
+        advantages_N=torch.ones(6),
+        old_logprobs_N=old_C,
+        behaviour_logprobs_N=old_C - mass_C,
+        log_mass_N=mass_C,
+    )
+    assert (mass_C < -0.01).any() == (top_p < 1)
+    corrected, metrics = ClippedPolicyGradient(importance_band=(0.999, 1.001)).loss(tokens, old_C)
+    assert float(metrics["train/importance"]) == pytest.approx(1)
+    assert float(corrected) == pytest.approx(float(ClippedPolicyGradient().loss(tokens, old_C)[0]))

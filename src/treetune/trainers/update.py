@@ -61,6 +61,7 @@ def micro_batch_loss(
         old_logprobs_N=at(tensors.old_logprobs_N),
         ref_logprobs_N=at(tensors.ref_logprobs_N),
         behaviour_logprobs_N=at(tensors.behaviour_logprobs_N),
+        log_mass_N=at(tensors.log_mass_N) if log_mass_N is None else log_mass_N,
         terms=tuple(terms),
     )
     loss, metrics = objective.loss(tokens, logprobs_N)

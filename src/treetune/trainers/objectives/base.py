@@ -47,6 +47,7 @@ class TokenBatch:
     the loss is a mean. Dummy micro-batches, which keep ranks in step, have weight 0.
     `sequence_weight` is for terms that are to be summed over a sequence's tokens: one over the
     minibatch's number of sequences, or 0; `pair_weight` is one over its number of pairs, or 0.
+    `log_mass_N` is that of the old policy's distributions where sampling cut them (`Nucleus.log_mass`).
     `terms` are the objective's own (`Objective.terms`), each of shape [N].
     """
 
@@ -59,6 +60,7 @@ class TokenBatch:
     old_logprobs_N: Tensor | None = None
     ref_logprobs_N: Tensor | None = None
     behaviour_logprobs_N: Tensor | None = None
+    log_mass_N: Tensor | None = None
     terms: tuple[Tensor, ...] = ()
 
     def mean(self, values_N: Tensor) -> Tensor:

@@ -59,11 +59,18 @@ class PolicyGradient(Objective):
     sum by `constant_length` (``constant``)."""
     constant_length: Annotated[int, Gt(0)] | None = None
     importance_cap: Annotated[float, Gt(0)] | None = None
-    """Multiplies the policy term by ``min(p_old / p_engine, cap)``: truncated importance sampling for engines
-    that sample from slightly other probabilities than the trainer computes. None leaves it out; the gap is
-    measured either way. The engine's are of the distribution that top-p and top-k have cut, p_old is not:
-    where these cut, the weight is the share that they leave, too. ``train/importance`` is the mean of the
-    weights before the cap, ``train/importance_capped`` the share of tokens that it cuts."""
+    """Multiplies the policy term by ``min(k, cap)``, with ``k = p_old / p_engine``: truncated importance
+    sampling for engines that sample from slightly other probabilities than the trainer computes. Where top-p
+    and top-k cut the engine's distribution, p_old is cut alike, so that k is 1 where the two agree. None
+    leaves it out; the gap is measured either way. ``train/importance`` is the mean of k,
+    ``train/importance_capped`` the share of tokens that the cap cuts."""
+    importance_band: tuple[float, float] | None = None
+    """Multiplies it by k, and by 0 where k isn't between these two: IcePop (Ring-1T, arXiv:2510.18855;
+    INTELLECT-3, arXiv:2512.16144, eq. 1), such as 0.5 and 5."""
+    importance_sequence: tuple[float, float] | None = None
+    """Multiplies it by 0 in sequences whose geometric mean of k isn't between these two: the product over
+    many tokens has no scale (geometric rejection, as in verl's rollout correction).
+    ``train/importance_masked`` is the share of tokens that this and `importance_band` leave out."""
     ratio_threshold: Annotated[float, Gt(1)] | None = None
     """A minibatch whose mean ratio is above this has no loss, KL and entropy included; its step is taken all
     the same, with a gradient of 0. VinePPO's published runs have 10, over each rank's micro-batch; here the
@@ -72,9 +79,13 @@ class PolicyGradient(Objective):
     measures_kl = True
 
     @property
+    def needs_whole_sequences(self) -> bool:  # type: ignore[override]
+        return self.importance_sequence is not None
+
+    @property
     def gives(self) -> tuple[Feature, ...]:
-        corrected = () if self.importance_cap is None else (StaleAnswers(),)
-        return UseOfAdvantages(), *corrected
+        weighs = self.importance_cap is not None or self.importance_band is not None
+        return (UseOfAdvantages(), StaleAnswers()) if weighs else (UseOfAdvantages(),)
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -88,6 +99,11 @@ class PolicyGradient(Objective):
         check_aggregation(self.aggregation, self.constant_length)
         if self.kl_clamp is not None and self.kl_clamp[0] >= self.kl_clamp[1]:
             raise ValueError(f"kl_clamp {list(self.kl_clamp)} must be [lowest, highest], such as [0, 10]")
+        for name in ("importance_band", "importance_sequence"):
+            if (bounds := getattr(self, name)) is not None and not 0 <= bounds[0] < 1 < bounds[1]:
+                raise ValueError(f"{name} {list(bounds)} must be [below 1, above 1], such as [0.5, 5]")
+        if self.importance_cap is not None and self.importance_band is not None:
+            raise ValueError("importance_cap and importance_band both weigh tokens by the ratio: give one")
         if self.kl_placement != "loss" and (self.kl_clamp or self.kl_reduction != "token_mean"):
             raise ValueError(
                 "kl_clamp and kl_reduction are for kl_placement 'loss'; elsewhere there is neither"
@@ -106,19 +122,6 @@ class PolicyGradient(Objective):
                 "set restart to 'never', or choose an objective that imitates, such as 'mle'",
             )
 
-    def remarks(self, experiment: Experiment) -> Iterable[str]:
-        sampling = experiment.rollout.sampling
-        cuts = sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0)
-        if self.importance_cap is not None and cuts:
-            assert sampling is not None
-            how = f"top_p {sampling.top_p:g}" if sampling.top_p < 1 else f"top_k {sampling.top_k}"
-            yield (
-                "importance_cap divides the trainer's probabilities by the engine's, which are of what"
-                f" {how} leaves of the distribution: where the two agree, a token's weight is the share that"
-                " was left where it was sampled, and not 1. Sample with top_p 1 and top_k -1 to correct for"
-                " their difference alone"
-            )
-
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         """The term that each token adds to the loss before its weight, float32 [N], and whether clipping
         stopped its gradient, bool [N]; `log_ratio_N` is ``log p - log p_old``.
@@ -131,20 +134,17 @@ class PolicyGradient(Objective):
         old_N = logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N
         log_ratio_N = logprobs_N - old_N
         policy_N, is_clipped_N = self.surrogate(batch, logprobs_N, log_ratio_N)
-        if self.importance_cap is not None:
-            assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
-            importance_N = (old_N - batch.behaviour_logprobs_N).exp()
-            policy_N = policy_N * importance_N.clamp(max=self.importance_cap)
+        weights_N, corrected = self.engine_weights(batch, old_N)
+        if weights_N is not None:
+            policy_N = policy_N * weights_N
         loss = (batch.weights_N * policy_N).sum()
         metrics = {
             "train/policy_loss": loss.detach(),
             "train/clip_fraction": batch.mean(is_clipped_N),
             "train/approx_kl": batch.mean(0.5 * log_ratio_N.detach().square()),
             RATIO: batch.mean(log_ratio_N.detach().exp()),
+            **corrected,
         }
-        if self.importance_cap is not None:
-            metrics["train/importance"] = batch.mean(importance_N)
-            metrics["train/importance_capped"] = batch.mean(importance_N > self.importance_cap)
         if self.kl_coef > 0 and self.kl_placement == "loss":
             assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
             kl_N = kl_estimate(logprobs_N, batch.ref_logprobs_N, self.kl_estimator)
@@ -157,6 +157,35 @@ class PolicyGradient(Objective):
             metrics["train/kl_loss"] = kl_loss.detach()
             loss = loss + kl_loss
         return loss, metrics
+
+    def engine_weights(self, batch: TokenBatch, old_N: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Weights of tokens for their having been sampled by an engine, float32 [N], or None where nothing
+        corrects for that; and their metrics."""
+        import torch
+
+        cap, band, of_sequence = self.importance_cap, self.importance_band, self.importance_sequence
+        if cap is None and band is None and of_sequence is None:
+            return None, {}
+        assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
+        log_N = old_N - batch.behaviour_logprobs_N
+        if batch.log_mass_N is not None:
+            log_N = log_N - batch.log_mass_N  # the engine's are of what top-p and top-k leave
+        ratio_N = log_N.exp()
+        weights_N = torch.ones_like(ratio_N) if cap is None and band is None else ratio_N
+        metrics = {"train/importance": batch.mean(ratio_N)}
+        if cap is not None:
+            weights_N = ratio_N.clamp(max=cap)
+            metrics["train/importance_capped"] = batch.mean(ratio_N > cap)
+        masked_N = torch.zeros_like(ratio_N, dtype=torch.bool)
+        if band is not None:
+            masked_N = (ratio_N < band[0]) | (ratio_N > band[1])
+        if of_sequence is not None:
+            parts = [part_N.mean().exp().expand(len(part_N)) for part_N in batch.by_sequence(log_N)]
+            masked_N = masked_N | (torch.cat(parts) < of_sequence[0]) | (torch.cat(parts) > of_sequence[1])
+        if band is not None or of_sequence is not None:
+            weights_N = weights_N.masked_fill(masked_N, 0.0)
+            metrics["train/importance_masked"] = batch.mean(masked_N)
+        return weights_N, metrics
 
 
 def given_advantages(batch: TokenBatch) -> Tensor:
@@ -229,7 +258,9 @@ class SequencePolicyGradient(PolicyGradient):
     """The ratio's gradient ends above 1 + this."""
     aggregation: Aggregation = "sequence"
 
-    needs_whole_sequences = True
+    @property
+    def needs_whole_sequences(self) -> bool:  # type: ignore[override]
+        return True
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         import torch
