@@ -29,7 +29,10 @@
   },
 
   // Three continuations of each state, its value mixed with the next one's: unbiased.
-  com_mcs_3: { credit: { type: 'monte_carlo', samples: 3, values: { type: 'com_mcs' } } },
+  com_mcs: { credit: { type: 'monte_carlo', samples: 3, values: { type: 'com_mcs' } } },
+
+  // GRPO's advantages at the fifth of the tokens with the highest entropy: for benches, no run knows entropies.
+  forking_tokens: { credit: { type: 'forking_tokens', over: { type: 'group' } } },
 
   // An answer in its group, and each turn among all that followed the same words of an environment.
   gigpo: { credit: { type: 'gigpo' } },

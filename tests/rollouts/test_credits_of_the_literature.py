@@ -355,6 +355,16 @@ def test_the_expected_gradient_is_as_far_off_as_stated(case: Case) -> None:
     assert case.bias or found.bias_and_cosine[0] < 1e-9
 
 
+def test_the_unbiased_entries_are_less_noisy_than_what_they_stand_on() -> None:
+    """The other problems are as easy as this one, so that shrinking towards them helps."""
+    shrunk, alone = expectation(JamesStein(), 2, None, OTHERS), expectation(Rloo(), 2)
+    assert alone.variance / shrunk.variance == pytest.approx(1.408, abs=1e-3)
+    compound = expectation(MonteCarlo(samples=1, values=CompoundValues()), 1)
+    assert expectation(MonteCarlo(samples=1), 1).variance / compound.variance == pytest.approx(
+        1.060, abs=1e-3
+    )
+
+
 def test_every_entry_of_the_literature_is_held_against_the_exact_gradient() -> None:
     known = set()
     for case in CASES:
