@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treetune_lab.analyzers.credit_bench import draw_credit, table
 from treetune_lab.analyzers.figures import save
+from treetune_lab.arena.gain import draw_gain, gain_table
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANTS = ("wandering", "late", "slips", "fork", "repair")
@@ -63,16 +63,15 @@ def panels_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str
 def page(panels: Mapping[str, Mapping[str, Any]]) -> str:
     lines = ["# Credit methods against the true values of language models", ""]
     lines += [(__doc__ or "").split("\n\n", 2)[2].strip(), ""]
-    lines += [f"![quality against tokens]({PICTURE}.png)", ""]
+    lines += [f"![gain over cost]({PICTURE}.png)", ""]
     for panel, found in panels.items():
         reliable = found["truth_reliability"]
-        best = next(iter(found["methods"].values())).get("true_cosine")
         lines += [
             f"## {panel} ({found['solved']:.0%} solved)",
             "",
-            f"Reliability of the true advantages {reliable:.4f}; the true advantages' own cosine {best:.3f}.",
+            f"Reliability of the true advantages {reliable:.4f}.",
             "",
-            *table(found["methods"]),
+            *gain_table(found["methods"]),
             "",
         ]
     return "\n".join(lines)
@@ -91,7 +90,7 @@ def main() -> None:
     (options.output / f"{PICTURE}.md").write_text(page(panels))
     (options.output / f"{PICTURE}.json").write_text(json.dumps(panels, indent=1) + "\n")
     save(
-        draw_credit({panel: found["methods"] for panel, found in panels.items()}),
+        draw_gain({panel: found["methods"] for panel, found in panels.items()}),
         options.output,
         PICTURE,
     )

@@ -13,7 +13,6 @@
       checkpoints: [0, 15, 30],
       problems: 128,
       truth: { type: 'in_process', samples: 8 },
-      gradient_batch: 64,
       methods: {
         [name]: one.methods[name]
         for name in std.objectFields(one.methods)

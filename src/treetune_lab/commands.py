@@ -128,6 +128,28 @@ def fork(options: argparse.Namespace) -> int:
     return 0
 
 
+def arena(options: argparse.Namespace) -> int:
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune_lab.arena.scores import run_arena
+
+    run_arena(options.modules, options.languages, options.output, options.seed, options.problems, say)
+    return 0
+
+
+def credit_worth(options: argparse.Namespace) -> int:
+    options.configs = [*(options.configs or ()), "analyzers/credit_worth.jsonnet"]
+    config, root = load_experiment(options)
+    from treetune.runtime.directory import ExperimentDirectory
+    from treetune_lab.analyzers.command import run_analyzers
+    from treetune_lab.arena.worth import words_of
+
+    if code := run_analyzers(root, config.data):
+        return code
+    for line in words_of(ExperimentDirectory.of(cast("PolicyIteration", root))):
+        say(line)
+    return 0
+
+
 EXPERIMENT = Argument("experiment", {"type": Path, "metavar": "EXPERIMENT_DIR"})
 EXACT = Argument(
     "--exact",
@@ -239,5 +261,37 @@ COMMANDS = (
             EXPERIMENT,
             Argument("--iteration", {"type": int, "metavar": "N", "help": "default: the newest state"}),
         ),
+    ),
+    Command(
+        "arena",
+        arena,
+        "how much noise a credit takes out of the gradient, and at what cost",
+        "Scores the credits and value estimators that each MODULE registers, or all that are shipped, on"
+        " languages whose truth is known. RLOO with eight answers is 1. An estimator takes two minutes.",
+        ("treetune arena my_estimator", "treetune arena --output docs/results"),
+        (
+            Argument(
+                "modules", {"nargs": "*", "metavar": "MODULE", "help": "such as my_package.my_estimator"}
+            ),
+            Argument("--languages", {"nargs": "+", "metavar": "NAME", "help": "by default all"}),
+            Argument(
+                "--problems",
+                {"type": int, "default": 1000, "metavar": "N", "help": "at most, with eight answers each"},
+            ),
+            Argument("--seed", {"type": int, "default": 1, "metavar": "N"}),
+            Argument(
+                "--output", {"type": Path, "metavar": "DIR", "help": "for arena.md, its data and figures"}
+            ),
+        ),
+    ),
+    Command(
+        "credit_worth",
+        credit_worth,
+        "which credit is worth its tokens for a run, by its gain, its cost and the price of training",
+        "Gives answers of the run's last checkpoint the credit of eleven methods. Says how much noise each"
+        " takes out of the gradient, what it samples for that, and what that is worth where training a token"
+        " costs as much as it did in the run. Nothing is trained.",
+        ("treetune --configs configs/quickstart/vineppo.jsonnet credit_worth",),
+        in_ranks=True,
     ),
 )

@@ -39,6 +39,12 @@ EVERY_ANALYZER = [
     {**VALUES, "checkpoints": "all"},
     {"type": "action_ranking", "candidates": 12, "alternatives": 40, "at_least": 2, **ROLLOUTS},
     {"type": "gradient_variance", "checkpoints": "all", "minibatch_size": 2},
+    {
+        "type": "credit_bench",
+        "problems": 2,
+        "truth": {"type": "continuations", "samples": 4},
+        "methods": {"GRPO": {"type": "group"}, "VinePPO": {"type": "monte_carlo", "samples": 2}},
+    },
     {"type": "advantage_distribution"},
     {"type": "kl_to_reference", "problems": 4, "samples": 2},
     {"type": "diversity", "name": "different"},
@@ -107,7 +113,7 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
         names = {path.name for path in folder.iterdir()}
         assert names == {"result.json", "states.jsonl", "figure.png", "figure.svg"}
         assert (folder / "figure.png").read_bytes()[1:4] == b"PNG"
-        assert label == "weight_distance" or (folder / "states.jsonl").read_text()
+        assert label in ("weight_distance", "credit_bench") or (folder / "states.jsonl").read_text()
 
     values = result(base, name, "value_accuracy")
     assert values["points"] == [0, 1, 2]
@@ -116,6 +122,9 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
     estimators = {"monte_carlo_1", "monte_carlo_3"} | ({"critic"} if name == "gae" else set())
     assert set(numbers["by_checkpoint"]["2"]["estimators"]) == estimators
     assert set(result(base, name, "gradient_variance")["numbers"]["by_checkpoint"]) == {"0", "1"}
+    of_bench = result(base, name, "credit_bench")["numbers"]["by_checkpoint"]["2"]["methods"]
+    assert set(of_bench) == {"true advantages", "GRPO", "VinePPO"}
+    assert of_bench["GRPO"]["cost"] == 1.0 < of_bench["VinePPO"]["cost"]
     kl = result(base, name, "kl_to_reference")["numbers"]["by_checkpoint"]
     assert kl["0"]["k3"]["value"] == pytest.approx(0, abs=1e-9)
     assert kl["2"]["k3"]["value"] > kl["0"]["k3"]["value"]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,18 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support import chains, contexts
-from tests.support.chain_critic import ChainCritic
-from tests.support.chains import InlineGrades
+from tests.support import contexts
 from tests.trainers.helpers import tiny_model
 from treetune.inference.base import SamplingParams
-from treetune.rollouts.base import Credit, Critic
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit import Group
-from treetune.rollouts.monte_carlo import MonteCarlo
-from treetune.rollouts.valuation import FreshContinuations, ValueEstimator
-from treetune.vocabulary import Episode, TextCodec, Trajectory, token_array
-from treetune_lab.analyzers.credit_bench import credited
+from treetune.rollouts.credit import episode_of
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.tasks.graders.pool import GraderPool
+from treetune.tree import answers_of
+from treetune.vocabulary import TextCodec, Trajectory, token_array
 from treetune_lab.analyzers.credit_measures import Credited, Truth, measure, reliability
 from treetune_lab.analyzers.true_values import (
     PolicySteps,
@@ -35,139 +31,37 @@ from treetune_lab.analyzers.true_values import (
     found_once,
     mean_and_noise,
 )
+from treetune_lab.arena.languages import Language, fork
+from treetune_lab.arena.languages import context_of as context_of_language
 from treetune_lab.signposts import CHATTER, SIGNS, Rule, Signposts
-from treetune_lab.values.critic import ControlVariate
-from treetune_lab.values.over_another import Filtered
-from treetune_lab.values.sampled import Siblings
 
 
-def task(language: chains.Language, steps: int = 5, count: int = 4) -> chains.ChainTask:
-    return chains.ChainTask(language=language, steps=steps, count=count, difficulties=2)
-
-
-@pytest.mark.parametrize("language", chains.LANGUAGES)
-def test_values_are_the_means_of_many_answers_from_there(language: chains.Language) -> None:
-    problem = task(language).problems("train")[1]
-    chain: chains.Chain = problem.data["chain"]
-    grader = chains.ChainGrader()
-    begun = [chains.token(chain.first, 0, 2), chains.token(chain.first, 1, 0)]
-    for start, value in (([], chain.value(0, chain.first)), (begun, chain.value(1, chain.first))):
-        rng, earned = random.Random(0), 0.0
-        for _ in range(2000):
-            ids = [*start, *chains.continued(chain, start, rng).token_ids[:-1].tolist()]
-            assert len(ids) == chain.steps * chains.WORDS_OF_STEP
-            earned += grader.grade(" ".join(map(str, ids)), problem).reward / 2000
-        assert earned == pytest.approx(value, abs=0.05)
-
-
-def true_episode(answer: Trajectory) -> Episode:
-    of_steps = truth_of(answer).advantages
-    return Episode(
-        prompt_ids=answer.prompt_ids,
-        response_ids=answer.response_ids,
-        trained=[True] * len(answer.response_ids),  # type: ignore[arg-type]
-        reward=answer.reward,
-        group=answer.problem.id,
-        trajectory=answer.id,
-        policy_version=0,
-        advantages=np.repeat(of_steps, np.diff(answer.step_ends, prepend=0)),
-        step_ends=answer.step_ends,
-        step_values=truth_of(answer).values,
-    )
-
-
-def times(episode: Episode, factor: float) -> Episode:
-    return replace(episode, advantages=factor * episode.advantages)
-
-
-def truth_of(answer: Trajectory) -> Truth:
-    return Truth(answer.problem.id, answer.step_ends, chains.true_values(answer), answer.reward)
-
-
-@pytest.mark.parametrize("language", chains.LANGUAGES)
-def test_the_gradient_with_true_advantages_is_the_exact_one_on_average(language: chains.Language) -> None:
-    of = task(language, steps=3, count=2)
-    answers = chains.answers_of_chains(of, samples=1500, seed=3)
-    mean: chains.Gradient = {}
+def true_credit(answers: Sequence[Trajectory], factor: float = 1.0) -> tuple[list[Truth], Credited]:
+    """What is true of answers of a language, and episodes whose advantages are that times a factor."""
+    truths, episodes = [], []
     for answer in answers:
-        for slot, value in chains.gradient(answer, true_episode(answer)).items():
-            mean[slot] = mean.get(slot, 0.0) + value / len(answers)
-    exact = chains.exact_gradient(of)
-    assert chains.length(exact) > 0
-    assert chains.cosine(mean, exact) > 0.97
-    assert chains.length(mean) == pytest.approx(chains.length(exact), rel=0.15)
+        language: Language = answer.problem.data["language"]
+        places = np.array([0, *answer.step_ends[:-1]])
+        values = tuple(language.values_TS[places, language.statuses(answer.response_ids)[places]].tolist())
+        truths.append(Truth(answer.problem.id, answer.step_ends, values, answer.reward))
+        context = context_of_language(language, 1, seed=1)
+        own = [factor * one for one in truths[-1].advantages]
+        episodes.append(episode_of(context, answer, own, values if factor else None))
+    return truths, Credited(episodes)
 
 
 @pytest.mark.parametrize(
-    ("factor", "expected"),
-    [
-        (1.0, {"correlation": 1.0, "error": 0.0, "bias": 0.0, "decisive_signs": 1.0, "signs": 1.0}),
-        (7.0, {"correlation": 1.0, "error": 0.0}),
-        (-1.0, {"correlation": -1.0, "decisive_signs": 0.0}),
-        (0.0, {"correlation": None, "error": 1.0, "bias": None}),
-    ],
-    ids=["true", "in another scale", "wrong", "none at all"],
+    ("factor", "bias", "signs"), [(1.0, 0.0, 1.0), (7.0, 0.0, 1.0), (-1.0, 0.0, 0.0), (0.0, None, 0.0)]
 )
-def test_true_advantages_measure_as_perfect_in_any_scale_and_their_negatives_as_wrong(
-    factor: float, expected: dict[str, float | None]
+def test_true_advantages_have_the_right_sign_where_it_is_decided_in_any_scale(
+    factor: float, bias: float | None, signs: float
 ) -> None:
-    answers = chains.answers_of_chains(task("fork"), samples=8, seed=1)
-    episodes = [times(true_episode(one), factor) for one in answers]
-    if not factor:
-        episodes = [replace(one, step_values=None) for one in episodes]
-    found = measure([truth_of(one) for one in answers], Credited(episodes, 0, 0.0), seed=0)
-    assert {name: found[name]["value"] for name in expected} == pytest.approx(expected, abs=1e-12)
-
-
-def test_more_continuations_are_nearer_to_the_truth_and_dearer_and_groups_are_free() -> None:
-    of = task("slips", steps=8, count=24)
-    answers = chains.answers_of_chains(of, samples=8, seed=2)
-
-    def found(credit: Credit) -> tuple[float, float]:
-        of_method = credited(chains.context_of(of, 5), credit, answers)
-        measured = measure([truth_of(one) for one in answers], of_method, 0)
-        return measured["correlation"]["value"], measured["tokens_per_answer"]
-
-    group, few, many = found(Group()), found(MonteCarlo(samples=2)), found(MonteCarlo(samples=16))
-    assert group[1] == found(MonteCarlo(values=Siblings()))[1] == 0
-    assert many[0] > max(group[0], few[0])
-    assert many[1] == pytest.approx(8 * few[1], rel=0.05)
-
-
-@pytest.mark.parametrize("language", chains.LANGUAGES)
-def test_the_critic_of_a_language_knows_the_answer_so_far_alone_and_is_wrong(
-    language: chains.Language,
-) -> None:
-    of = task(language, steps=4, count=16)
-    critic = ChainCritic.of_earlier(of, samples=8, seed=1)
-    answers = chains.answers_of_chains(of, samples=32, seed=2)
-    known: dict[tuple[int, ...], float] = {}
-    for answer, values in zip(answers, critic(answers), strict=True):
-        ids = answer.response_ids.tolist()
-        for place, value in enumerate(values.tolist()):
-            assert known.setdefault(tuple(ids[:place]), value) == value
-            assert 0 <= value <= 1
-    assert len(known) < sum(len(answer.response_ids) for answer in answers)
-    rewards = [answer.reward for answer in answers]
-    assert 0.02 < critic.error(answers) < 0.75 * (0.01 + np.std(rewards))
-
-
-def test_a_critic_beside_continuations_is_nearer_to_the_truth_at_the_same_cost() -> None:
-    of = task("walk", steps=8, count=24)
-    answers = chains.answers_of_chains(of, samples=8, seed=2)
-    truths = [truth_of(one) for one in answers]
-    critic = ChainCritic.of_earlier(of, samples=8, seed=1)
-
-    def found(values: ValueEstimator) -> tuple[float, float]:
-        context = chains.context_of(of, 5).with_services(Critic(critic))
-        of_method = credited(context, MonteCarlo(samples=3, values=values), answers)
-        measured = measure(truths, of_method, 0)
-        return measured["error"]["value"], measured["tokens_per_answer"]
-
-    raw, beside, filtered = (found(values) for values in (FreshContinuations(), ControlVariate(), Filtered()))
-    assert raw[1] == beside[1] == filtered[1]
-    assert beside[0] < raw[0] - 0.02
-    assert filtered[0] < raw[0] - 0.05
+    context = context_of_language(fork(), 4, seed=1)
+    trees, _ = SingleTurn(samples=8, max_tokens=40).run(context, context.task.problems("train"))
+    found = measure(*true_credit(answers_of(trees), factor), seed=0)
+    assert found["value_bias"]["value"] == pytest.approx(bias, abs=1e-12)
+    assert found["decisive_signs"]["value"] == signs
+    assert found["answers"] == 32
 
 
 EOS = 0
@@ -193,7 +87,7 @@ def context_of(task: Signposts) -> RolloutContext:
     return contexts.context_of(
         task=task,
         engine=None,
-        grader=InlineGrades(task.grader),
+        grader=GraderPool(task.grader),
         codec=TextCodec(
             encode=lambda text: [1 + alphabet.index(one) for one in text],
             decode=lambda ids: "".join(alphabet[one - 1] for one in ids if one != EOS),

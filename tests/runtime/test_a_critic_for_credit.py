@@ -91,4 +91,4 @@ def test_analyses_lend_the_critic_of_their_point(tmp_path: Path) -> None:
     numbers = read_result(directory_of(config).analysis("credit_bench"))["numbers"]
     found = numbers["by_checkpoint"]["1"]["methods"]
     assert found["critic"]["tokens_per_answer"] == 0 < found["beside"]["tokens_per_answer"]
-    assert found["critic"]["bias"]["value"] is not None
+    assert found["critic"]["value_bias"]["value"] is not None

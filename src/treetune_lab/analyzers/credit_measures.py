@@ -1,4 +1,4 @@
-"""The quality of credit: the advantages that a method gives steps, held against the true ones."""
+"""Values and advantages that a method gives steps, held against the true ones."""
 
 from __future__ import annotations
 
@@ -10,17 +10,7 @@ from typing import Any
 import numpy as np
 
 from treetune.vocabulary import Episode
-from treetune_lab.analyzers.figures import Bootstrap, correlation, mean_of
-
-MEASURES = ("correlation", "error", "bias", "signs", "decisive_signs")
-
-WORDS = {
-    "correlation": "correlation of advantages with the true ones",
-    "error": "mean squared error, the best scale given",
-    "bias": "mean of value − true value",
-    "signs": "right signs of all steps that matter",
-    "decisive_signs": "right signs at the decisive step",
-}
+from treetune_lab.analyzers.figures import Bootstrap, mean_of
 
 MATTERS = 0.01
 """A step whose true advantage is smaller has no sign to speak of."""
@@ -58,67 +48,35 @@ def reliability(truths: Sequence[Truth]) -> float | None:
 
 @dataclass(frozen=True)
 class Credited:
-    """The credit of one method: an episode of each answer, the tokens and seconds that it took."""
+    """The credit of one method: an episode of each answer, and the tokens that were sampled for it."""
 
     episodes: Sequence[Episode]
-    tokens: int
-    seconds: float
-
-
-def of_steps(episode: Episode, step_ends: Sequence[int]) -> list[float]:
-    """The mean advantage of the tokens of each step, whatever steps the credit itself saw."""
-    assert episode.advantages is not None, "a method that gives advantages before training"
-    starts = (0, *step_ends[:-1])
-    return [float(episode.advantages[start:end].mean()) for start, end in zip(starts, step_ends, strict=True)]
+    tokens: int = 0
 
 
 def measure(truths: Sequence[Truth], credited: Credited, seed: int) -> dict[str, Any]:
-    """The numbers of `WORDS`, with 95 % intervals over problems, and what they cost.
-
-    ``error`` is that of the method's advantages times the one factor that makes it smallest: what a learning
-    rate does. It is a share of the true advantages' mean square, so 1 is no better than no credit at all.
-    ``bias`` is of values, where the method gives such. Steps are weighed equally."""
-    rows: dict[str, list[Any]] = {name: [] for name in ("problem", "true", "found", "decides", "off")}
+    """Returns ``value_bias``, the mean of value − true value, and ``decisive_signs``, the share of advantages
+    with the right sign at the step that decides most. Intervals are of 95 %, over problems. They are None
+    where a method gives no values, or nothing decides."""
+    off: list[float] = []
+    right: list[float] = []
+    problems: list[Hashable] = []
     for truth, episode in zip(truths, credited.episodes, strict=True):
+        assert episode.advantages is not None, "a method that gives advantages before training"
         true = truth.advantages
         decisive = max(range(len(true)), key=lambda step: abs(true[step]))
-        for step, (exact, found) in enumerate(zip(true, of_steps(episode, truth.step_ends), strict=True)):
-            rows["problem"].append(truth.problem)
-            rows["true"].append(exact)
-            rows["found"].append(found)
-            rows["decides"].append(step == decisive and abs(exact) >= MATTERS)
-            rows["off"].append(_value_at(episode, truth, step) - truth.values[step])
-    true_S, found_S = np.array(rows["true"]), np.array(rows["found"])
-    decides_S = np.array(rows["decides"], bool)
-    matters_S = np.abs(true_S) >= MATTERS
-    right_S = (np.sign(true_S) == np.sign(found_S)).astype(float)
-    bootstrap = Bootstrap(rows["problem"], seed)
+        starts = (0, *truth.step_ends[:-1])
+        own = dict(zip((0, *episode.step_ends[:-1]), episode.step_values or ()))
+        for step, (start, end) in enumerate(zip(starts, truth.step_ends, strict=True)):
+            problems.append(truth.problem)
+            off.append(own.get(start, math.nan) - truth.values[step])
+            decides = step == decisive and abs(true[step]) >= MATTERS
+            found = float(episode.advantages[start:end].mean())
+            right.append(float(np.sign(found) == np.sign(true[step])) if decides else math.nan)
+    bootstrap = Bootstrap(problems, seed)
     return {
-        "correlation": bootstrap(lambda chosen: correlation(found_S[chosen], true_S[chosen])),
-        "error": bootstrap(lambda chosen: _scaled_error(found_S[chosen], true_S[chosen])),
-        "bias": bootstrap(mean_of(rows["off"])),
-        "signs": bootstrap(mean_of(np.where(matters_S, right_S, math.nan))),
-        "decisive_signs": bootstrap(mean_of(np.where(decides_S, right_S, math.nan))),
-        "steps": len(true_S),
+        "value_bias": bootstrap(mean_of(off)),
+        "decisive_signs": bootstrap(mean_of(right)),
         "answers": len(truths),
         "tokens_per_answer": credited.tokens / len(truths),
-        "seconds": credited.seconds,
     }
-
-
-def _value_at(episode: Episode, truth: Truth, step: int) -> float:
-    """Returns the method's value of the state before a step; NaN where it gives none."""
-    if episode.step_values is None:
-        return math.nan
-    start = (0, *truth.step_ends)[step]
-    own = dict(zip((0, *episode.step_ends[:-1]), episode.step_values))
-    return own.get(start, math.nan)
-
-
-def _scaled_error(found: Any, true: Any) -> float:
-    """1 − r² without a constant: what is left of the truth's square once the best multiple is taken off."""
-    whole = float((true * true).sum())
-    own = float((found * found).sum())
-    if not whole:
-        return math.nan
-    return 1.0 - (float((found * true).sum()) ** 2 / own / whole if own else 0.0)

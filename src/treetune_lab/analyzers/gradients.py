@@ -1,25 +1,27 @@
-"""Gradients of stored episodes in plain PyTorch, their noise, and those that credit methods give."""
+"""Gradients of stored episodes in plain PyTorch: their noise, and those of single problems."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from treetune.rollouts.base import Credit
+from treetune.rollouts.credit import Outcome
 from treetune.rollouts.storage import read_episodes
-from treetune.seeds import derived_random
+from treetune.seeds import derive_seed, derived_random
 from treetune.trainers.base import Trainer
 from treetune.trainers.batches import Minibatch, micro_batches
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainers.preparation import prepare, scores_old_logprobs
 from treetune.trainers.tokens import Sequences, Unit, units_of
 from treetune.trainers.update import micro_batch_loss
-from treetune.vocabulary import Column, Episode
-from treetune_lab.analyzers.credit_measures import Truth
+from treetune.vocabulary import Episode
 from treetune_lab.analyzers.stored import StoredModels
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from treetune.runtime.session import Session
@@ -175,76 +177,35 @@ class Loss:
         return torch.cat([part.detach().flatten().double().cpu() for part in parts])
 
 
-def against_true_ones(
-    session: Session,
-    point: int,
-    truths: Sequence[Truth],
-    by_method: Mapping[str, Sequence[Episode]],
-    batch: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> dict[str, dict[str, float | None]]:
-    """Returns for each method over batches of so many answers, problems whole where `batch` is a multiple of
-    a group:
+SKETCH = 4096
+"""Numbers that a gradient is projected to. Squared lengths keep their expectation, and are off by 2 %."""
 
-    * ``cosine``: the mean of the cosines between a batch's gradient and the one by true advantages of all
-      answers of the other batches;
-    * ``relative_variance``: the variance of a batch's gradient as a share of their mean's squared length;
-    * ``true_cosine``: the cosine of true advantages themselves, which is not 1, since a batch is small.
 
-    Gradients are those of Σ advantage × log-prob, without clipping, penalties or normalisation.
+def problem_gradients(
+    session: Session, point: int, episodes: Sequence[Episode], seed: int
+) -> NDArray[np.float32]:
+    """Returns the policy's gradient of each problem's episodes, [problems, `SKETCH`], in the problems' order:
+    of the mean of Σ advantage × log-prob, without clipping, penalties or normalisation.
+
+    Every gradient is projected by the same random signs and bins (Charikar et al. 2002, "Finding frequent
+    items in data streams"), so that those of other credits are compared with it.
     """
-    import numpy as np
     import torch
-
-    true = []
-    for truth, episode in zip(truths, next(iter(by_method.values())), strict=True):
-        advantages: Column = np.repeat(truth.advantages, np.diff(truth.step_ends, prepend=0))
-        assert len(advantages) == len(episode.response_ids)
-        true.append(replace(episode, advantages=advantages))
-    exact = _gradients(session, point, true, batch)
-    whole = torch.stack(exact).sum(0)
-    others = [whole - one for one in exact]
-    best = _mean_cosine(exact, others)
-    found: dict[str, dict[str, float | None]] = {}
-    for name, episodes in by_method.items():
-        own = _gradients(session, point, episodes, batch)
-        middle = torch.stack(own).mean(0)
-        squared = float(middle @ middle)
-        variance = float((torch.stack(own) - middle).square().sum()) / (len(own) - 1)
-        found[name] = {
-            "cosine": _mean_cosine(own, others),
-            "relative_variance": variance / squared if squared else None,
-            "true_cosine": best,
-        }
-        progress(len(found), len(by_method))
-    return found
-
-
-def _gradients(session: Session, point: int, episodes: Sequence[Episode], batch: int) -> list[Tensor]:
-    """Returns the gradient of each whole batch."""
-    from treetune.rollouts.credit import Outcome
-    from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 
     settings = replace(
         session.config.trainer, objective=ClippedPolicyGradient(), advantage_normalisation="none"
     )
     loss = Loss(session, point, episodes, settings, Outcome())
-    found = [
-        loss.flat_gradient([(index,) for index in range(start, start + batch)])
-        for start in range(0, len(episodes) - batch + 1, batch)
-    ]
-    if len(found) < 2:
-        raise ValueError(
-            f"{len(episodes)} answers make {len(found)} batches of {batch}, and gradients are compared"
-            " between batches: take a smaller gradient_batch, or more problems"
-        )
-    return found
-
-
-def _mean_cosine(ones: Sequence[Tensor], others: Sequence[Tensor]) -> float | None:
-    cosines = [
-        float(one @ other) / length
-        for one, other in zip(ones, others, strict=True)
-        if (length := float(one.norm()) * float(other.norm()))
-    ]
-    return math.fsum(cosines) / len(cosines) if cosines else None
+    of_problem: dict[str, list[tuple[int, ...]]] = {}
+    for index, episode in enumerate(episodes):
+        of_problem.setdefault(episode.group, []).append((index,))
+    bins_D = signs_D = None
+    rows = []
+    for members in of_problem.values():
+        gradient_D = loss.flat_gradient(members)
+        if bins_D is None or signs_D is None:
+            draws = torch.Generator().manual_seed(derive_seed(seed, "sketch") % 2**63)
+            bins_D = torch.randint(SKETCH, gradient_D.shape, generator=draws)
+            signs_D = torch.randint(2, gradient_D.shape, generator=draws, dtype=torch.int8) * 2 - 1
+        rows.append(torch.zeros(SKETCH, dtype=torch.float64).index_add_(0, bins_D, gradient_D * signs_D))
+    return torch.stack(rows).float().numpy()

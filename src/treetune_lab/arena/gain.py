@@ -1,0 +1,194 @@
+"""The gain of a credit: how much noise it takes out of the policy's gradient, and at what cost.
+
+Groups of different problems are independent, so a batch of N problems has a gradient with covariance
+Cov(g)/N, g being one problem's. V = tr Cov(g). Between credits that are unbiased the mean gradient is the
+same, so their V compare directly:
+
+* gain per answer = V(RLOO) / V(credit), on the same answers;
+* cost = (tokens sampled by rollout and credit) / (tokens of eight answers a problem);
+* gain per token = gain / cost;
+* gain at ρ = gain × (1 + ρ) / (cost + ρ), where ρ is what training a token costs, in units of sampling one.
+
+A biased credit is scaled by the one factor that brings its mean gradient nearest to the true one, as a
+learning rate would, and what is still missing counts as if it were noise of a batch of `BATCH` problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treetune.rollouts.base import Credit
+from treetune.rollouts.credit import Outcome, Rloo
+from treetune.seeds import derive_seed
+from treetune_lab.analyzers.figures import COLOURS, MARKS, RESAMPLES, legend_below, panels, points_with_bars
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+CEILING = "true advantages"
+"""The name of the row with the advantages of the true values."""
+BATCH = 64
+"""Problems of the batch for which a bias is weighed against noise."""
+RATIOS = (0.25, 1.0, 3.0, 10.0)
+"""ρ: a small CPU, a GPU with one pass, with two epochs and a reference, with long continuations left out."""
+
+
+def is_unbiased(credit: Credit) -> bool:
+    """Returns whether a credit says that its expected gradient is the policy gradient."""
+    says = getattr(getattr(credit, "values", credit), "unbiased", None)
+    return isinstance(credit, Rloo | Outcome) if says is None else bool(says)
+
+
+def gain(
+    reference_ND: NDArray[np.float32], own_ND: NDArray[np.float32], cost: float, unbiased: bool, seed: int
+) -> dict[str, Any]:
+    """Returns ``gain``, the gain per answer with its interval (95 %, bootstrap over problems), and ``cost``,
+    ``gain_per_token``, ``bias``.
+
+    The first two arguments are the gradients of each problem with RLOO and with the credit. Problems in equal
+    order are compared pairwise, so that what both have of the same answers' luck cancels out. ``bias`` is the
+    squared length of what the scaled mean gradient misses, as a share of the true gradient's.
+    """
+    problems = len(own_ND)
+    reference_ND = reference_ND[:problems]
+    own_mean_D, own_off_ND = _centred(own_ND)
+    mean_D, off_ND = _centred(reference_ND)
+    reference_N, error_N = _products(off_ND, off_ND), _products(own_off_ND, own_off_ND)
+    # Of a product of two means of N gradients, a share of 1 / N is their noise.
+    length = float(mean_D @ mean_D) - float(reference_N.mean()) / problems
+    missed = 0.0
+    if not unbiased:
+        along = float(own_mean_D @ mean_D) - float(_products(own_off_ND, off_ND).mean()) / problems
+        own_length = float(own_mean_D @ own_mean_D) - float(error_N.mean()) / problems
+        scale = along / own_length if own_length > 0 else 0.0
+        miss_D, miss_ND = scale * own_mean_D - mean_D, scale * own_off_ND - off_ND
+        missed = float(miss_D @ miss_D) - float(_products(miss_ND, miss_ND).mean()) / problems
+        missed = max(0.0, missed)
+        error_N = scale**2 * error_N + BATCH * missed
+    draws = np.random.default_rng(derive_seed(seed, "bootstrap"))
+    often_RN = draws.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
+    found: dict[str, float | None] = dict.fromkeys(("value", "low", "high"))
+    if float(error_N.sum()):
+        drawn_R = often_RN @ reference_N / (often_RN @ error_N)
+        low, high = (float(np.percentile(drawn_R, share)) for share in (2.5, 97.5))
+        found = {"value": float(reference_N.sum() / error_N.sum()), "low": low, "high": high}
+    return {
+        "gain": found,
+        "cost": cost,
+        "gain_per_token": {name: None if one is None else one / cost for name, one in found.items()},
+        "bias": missed / length if length > 0 else None,
+        "problems": problems,
+    }
+
+
+def _centred(rows_ND: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    """Returns the mean, and the rows less the mean, scaled so that their mean square is unbiased."""
+    mean_D = rows_ND.mean(0, dtype=np.float64)
+    scale = np.float32((len(rows_ND) / (len(rows_ND) - 1)) ** 0.5)
+    return mean_D, (rows_ND - mean_D.astype(np.float32)) * scale
+
+
+def _products(one_ND: NDArray[np.float32], other_ND: NDArray[np.float32]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.einsum("nd,nd->n", one_ND, other_ND, dtype=np.float64)
+    return found
+
+
+def at_ratio(gain: float, cost: float, rho: float) -> float:
+    """Returns how many times more is learnt than with RLOO for the same money, where training a token costs
+    `rho` times as much as sampling one."""
+    return gain * (1 + rho) / (cost + rho)
+
+
+def half_width(found: Mapping[str, Any]) -> float:
+    """Returns half of the gain's interval as a share of the gain; infinite where there is none."""
+    one = found["gain"]
+    return (one["high"] - one["low"]) / 2 / one["value"] if one["value"] else float("inf")
+
+
+COLUMNS = (
+    "method",
+    "gain per answer ↑",
+    "cost ↓",
+    "gain per token ↑",
+    *(f"at ρ = {one:g} ↑" for one in RATIOS),
+    "bias → 0",
+    "problems",
+)
+
+
+def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns lines of Markdown, one method in each, the best gain per token first."""
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|---|{'---:|' * (len(COLUMNS) - 1)}"]
+    for name, one in sorted(methods.items(), key=lambda item: -(item[1]["gain_per_token"]["value"] or 0.0)):
+        value = one["gain"]["value"]
+        if value is None:
+            lines.append(f"| {name} | – | {one['cost']:.2f} |" + " – |" * (len(COLUMNS) - 3))
+            continue
+        cells = [
+            name,
+            with_interval(one["gain"]),
+            f"{one['cost']:.2f}",
+            with_interval(one["gain_per_token"]),
+            *(f"{at_ratio(value, one['cost'], rho):.2f}" for rho in RATIOS),
+            f"{one['bias']:.3f}" if one["bias"] else "0",
+            str(one["problems"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def with_interval(number: Mapping[str, float | None]) -> str:
+    """Returns three digits of a number and of its interval."""
+    if number["value"] is None:
+        return "–"
+    return f"{number['value']:.3g} [{number['low']:.3g}, {number['high']:.3g}]"
+
+
+def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
+    """Draws gain per answer over cost, a panel for each task, a point for each method. On a line a method is
+    worth what RLOO is, for one ρ: above it, it is worth more."""
+    figure, axes = panels(list(by_panel), rows=-(-len(by_panel) // 4))
+    methods = list(dict.fromkeys(name for found in by_panel.values() for name in found))
+    for one, found in zip(axes, by_panel.values(), strict=True):
+        most = 2 * max(1.0, *(numbers["cost"] for numbers in found.values()))
+        equal_worth(one, most)
+        for name, numbers in found.items():
+            place = methods.index(name)
+            mark = MARKS[(place // len(COLOURS) + place) % len(MARKS)]
+            style = {
+                "color": COLOURS[place % len(COLOURS)],
+                "marker": mark,
+                "linestyle": "none",
+                "label": name,
+            }
+            points_with_bars(one, [numbers["cost"]], [numbers["gain"]], **style)
+        one.set(xscale="log", yscale="log", xlim=(0.7, most))
+        one.set_xlabel("cost: sampled tokens over RLOO's", fontsize=8)
+        one.set_ylabel("gain per answer: V(RLOO) / V", fontsize=8)
+    legend_below(figure, axes[0], columns={1: 3, 2: 4}.get(len(by_panel), 6))
+    return figure
+
+
+def equal_worth(axes: Axes, most: float) -> None:
+    """Draws the lines on which a method is worth what RLOO is."""
+    costs = np.geomspace(1.0, most, 50)
+    for number, rho in enumerate(RATIOS):
+        worth = (costs + rho) / (1 + rho)
+        axes.plot(costs, worth, color="#999999", linewidth=0.8, linestyle=("-", "--", "-.", ":")[number])
+        axes.annotate(f"ρ = {rho:g}", (costs[-1], worth[-1]), fontsize=6, color="#777777", ha="right")
+
+
+def best_at(methods: Mapping[str, Mapping[str, Any]], rho: float) -> tuple[str, float]:
+    """Returns the method that is worth most at this ρ, and its worth."""
+    worth = {
+        name: at_ratio(one["gain"]["value"], one["cost"], rho)
+        for name, one in methods.items()
+        if name != CEILING and one["gain"]["value"] is not None
+    }
+    best = max(worth, key=lambda name: worth[name])
+    return best, worth[best]

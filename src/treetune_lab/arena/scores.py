@@ -1,0 +1,304 @@
+"""The arena: every credit on the same answers of the same frozen languages, against the truth."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from treetune.config.build import build
+from treetune.config.errors import ConfigError, ConfigIssue
+from treetune.config.imports import import_parts
+from treetune.config.jsonnet import load
+from treetune.rollouts.base import Credit, Critic, Rollout
+from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.credit import Rloo
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.valuation import ValueEstimator
+from treetune.seeds import derive_seed
+from treetune.store.files import write_json
+from treetune.tree import Tree, answers_of
+from treetune.vocabulary import Column, Trajectory
+from treetune_lab.analyzers.figures import panels, save
+from treetune_lab.arena.gain import (
+    CEILING,
+    RATIOS,
+    at_ratio,
+    best_at,
+    draw_gain,
+    gain,
+    gain_table,
+    half_width,
+    is_unbiased,
+    with_interval,
+)
+from treetune_lab.arena.languages import LANGUAGES, Language, TrueAdvantages, context_of, decision, majority
+
+ANSWERS = 8
+AT_ONCE = 125
+"""Problems that are credited before it is asked whether the gain is known well enough."""
+CRITIC_PROBLEMS = 32
+"""Problems whose answers the critic has learnt from."""
+
+
+class Method(NamedTuple):
+    """A credit, and the rollout that makes its answers; None: the eight that all methods share."""
+
+    credit: Credit
+    rollout: Rollout | None = None
+
+
+def shipped_methods() -> dict[str, Method]:
+    """Returns the methods of configs/arena.jsonnet by their names."""
+    methods = {CEILING: Method(TrueAdvantages())}
+    for name, parts in load(["arena.jsonnet"]).data["methods"].items():
+        rollout = build(Rollout, parts["rollout"]) if "rollout" in parts else None
+        methods[name] = Method(build(Credit, parts["credit"]), rollout)
+    return methods
+
+
+def methods_of(module: str) -> dict[str, Method]:
+    """Returns the credits, and the value estimators with three samples a state, that a module registers, with
+    their defaults. Raises ConfigError where it can't be imported or registers none."""
+    import_parts({"imports": [module]})
+    own = importlib.import_module(module).__name__
+    methods = {}
+    for name, part in Credit.registered().items():
+        if part.__module__ == own:
+            methods[name] = Method(build(Credit, {"type": name}))
+    for name, part in ValueEstimator.registered().items():
+        if part.__module__ == own:
+            credit = {"type": "monte_carlo", "samples": 3, "values": {"type": name}}
+            methods[name] = Method(build(Credit, credit))
+    if not methods:
+        remedy = "register a class in it: @Credit.register('name') or @ValueEstimator.register('name')"
+        raise ConfigError(
+            [ConfigIssue(f"{module} registers no credit and no value estimator", remedy=remedy)]
+        )
+    return methods
+
+
+def scores(
+    language: Language,
+    methods: Mapping[str, Method],
+    seed: int = 1,
+    most: int = 2000,
+    precision: float = 0.1,
+    seconds: float = math.inf,
+) -> dict[str, dict[str, Any]]:
+    """Returns the gain of each method on a language.
+
+    A method is credited with problem after problem until half of its gain's interval is below `precision`
+    times the gain, or there are `most` problems, or it took so many `seconds` of a CPU.
+    """
+    context = context_of(language, most, seed)
+    context = context.with_services(fitted_critic(language, derive_seed(seed, "critic")))
+    shared, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
+        context, context.task.problems("train")
+    )
+    reference, _ = gradients_of(language, context, Method(Rloo()), shared)
+    plain = ANSWERS * (language.length + 1)
+    found = {}
+    for name, method in methods.items():
+        begun, rows, tokens = time.process_time(), [], 0
+        for start in range(0, most, AT_ONCE):
+            own, sampled = gradients_of(language, context, method, shared[start : start + AT_ONCE])
+            rows.append(own)
+            tokens += sampled
+            done = np.concatenate(rows)
+            cost = tokens / len(done) / plain
+            unbiased = name == CEILING or is_unbiased(method.credit)
+            found[name] = gain(reference, done, cost, unbiased, seed)
+            found[name]["seconds"] = time.process_time() - begun
+            gc.collect()
+            if half_width(found[name]) < precision or found[name]["seconds"] > seconds:
+                break
+    return found
+
+
+def gradients_of(
+    language: Language, context: RolloutContext, method: Method, shared: Sequence[Tree]
+) -> tuple[Any, int]:
+    """Returns a method's gradients of the problems of `shared`, [problems, parameters], and the tokens that
+    its rollout and credit sampled."""
+    trees = shared
+    if method.rollout is not None:
+        trees, _ = method.rollout.run(context, [one.problem for one in shared])
+    episodes, metrics = method.credit.assign(context, trees)
+    answers = answers_of(trees)
+    leaf_of = {one.id: one for one in answers}
+    gradients = language.gradients(
+        [leaf_of[one.trajectory] for one in episodes], episodes, [len(one.leaves) for one in trees]
+    )
+    sampled = sum(len(node.segment.token_ids) for one in trees for node in one.nodes)
+    return gradients, sampled + int(metrics.get("credit/value_tokens", 0))
+
+
+def fitted_critic(language: Language, seed: int) -> Critic:
+    """Returns a critic that says of a state the mean reward of the few answers that it has learnt from and
+    that went through the same status there; one half where there were none."""
+    context = context_of(language, CRITIC_PROBLEMS, seed)
+    trees, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
+        context, context.task.problems("train")
+    )
+    places = np.arange(language.length + 1)
+    wins_TS, visits_TS = np.ones_like(language.values_TS), np.full_like(language.values_TS, 2.0)
+    for one in answers_of(trees):
+        statuses = language.statuses(one.response_ids)
+        wins_TS[places, statuses] += one.reward
+        visits_TS[places, statuses] += 1
+
+    def values(answers: Sequence[Trajectory]) -> list[Column]:
+        table = wins_TS / visits_TS
+        return [table[places, language.statuses(one.response_ids)] for one in answers]
+
+    return Critic(values)
+
+
+# Pages
+
+
+def summary(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Returns each method's geometric means over all languages of the gain per answer and of its worth at
+    each ρ, the best per token first. A gain that nobody could measure counts as nothing."""
+    found = {}
+    for name in next(iter(by_language.values())):
+        rows = [methods[name] for methods in by_language.values()]
+        gains = [(max(row["gain"]["value"] or 0.0, 1e-6), row["cost"]) for row in rows]
+        means = {"gain": _geometric([value for value, _ in gains])}
+        means["token"] = _geometric([value / cost for value, cost in gains])
+        means |= {f"{rho:g}": _geometric([at_ratio(*one, rho) for one in gains]) for rho in RATIOS}
+        found[name] = means | {"cost": _geometric([cost for _, cost in gains])}
+    return dict(sorted(found.items(), key=lambda item: -item[1]["token"]))
+
+
+def _geometric(numbers: Sequence[float]) -> float:
+    return math.exp(math.fsum(map(math.log, numbers)) / len(numbers))
+
+
+def summary_table(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """Returns lines of Markdown."""
+    heads = (
+        "method",
+        "gain per answer ↑",
+        "cost ↓",
+        "gain per token ↑",
+        *(f"at ρ = {r:g} ↑" for r in RATIOS),
+    )
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    for name, one in summary(by_language).items():
+        keys = ("gain", "cost", "token", *(f"{rho:g}" for rho in RATIOS))
+        lines.append(f"| {name} | {' | '.join(f'{one[key]:.2f}' for key in keys)} |")
+    return lines
+
+
+def rank_correlation(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """Returns Spearman's, over all languages and methods, of the gain per token from two sets of seeds."""
+    pairs = [
+        (one[language][name]["gain_per_token"]["value"], other[language][name]["gain_per_token"]["value"])
+        for language in one
+        for name in one[language]
+    ]
+    ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
+    return float(np.corrcoef(ranks.T)[0, 1])
+
+
+HORIZONS = (2, 4, 8, 16, 32, 64)
+SHAPES: Mapping[str, Callable[[int, float], Language]] = {
+    "the first choice decides": lambda length, success: decision(length, 0, success),
+    "the middle one": lambda length, success: decision(length, length // 2, success),
+    "the last one": lambda length, success: decision(length, length - 1, success),
+    "the majority": lambda length, success: majority(length, success),
+}
+SUCCESSES = (0.05, 0.25, 0.75)
+
+
+def draw_map(cells: Mapping[tuple[str, int], Mapping[str, Mapping[str, Any]]], title: str) -> Any:
+    """Draws which method is worth most, a panel for each ρ: horizons from left to right, where the decision
+    lies from top to bottom."""
+    figure, axes = panels([f"{title}, ρ = {rho:g}" for rho in RATIOS], rows=2)
+    figure.set_size_inches(13, 6.4)
+    shapes, horizons = list(SHAPES), sorted({horizon for _, horizon in cells})
+    for one, rho in zip(axes, RATIOS, strict=True):
+        worths = np.zeros((len(shapes), len(horizons)))
+        for (shape, horizon), methods in cells.items():
+            name, worth = best_at(methods, rho)
+            row, column = shapes.index(shape), horizons.index(horizon)
+            worths[row, column] = math.log2(worth)
+            words = f"{name.replace(', ', chr(10))}\n{worth:.1f} ×"
+            one.text(column, row, words, ha="center", va="center", fontsize=6)
+        one.imshow(worths, cmap="Greens", vmin=0, vmax=5, aspect="auto")
+        one.set_xticks(range(len(horizons)), [str(horizon) for horizon in horizons])
+        one.set_yticks(range(len(shapes)), shapes)
+        one.set_xlabel("choices of an answer", fontsize=8)
+        one.grid(visible=False)
+    return figure
+
+
+def write_page(folder: Path, by_language: Mapping[str, Any], command: str) -> None:
+    """Writes arena.md and its figure."""
+    lines = ["# The arena: what a credit gains", "", f"    {command}", "", PREFACE, ""]
+    lines += ["## All languages (geometric means)", "", *summary_table(by_language), ""]
+    lines += ["![gain over cost](arena.png)", ""]
+    for language, methods in by_language.items():
+        lines += [f"## {language}", "", *gain_table(methods), ""]
+    (folder / "arena.md").write_text("\n".join(lines))
+    save(draw_gain(by_language), folder, "arena")
+
+
+PREFACE = """RLOO with eight answers is 1, and higher is better. *Gain per answer*: a problem's gradient is so
+many times less noisy. *Cost* is what was sampled for it, in units of RLOO's. *Gain per token* is their ratio.
+Training costs as well: *at ρ* counts a token that is trained as ρ sampled ones (a small CPU 0.25, a GPU with
+two epochs and a reference about 5). *True advantages* cost nothing and are right. A baseline that is tuned to
+the noise, such as the optimal token baseline, may beat them all the same. Intervals are of 95 %, by bootstrap
+over problems. A *bias* is the squared length of what the mean gradient misses, by the true one's."""
+
+
+def run_arena(
+    modules: Sequence[str],
+    languages: Sequence[str] | None,
+    output: Path | None,
+    seed: int,
+    most: int,
+    say: Callable[[str], None],
+) -> None:
+    """Scores the methods of some modules, or all shipped ones with the map of which is worth most where.
+
+    What was scored is kept in arena.json of `output`, and is not scored again. Raises ValueError for an
+    unknown language.
+    """
+    for name in languages or ():
+        if name not in LANGUAGES:
+            raise ValueError(
+                f"there is no language {name!r}: the arena has {', '.join(map(repr, LANGUAGES))}"
+            )
+    methods = {
+        name: one for module in modules for name, one in methods_of(module).items()
+    } or shipped_methods()
+    kept = None if output is None else output / "arena.json"
+    found: dict[str, Any] = json.loads(kept.read_text()) if kept is not None and kept.is_file() else {}
+    # Looking for circles among millions of answers takes a third of the time: `scores` collects them.
+    gc.disable()
+    for name in languages or LANGUAGES:
+        of_language = found.setdefault(name, {})
+        missing = {key: one for key, one in methods.items() if key not in of_language}
+        of_language |= scores(LANGUAGES[name](), missing, seed, most, seconds=10.0)
+        for key in methods:
+            one = of_language[key]
+            told = f"gain {with_interval(one['gain']):24} cost {one['cost']:7.2f}"
+            say(f"{name:16} {key:30} {told}  per token {with_interval(one['gain_per_token'])}")
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_json(kept, found)
+    for line in summary_table(found):
+        say(line)
+    if output is not None:
+        words = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]
+        write_page(output, found, " ".join(words))
