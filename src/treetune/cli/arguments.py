@@ -77,10 +77,10 @@ HELP = (
 )
 GROUPS = {
     "first": "run run_evaluation check_config explain_config list_parts plan doctor new",
-    "look": "view watch report bisect_runs replay",
+    "look": "view watch report bisect_runs replay fork arena credit_worth",
     "tables": "make_table reproduce_table run_analyzers compare_analyses",
     "data": "prepare_data estimate_difficulty filter_data score_responses export_rows make_threads",
-    "share": "model_card push_to_hub export_evaluation export_notes chat_template",
+    "share": "certify verify model_card push_to_hub export_evaluation export_notes chat_template",
 }
 """Under which headings help lists commands; under "more" all others, those of other packages too."""
 SHORT = {
