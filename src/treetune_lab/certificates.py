@@ -107,8 +107,8 @@ def verify(
 
     def can_be_tried(number: int) -> bool:
         folder, before = directory.iteration(number - 1), directory.checkpoint(number - 1)
-        needed = [folder / "trajectories.arrow", folder / "episodes.arrow", directory.checkpoint(number)]
-        needed += [before / "policy"] if number > 1 else []
+        needed = [folder / name for name in ("trajectories.arrow", "episodes.arrow")]
+        needed += [directory.checkpoint(number) / "policy", *([before / "policy"] if number > 1 else [])]
         needed += [before / "trainer"] if number > 1 and not restarts else []
         return all(path.exists() for path in needed)
 
@@ -126,14 +126,15 @@ def verify(
                 raise ValueError(f"iteration {number}: {name} in {run} are not those of {certificate}")
     yield f"iteration {iteration}: the stored answers, episodes and checkpoints are those of the certificate"
     here = replace(config, directory=str(run.parent), experiment_name=run.name)
-    parted = replay(run, iteration, here, plain, None, exact)["own"]["parted"]
+    own = replay(run, iteration, here, plain, None, exact)["own"]
     ranks = int(said["bits_rest_on"].get("ranks", 1))
     elsewhere = unlike(said["bits_rest_on"], bits_rest_on(ranks, config.engines.policy))
     elsewhere += ["the code was another"] if now["source"] != said["source"] else []
     yield from (f"another place: {words}" for words in elsewhere)
-    if parted is None:
+    if own["same_as_run"]:
         yield f"iteration {iteration}, trained again: same bits"
         return
+    parted = own["parted"]
     words = (
         f"iteration {iteration}, trained again: the first tensor that differs is {parted['tensor']}"
         f" ({parted['numbers']} of {parted['of']} numbers, by {parted['largest']:.2g} at most); the"

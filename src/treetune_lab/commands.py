@@ -1,5 +1,4 @@
-"""Commands that look into what a run did (analyses, replay, where two runs part, certificates), and that fork
-it."""
+"""Commands that look into what a run did: analyses, replay, where two runs part, certificates, forks."""
 
 from __future__ import annotations
 

@@ -18,19 +18,17 @@ MAY_DIFFER = (
     *("credit", "selection", "shaping", "trainer", "rollout", "presets", "overlap", "on_empty_selection"),
     *("engines", "experiment_name"),
 )
-"""The keys, beside those that any run may change on its way, in which a branch may differ: they leave the
-problems, the seeds of answers and the trainer's state as they are."""
+"""The keys in which a branch may differ, beside those that any run may change on its way."""
 
 
 def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapping[str, Any]) -> Path:
     """Makes the folder of the experiment `config`, whose state is that of the run in `path` after `iteration`
     iterations (None: the newest that can go on); `run_iteration_loop` goes on there. Returns the folder.
 
-    Weights, optimiser, critic, what iterations left and measurements are the run's own files (hard links;
-    copies where the file system has none). Problems are drawn, and answers and continuations sampled, by
-    seeds that are derived from the run's, the iteration and the problem, and not from the credit
-    (`treetune.seeds`): branches with one rollout begin with the same answers, and part by what they learn
-    from them (common random numbers). Without another key, a branch is the run as it would have gone on.
+    Checkpoints, iterations and measurements are the run's own files (hard links, or else copies). Problems,
+    answers and continuations are drawn by seeds that are derived from the run's, the iteration and the
+    problem, and not from the credit (`treetune.seeds`): branches begin with the same answers, and part by
+    what they learn from them. Without another key, a branch is the run as it would have gone on.
 
     Raises ValueError where the run lacks that state, the branch would compute something else so far, or its
     folder holds an experiment already."""
@@ -58,9 +56,8 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
     checkpoint = run.checkpoint(begins)
     if config.credit.needs_critic and not (checkpoint / "critic").is_dir():
         raise ValueError(f"the run in {path} trained no critic, which the branch's credit asks")
-    for part in checkpoint.iterdir():
-        if part.is_dir():
-            refuse_damaged(part, "fork after another iteration")
+    for part in filter(Path.is_dir, checkpoint.iterdir()):
+        refuse_damaged(part, "fork after another iteration")
     with whole_folder(branch.path) as beside:
         for kind, below in (("iterations", 0), ("checkpoints", 1), ("evaluations", 1)):
             for folder in sorted((path / kind).glob("[0-9]*")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from statistics import fmean
@@ -298,28 +298,11 @@ def cost_to_reach(points: Points, accuracy: float) -> float:
     raise NotReached(f"not reached: {best:.3f} at best")
 
 
-def curves_json(found: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Returns curves of columns for programs."""
-    return _as_json(found, lambda curve: {"column": curve.panel.name, "evaluation": curve.panel.evaluation})
-
-
-def panels_json(found: Sequence[Curve]) -> list[dict[str, Any]]:
-    """Returns curves of panels for programs."""
-    return _as_json(
-        found,
-        lambda curve: {
-            "panel": curve.panel.name,
-            "metric": curve.panel.metric,
-            "evaluation": curve.panel.evaluation,
-            "value": curve.panel.value,
-        },
-    )
-
-
-def _as_json(found: Sequence[Curve], heads: Callable[[Curve], dict[str, Any]]) -> list[dict[str, Any]]:
+def curves_json(found: Sequence[Curve], **heads: str) -> list[dict[str, Any]]:
+    """Returns curves for programs. `heads` are keys and the properties of their panels that stand there."""
     return [
         {
-            **heads(curve),
+            **{key: getattr(curve.panel, name) for key, name in heads.items()},
             "row": curve.row.name,
             "seeds": list(curve.seeds),
             "points": [

@@ -128,12 +128,12 @@ class Launcher:
         ranks = ranks_here()
         return Launcher(ranks, int(threads_each(ranks * at_once)))
 
-    def command(self, run: PlannedRun, command: str, *words: str) -> list[str]:
+    def command(self, run: PlannedRun, command: str, *more: str) -> list[str]:
         program = self.program or ("python", "-u", shown(MAIN))
         if self.ranks > 1 and command not in ONE_RANK:
             program += "run", f"--num_gpus={self.ranks}"
         overrides = [word for text in run.recipe.overrides for word in ("--override", text)]
-        return [*program, "--configs", ",".join(run.recipe.configs), *overrides, command, *words]
+        return [*program, "--configs", ",".join(run.recipe.configs), *overrides, command, *more]
 
     def environment(self, run: PlannedRun) -> dict[str, str]:
         """Returns the variables that are set for the run, beside those that it inherits."""
@@ -145,21 +145,15 @@ class Launcher:
         return f"{settings} {shlex.join(self.command(run, command, *more))}"
 
 
-def commands_of(run: PlannedRun, status: Status) -> list[str]:
-    """Returns the commands that a run still needs, in order."""
-    if status.state == "missing" and run.recipe.fork is not None:
-        return ["fork", "run_iteration_loop"]
+def commands_of(plan: Plan, run: PlannedRun, status: Status) -> list[tuple[str, ...]]:
+    """Returns the commands that a run still needs, in order, with what stands behind them."""
+    found: list[tuple[str, ...]] = []
     if status.state == "unmeasured":
-        commands = ["run_evaluation"] if status.unmeasured else []
-        return [*commands, "run_analyzers"] if status.unanalysed else commands
-    return ["run_iteration_loop"] if status.state in TO_DO else []
-
-
-def arguments_of(plan: Plan, run: PlannedRun, command: str) -> list[str]:
-    """Returns what stands behind a command: of a fork the run that it is of."""
-    if command != "fork" or run.recipe.fork is None:
-        return []
-    return [str(plan.run(run.recipe.fork, run.seed).directory.path)]
+        found += [("run_evaluation",)] if status.unmeasured else []
+        return [*found, ("run_analyzers",)] if status.unanalysed else found
+    if status.state == "missing" and run.recipe.fork is not None:
+        found += [("fork", str(plan.run(run.recipe.fork, run.seed).directory.path))]
+    return [*found, ("run_iteration_loop",)] if status.state in TO_DO else found
 
 
 class _Attempt:
@@ -217,29 +211,27 @@ def carry_out(
     labels = {run.key: f"[{n}/{len(plan.runs)}] {run.label}" for n, run in enumerate(plan.runs, start=1)}
     waiting, statuses = list(plan.runs), dict(plan.statuses)
     at_work: dict[Key, _Attempt] = {}
-    tried: defaultdict[Key, set[str]] = defaultdict(set)
+    tried: defaultdict[Key, set[tuple[str, ...]]] = defaultdict(set)
     ended: list[tuple[PlannedRun, Status]] = []
     unfinished, deadline_s = 0, plan.table.deadline_hours * 3600
 
     def go_on(run: PlannedRun, status: Status) -> None:
         """Starts the next command that a run needs; ends it where there is none, or one helped nothing."""
-        command, label = next(iter(commands_of(run, status)), None), labels[run.key]
-        if command in tried[run.key]:
-            why = f"{command} ended well and left it as it was (log {run.log})"
-            status, command = Status("failed", status.done, why), None
-        if command is None:
+        words, label = next(iter(commands_of(plan, run, status)), ()), labels[run.key]
+        if words in tried[run.key]:
+            why = f"{words[0]} ended well and left it as it was (log {run.log})"
+            status, words = Status("failed", status.done, why), ()
+        if not words:
             if status.state != "finished":
                 announce(f"{label}: {status.state}: {status.why}")
             ended.append((run, status))
             return
-        tried[run.key].add(command)
+        tried[run.key].add(words)
         what = "continues" if status.state in ("interrupted", "failed") and status.done else "starts"
-        announce(f"{label}: {command} {what} (log {run.log})")
-        more = arguments_of(plan, run, command)
-        words = launcher.command(run, command, *more)
-        words[0] = _program(words[0])
-        at_work[run.key] = _Attempt(run, command, launcher.line(run, command, *more), label, announce)
-        processes.start(run.key, words, launcher.environment(run), run.log)
+        announce(f"{label}: {words[0]} {what} (log {run.log})")
+        program, *more = launcher.command(run, *words)
+        at_work[run.key] = _Attempt(run, words[0], launcher.line(run, *words), label, announce)
+        processes.start(run.key, [_program(program), *more], launcher.environment(run), run.log)
 
     def begin(run: PlannedRun) -> None:
         status, label = inspect(run), labels[run.key]
@@ -326,10 +318,10 @@ def _waves(plan: Plan) -> list[list[PlannedRun]]:
 
 
 def _line(plan: Plan, run: PlannedRun, launcher: Launcher) -> str:
-    commands = commands_of(run, plan.statuses[run.key])
-    if run.analyses and "run_analyzers" not in commands:
-        commands.append("run_analyzers")
-    return " && ".join(launcher.line(run, one, *arguments_of(plan, run, one)) for one in commands)
+    commands = commands_of(plan, run, plan.statuses[run.key])
+    if run.analyses and ("run_analyzers",) not in commands:
+        commands.append(("run_analyzers",))
+    return " && ".join(launcher.line(run, *words) for words in commands)
 
 
 def launch_lines(plan: Plan, launcher: Launcher) -> list[str]:

@@ -193,7 +193,6 @@ class Until:
     column: Name | None = None
 
     def sequence(self, differences: Sequence[float], level: float = LEVEL) -> Estimate:
-        """Returns the mean of differences with an interval that holds at every look."""
         if self.assume == "normal":
             return normal_sequence(differences, level)
         return confidence_sequence(differences, self.bound, level)

@@ -92,8 +92,7 @@ def normal_sequence(values: Sequence[float], level: float = LEVEL) -> Estimate:
     with r = WEIGHT / (n + WEIGHT), u = t² / (n − 1) and Student's t of m. That is a martingale that begins
     with 1 (Wang and Ramdas 2023, arXiv:2310.03722, the Gaussian mixture in the reduced filtration; Lai 1976),
     so that it ever gets there with a chance of at most 1 − level (Ville 1939). The bounds are None where so
-    few numbers leave out none. Of numbers that aren't normal, rare and large ones above all, it knows
-    nothing."""
+    few numbers leave out none."""
     count, mean = len(values), fmean(values)
     if count < 2:
         return Estimate(mean, None, None)

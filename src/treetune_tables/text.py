@@ -136,8 +136,7 @@ def legend(results: Results) -> list[str]:
 
 
 def until_lines(plan: Plan) -> list[str]:
-    """Returns what is known of each difference of the table's rule `until`, why no more, and what more would
-    cost."""
+    """Returns what is known of each difference that `until` judges, and what more would cost."""
     until, column = plan.table.until, plan.table.judged
     if until is None:
         return []
@@ -160,10 +159,8 @@ def until_lines(plan: Plan) -> list[str]:
             reason = f"and {one.further} more seed{'s' if one.further > 1 else ''}{takes} to ± {asked}"
         elif one.reason == "more" and one.seeds < until.seeds.at_least:
             reason = "and further ones are to be run"
-        known = "nothing known"
-        if one.known is not None:
-            width = shown_number(one.known.half_width, column)
-            known = f"{shown_number(one.known.mean, column, sign=True)} ± {width}"
+        numbers = (None, None) if one.known is None else (one.known.mean, one.known.half_width)
+        known = f"{shown_number(numbers[0], column, sign=True)} ± {shown_number(numbers[1], column)}"
         count = f"{one.seeds} seed{'s' if one.seeds != 1 else ''}"
         lines.append(f"{one.row} less {one.to}: difference {known} after {count}, {reason}.")
     return lines

@@ -21,9 +21,8 @@ it, there are no further seeds, one of its runs has no result. "more" are to com
 @dataclass(frozen=True)
 class Verdict:
     """On the difference of `row` to the row `to`: the first `seeds` of the table's are what it has. `known`
-    is its confidence sequence with these, and `next_seed` the one that it lacks. If the further seeds were
-    like these, `further` of them would make it as narrow as asked; None where nobody knows, or all that are
-    left wouldn't."""
+    is its confidence sequence with these, and `next_seed` the one that it lacks. `further` seeds like these
+    would make it as narrow as asked; None where nobody knows, or all that are left wouldn't."""
 
     row: str
     to: str

@@ -15,7 +15,7 @@ from treetune.inference.settings import GIB, host_memory
 from treetune.runtime.console import duration
 from treetune.runtime.machine import processor, versions
 from treetune.store.files import write_json, write_text
-from treetune_tables.curves import Curve, curves, curves_json, panel_curves, panel_notes, panels_json
+from treetune_tables.curves import Curve, curves, curves_json, panel_curves, panel_notes
 from treetune_tables.experiments_table import write_experiments_table
 from treetune_tables.figures import (
     curve_charts,
@@ -81,7 +81,10 @@ def write_runs_table(plan: Plan, command: str) -> list[Path]:
         written.append(folder / f"{table.name}{ending}")
         return written[-1]
 
-    whole = as_json(results, account) | {"curves": curves_json(along), "panels": panels_json(panels)}
+    whole = as_json(results, account) | {
+        "curves": curves_json(along, column="name", evaluation="evaluation"),
+        "panels": curves_json(panels, panel="name", metric="metric", evaluation="evaluation", value="value"),
+    }
     write_json(file(".json"), whole)
     write_text(file(".md"), markdown)
     write_text(file(".tex"), as_latex(results))

@@ -15,7 +15,7 @@ from tests.reports import fabricated
 from tests.reports.page import Page
 from tests.reports.plans import ACCOUNT, ROWS, config, finish, plan_of
 from treetune_tables.columns import Column, Panel, Speedup
-from treetune_tables.curves import curves, panel_curves, panel_notes, panels_json
+from treetune_tables.curves import curves, curves_json, panel_curves, panel_notes
 from treetune_tables.figures import draw_curves, draw_panels, draw_table
 from treetune_tables.launch import Launcher, launch_lines, slurm_script
 from treetune_tables.measure import measure
@@ -184,7 +184,8 @@ def test_panels_hold_any_metric_and_evaluation_along_training(tmp_path: Path) ->
     assert "![Over training](some_panels.png)" in markdown
     page = as_html(results, [], ACCOUNT, curves_found)
     assert Page(page).open == [] and page.count("<figure>") == 3
-    written = next(one for one in panels_json(curves_found) if one["row"] == "PPO" and one["metric"])
+    found = curves_json(curves_found, metric="metric")
+    written = next(one for one in found if one["row"] == "PPO" and one["metric"])
     assert written["metric"] == "train/entropy" and written["points"][0]["by_seed"] == {"1": 1.0, "2": 2.0}
     draw_panels(results, curves_found, [tmp_path / "panels.png", tmp_path / "panels.svg"])
     assert (tmp_path / "panels.png").read_bytes().startswith(b"\x89PNG")

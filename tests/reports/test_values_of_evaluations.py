@@ -13,7 +13,7 @@ import pytest
 from tests.reports import fabricated
 from tests.reports.plans import ACCOUNT, finish, plan_of
 from treetune_tables.columns import Column, Panel
-from treetune_tables.curves import panel_curves, panel_notes, panels_json
+from treetune_tables.curves import curves_json, panel_curves, panel_notes
 from treetune_tables.figures import draw_panels, draw_table
 from treetune_tables.measure import measure
 from treetune_tables.runs import Plan, _read_by, refreshed
@@ -166,7 +166,7 @@ def test_a_panel_draws_any_number_of_an_evaluation_along_training(tmp_path: Path
     )
     (_, note) = panel_notes(plan, found)
     assert "acceleration_ratio" in note
-    assert {one["value"] for one in panels_json(found)} == {LONGEST}
+    assert {one["value"] for one in curves_json(found, value="value")} == {LONGEST}
     assert "| parallel | 3,100 → 2,250 [2,000, 2,500] | – |" in as_markdown(measure(plan), ACCOUNT, found)
     draw_panels(measure(plan), found, [tmp_path / "panels.png"])
 

@@ -399,9 +399,8 @@ def where_parted(
     length = math.sqrt(sum(float((off**2).sum()) for off in offs.values()))
     for name, off in offs.items():
         if numbers := int((off != 0).sum()):
-            share = length / change if change else math.inf
             found = {"tensor": name, "numbers": numbers, "of": off.numel(), "largest": float(off.max())}
-            return found | {"share": share}
+            return found | {"share": length / change if change else math.inf}
     return None
 
 
