@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,25 +67,17 @@ def export_rows(options: argparse.Namespace) -> int:
     return 0
 
 
-def prepare_data(options: argparse.Namespace) -> int:
+def carry_out(options: argparse.Namespace) -> int:
+    """Carries out a pipeline of the command's own type."""
     config, root = _pipeline(options)
-    from treetune_data.preparing import prepare
+    from treetune_data import making_threads, preparing
 
-    return prepare(root, options.input, options.output, config.data)
-
-
-def filter_data(options: argparse.Namespace) -> int:
-    config, root = _pipeline(options)
-    from treetune_data.preparing import filtered
-
-    return filtered(root, options.input, options.output, config.data)
-
-
-def make_threads(options: argparse.Namespace) -> int:
-    config, root = _pipeline(options)
-    from treetune_data.making_threads import work
-
-    return work(root, options.input, options.output, config.data)
+    work: dict[str, Callable[..., int]] = {
+        "prepare_data": preparing.prepare,
+        "filter_data": preparing.filtered,
+        "make_threads": making_threads.work,
+    }
+    return work[options.command](root, options.input, options.output, config.data)
 
 
 def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
@@ -214,7 +207,7 @@ COMMANDS = (
     ),
     Command(
         "prepare_data",
-        prepare_data,
+        carry_out,
         "make rows of a data set: map, filter, find duplicates and test problems, split; resumes",
         "Reads a data set from the Hugging Face hub, Parquet or JSON lines, makes rows of the schema of it"
         " and lets rules go over them: lengths, duplicates, contamination by test sets, reference solutions"
@@ -250,7 +243,7 @@ COMMANDS = (
     ),
     Command(
         "filter_data",
-        filter_data,
+        carry_out,
         "keep rows by difficulty, length or quotas, and say what each rule took; resumes",
         "Lets rules go over rows of the schema: pass rates of a weak and a strong model, lengths, quotas by"
         " domain, and every other rule of prepare_data.",
@@ -262,7 +255,7 @@ COMMANDS = (
     ),
     Command(
         "make_threads",
-        make_threads,
+        carry_out,
         "turn solutions into parallel ones with a language model's help; resumes",
         "Asks an OpenAI-compatible endpoint which parts of a solution don't need each other. Rows have"
         " `problem` and `solution`, and come out in threads.jsonl with `parallel_solution` beside them.",

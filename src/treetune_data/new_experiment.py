@@ -24,24 +24,7 @@ GOLD_FIELDS = ("answer", "gold", "ground_truth", "target", "label", "solution", 
 HELD_OUT = 10
 """One row in so many is for tests, and another for validation."""
 
-README = """\
-# {name}
-
-{method} of {model} on {data}. In this folder:
-
-```bash
-{next_commands}
-```
-
-`run` goes on where it was interrupted; `treetune view` shows what comes out.
-"""
-ABOUT_REWARD = """
-`reward.py` says what an answer is worth. Change it, and try it on the answers in `examples.jsonl`:
-
-```bash
-treetune score_responses --configs {method}.jsonnet --input examples.jsonl --output graded_again.jsonl
-```
-"""
+TEMPLATES = CONFIGS.parent / "examples/new"
 
 
 def make(options: argparse.Namespace) -> Iterator[str]:
@@ -59,7 +42,8 @@ def make(options: argparse.Namespace) -> Iterator[str]:
     wanted = [("check", method), ("plan", stages[0]), *(("run", stage) for stage in stages)]
     commands = [f"treetune {word} --configs {stage}.jsonnet" for word, stage in wanted]
     with whole_folder(folder) as made:
-        readme = README + ABOUT_REWARD if rows else README
+        readme, about_reward = TEMPLATES.joinpath("README.template").read_text().split("\n## The reward", 1)
+        readme += f"\n## The reward{about_reward}" if rows else ""
         write_text(made / "README.md", readme.format(**vars(options), next_commands="\n".join(commands)))
         for stage in stages:
             write_text(made / f"{stage}.jsonnet", _configuration(options, stage, rows, fields))
@@ -154,7 +138,7 @@ def _write_rows(folder: Path, rows: list[dict[str, Any]], problem: str, gold: st
     for name, some in {"train": train, "test": rows[::HELD_OUT], "examples": examples}.items():
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in some]
         write_text(folder / f"{name}.jsonl", "".join(lines))
-    write_text(folder / "reward.py", (CONFIGS.parent / "examples/new/reward.py").read_text(encoding="utf-8"))
+    write_text(folder / "reward.py", TEMPLATES.joinpath("reward.py").read_text())
 
 
 def _graded_examples(task: Any) -> Iterator[str]:

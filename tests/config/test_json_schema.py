@@ -13,6 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.support.shipped import loaded
+from treetune.cli.command import root_families
 from treetune.config.build import build
 from treetune.config.errors import ConfigError
 from treetune.config.reference import json_schema
@@ -31,13 +32,9 @@ OTHER_VALUES = (None, True, 0, -1, 1, 0.5, 10**9, "", "strange", "3", [], ["a"],
 SEEN_BY_A_SCHEMA = ("unknown key of", "missing, should be", "missing: nobody knows", "should be")
 
 
-def roots() -> list[type[Registrable]]:
-    return [family for family in Registrable.__subclasses__() if family.root]
-
-
 @cache
 def validator() -> Draft202012Validator:
-    schema = json_schema(roots())
+    schema = json_schema(root_families())
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
 
@@ -76,9 +73,9 @@ def mutated(data: dict[str, Any], types: list[str], rng: random.Random) -> tuple
 
 def mistakes(data: dict[str, Any]) -> list[str]:
     """Those that `check_config` tells and that a schema can see."""
-    known = [family for family in roots() if str(data.get("type")) in family.registered()]
+    known = [family for family in root_families() if str(data.get("type")) in family.registered()]
     try:
-        build((known or roots())[0], data)
+        build((known or root_families())[0], data)
     except ConfigError as error:
         return [
             f"{issue.key}: {issue.what}"

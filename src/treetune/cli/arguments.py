@@ -8,7 +8,7 @@ import platform
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
@@ -147,6 +147,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     _add_shared(shared)
     options, rest = shared.parse_known_args(words)
     _refuse_unknown(shared, rest)
+    if rest[:1] in (["-h"], ["--help"]):
+        rest = ["help"]
     options = grammar().parse_args(rest, namespace=options)
     options.command = BY_NAME[options.command].name
     return options
@@ -201,17 +203,12 @@ def _examples(*commands: Command) -> str:
     return "\n".join(lines)
 
 
-class _TopParser(_Parser):
-    def format_help(self) -> str:
-        return overview() + "\n"
-
-
 def grammar() -> argparse.ArgumentParser:
     """Returns all commands and options, for help and for shells that complete them."""
-    parser = _TopParser(prog="treetune", allow_abbrev=False)
+    parser = _Parser(prog="treetune", allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="version, commit, Python")
     _add_shared(parser, default=argparse.SUPPRESS)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS.values():
         sub = commands.add_parser(
             SHORT.get(command.name, command.name),
@@ -226,7 +223,7 @@ def grammar() -> argparse.ArgumentParser:
         for argument in command.arguments:
             added = sub.add_argument(argument.name, **argument.settings)
             if argument.completes:
-                added.completes = argument.completes  # type: ignore[attr-defined]
+                added.completer = COMPLETERS[argument.completes]  # type: ignore[attr-defined]
     return parser
 
 
@@ -238,7 +235,7 @@ def _add_shared(parser: argparse.ArgumentParser, **settings: Any) -> None:
     for name, own in _SHARED.items():
         added = parser.add_argument(name, **own, **settings)
         if name == "--configs":
-            added.completes = "configs"  # type: ignore[attr-defined]
+            added.completer = configs  # type: ignore[attr-defined]
     # What DeepSpeed's launcher adds unless told --no_local_rank; the rank is read from the environment.
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS, **settings)
 
@@ -268,19 +265,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
     """Answers a shell that asks for completions, and ends; returns at once where none asks."""
     import argcomplete
 
-    for action in _actions(parser):
-        completer = COMPLETERS.get(getattr(action, "completes", None) or "")
-        if completer is not None:
-            action.completer = completer  # type: ignore[attr-defined]
     argcomplete.autocomplete(parser, always_complete_options="long")
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
-    for action in parser._actions:
-        yield action
-        if isinstance(action, argparse._SubParsersAction):
-            for sub in action.choices.values():
-                yield from _actions(sub)
 
 
 def configs(prefix: str, **_: object) -> list[str]:

@@ -78,7 +78,7 @@ def evaluated(options: argparse.Namespace) -> Config:
 def root_family(config: Config, wanted: str = "an experiment") -> type[Registrable]:
     """Returns the family of a configuration's root: the one that knows its `type`, or else the one that is
     wanted."""
-    roots = _roots()
+    roots = root_families()
     name = config.data.get("type")
     knows = [family for family in roots if isinstance(name, str) and name in family.registered()]
     return knows[0] if knows else next(family for family in roots if family.root == wanted)
@@ -112,7 +112,8 @@ def built(config: Config, command: str, wanted: str | None, beside: Sequence[str
     return root
 
 
-def _roots() -> list[type[Registrable]]:
+def root_families() -> list[type[Registrable]]:
+    """Returns what whole configurations are of: experiments, tables, data pipelines."""
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.registrable import Registrable
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from treetune.cli.command import Argument, Command, built, evaluated, root_family, say
+from treetune.cli.command import Argument, Command, built, evaluated, root_families, root_family, say
 
 WIDTH = 110
 
@@ -204,11 +204,9 @@ def describe(options: argparse.Namespace) -> int:
 
 def print_schema(options: argparse.Namespace) -> int:
     from treetune.config.reference import json_schema
-    from treetune.config.registrable import Registrable
 
     _known_parts(options)
-    roots = [family for family in Registrable.__subclasses__() if family.root]
-    say(json.dumps(json_schema(roots), indent=1, ensure_ascii=False))
+    say(json.dumps(json_schema(root_families()), indent=1, ensure_ascii=False))
     return 0
 
 

@@ -364,18 +364,15 @@ def overridden(config: Config) -> Iterator[str]:
         # The file's own values, without objects that hold more specific ones.
         changed = [path for path in key_paths(after) if value_at(before, path) != value_at(after, path)]
         lost = [path for path in changed if not isinstance(value_at(after, path), dict)]
-        winners = [right.name for right in config.layers[place + 1 :] if _sets_any(right, lost, config)]
+        ways = [path[:depth] for path in lost for depth in range(len(path), 0, -1)]
+        rights = [(one, Explanation(replace(config, layers=(one,)))) for one in config.layers[place + 1 :]]
+        winners = [right.name for right, alone in rights if any(map(alone.settings, ways))]
         shown = ", ".join(dotted(path) for path in lost[:SHOWN_KEYS])
         more = ", …" if len(lost) > SHOWN_KEYS else ""
         yield (
             f"{layer.name} changes nothing: all that it sets ({shown}{more}) is set again on its right, by"
             f" {' and '.join(winners)}: put it further to the right, or leave it out"
         )
-
-
-def _sets_any(layer: Layer, paths: Sequence[KeyPath], config: Config) -> bool:
-    alone = Explanation(Config({}, (layer,), config.variables))
-    return any(alone.settings(path[:depth]) for path in paths for depth in range(len(path), 0, -1))
 
 
 def _sum_or_none(layers: Any, config: Config) -> Any:

@@ -238,11 +238,10 @@ def _not_found(name: str, missing: str, label: str, source: str | None) -> Confi
 
 
 def _looked_in() -> str:
-    return ", ".join(map(_shown_folder, folders.searched()[0]))
-
-
-def _shown_folder(folder: str) -> str:
-    return f"{folder} (the working directory)" if folder == str(Path.cwd()) else folder
+    here = str(Path.cwd())
+    return ", ".join(
+        f"{one} (the working directory)" if one == here else one for one in folders.searched()[0]
+    )
 
 
 def _place(module: str) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -281,7 +281,9 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
             if not frames(str(error)) and len(layers) > 1:  # it is the sum that failed: what was added?
                 raise ConfigError([_not_an_object(layers, variables)]) from error
             if "couldn't open import" in str(error) and missing_file:
-                raise ConfigError([_missing_import(str(error), missing_file[0])]) from error
+                missing, places = missing_file[0], frames(str(error))
+                where = f"imported in {shown_place(places[0])}; " if places else ""
+                raise ConfigError([replace(missing, source=f"{where}{missing.source}")]) from error
             raise ConfigError([issue(str(error), layers, variables)]) from error
         if unset:
             raise ConfigError(unset)
@@ -323,12 +325,6 @@ def _missing_variable(variable: str, message: str) -> ConfigIssue:
         remedy = f"only variables named APP_… reach a configuration: use std.extVar('APP_{variable}') there"
     where = shown_place(place) if place else None
     return ConfigIssue("external variable is not set", variable, where, remedy)
-
-
-def _missing_import(message: str, missing: ConfigIssue) -> ConfigIssue:
-    place = next(iter(frames(message)), None)
-    where = f"imported in {shown_place(place)}; {missing.source}" if place else missing.source
-    return ConfigIssue(missing.what, missing.key, where, missing.remedy)
 
 
 def _no_such_file(name: str, places: Sequence[Path]) -> ConfigIssue:

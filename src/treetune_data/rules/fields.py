@@ -87,7 +87,7 @@ class Length(Rule):
             raise ValueError("the rule 'length' bounds nothing: set max_prompt_tokens, or leave it out")
 
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        codec = self._codec()
+        codec = self.model.codec(self.model.load_tokenizer(_no_alphabet)) if self.model else None
         found = {}
         for done, one in enumerate(rows):
             if done % 256 == 0:
@@ -95,11 +95,6 @@ class Length(Rule):
             if why := self._too_long(one.row, codec):
                 found[one.number] = why
         return Verdict(found)
-
-    def _codec(self) -> TextCodec | None:
-        if self.model is None:
-            return None
-        return self.model.codec(self.model.load_tokenizer(_no_alphabet))
 
     def _too_long(self, row: Row, codec: TextCodec | None) -> str | None:
         prompt, gold = prompt_text(row), row[REWARD_MODEL][GROUND_TRUTH]
