@@ -58,7 +58,7 @@ class Case:
         longest = self.prompt_tokens + self.answer_tokens
         experiment: Any = SimpleNamespace(
             trainer=self.trainer,
-            credit=SimpleNamespace(needs_critic=self.critic),
+            credit=SimpleNamespace(needs_critic=self.critic, reference=None),
             rollout=SimpleNamespace(sampling=SimpleNamespace(temperature=1.0, top_p=self.top_p, top_k=-1)),
         )
         work = Work(

@@ -172,7 +172,7 @@ def one_rank():
 
 def policy_trainer(
     objective=None, credit=None, load=tiny_model, iterations=1, temperature=0.8, nucleus=None, restarts=False,
-    **settings,
+    load_reference=None, **settings,
 ):  # fmt: skip
     """A trainer of the tiny model on one rank; its policy gradient or another objective, and settings."""
     import torch
@@ -193,6 +193,7 @@ def policy_trainer(
         iterations=iterations,
         nucleus=nucleus,
         restarts=restarts,
+        load_reference=load_reference,
         **critic_of(credit),
     )
 

@@ -18,6 +18,7 @@ from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics, Problem, TextCodec, Trajectory
 
 if TYPE_CHECKING:
+    from treetune.models.sources import ModelSource
     from treetune.rollouts.values import EarlyContinuations
 
 THREADS_REMEDY = (
@@ -178,6 +179,11 @@ class Credit(Registrable):
     def asks_critic(self) -> bool:
         """True where `assign` asks the critic, rather than leave its values to the trainer."""
         return self.needs_critic and contracts.Advantages(before_training=True) in self.gives
+
+    @property
+    def reference(self) -> ModelSource | None:
+        """A model that the trainer scores as the reference, in place of the start model."""
+        return None
 
     @property
     def leaves_values_to_trainer(self) -> bool:

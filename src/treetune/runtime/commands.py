@@ -41,6 +41,8 @@ def preflight(config: PolicyIteration) -> None:
     import treetune.parts  # noqa: F401  (a program that has built it by itself knows its own parts alone)
 
     config.model.require()
+    if config.credit.reference is not None:
+        config.credit.reference.require()
     if config.engines.judge is not None:
         resolve_policy(config.engines.judge.model)
     if missing := config.missing_for_grades():

@@ -201,6 +201,22 @@ class StartModel:
         cast_parameters(model, getattr(torch, config.trainer.precision))
         return model.to(device=device or self._device)
 
+    def load_like(self, source: ModelSource) -> PreTrainedModel:
+        """Returns another model of the same tokens, on the CPU in the trainer's precision. Raises ValueError
+        where its tokens are others."""
+        import torch
+
+        from treetune.trainers.deepspeed_model import cast_parameters
+
+        alphabet = self._config.task.alphabet
+        if source.load_tokenizer(alphabet).get_vocab() != self.tokenizer.get_vocab():
+            raise ValueError(
+                "the reference's tokens aren't the start model's: give one with the same tokenizer"
+            )
+        model = source.load_model(self._config.seed, alphabet)
+        cast_parameters(model, getattr(torch, self._config.trainer.precision))
+        return model
+
     def on_cpu(self) -> PreTrainedModel:
         """Returns a fresh copy on the CPU, to be written or dealt out to ranks."""
         import torch

@@ -39,6 +39,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
     from treetune.trainers.core import PolicyTrainer
 
     config, model = session.config, session.model
+    reference = config.credit.reference
     whole = model.on_cpu if config.trainer.deals_weights_out else model.load
     return PolicyTrainer(
         config.trainer,
@@ -51,6 +52,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
         critic=config.credit.critic_settings,
         from_values=config.credit.from_values if config.credit.leaves_values_to_trainer else None,
         restarts=config.restart == "every_iteration",
+        load_reference=None if reference is None else partial(model.load_like, reference),
     )
 
 

@@ -43,7 +43,8 @@ class PolicyTrainer:
     """Trains a policy, and a critic where the credit needs one (`critic`); `from_values` makes advantages of
     its values.
 
-    `load_model` gives a fresh copy of the start model. `temperature` is the rollout's: log-probs
+    `load_model` gives a fresh copy of the start model, `load_reference` a reference that is another one.
+    `temperature` is the rollout's: log-probs
     are those of the distribution that was sampled, before its `nucleus` was cut out of it. The schedule
     spans `iterations`, or, where training `restarts` in every one of them, one.
     """
@@ -61,13 +62,14 @@ class PolicyTrainer:
         from_values: FromValues | None = None,
         restarts: bool = False,
         nucleus: Nucleus | None = None,
+        load_reference: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.settings, self.ranks, self.seed = settings, ranks, seed
         self.temperature, self.nucleus = temperature, nucleus
         self.iterations, self.restarts = iterations, restarts
         self.from_values = from_values
         self.scorer = Scorer(settings, ranks, temperature)
-        self.factory = ModelFactory(settings, load_model, ranks, seed)
+        self.factory = ModelFactory(settings, load_model, ranks, seed, load_reference)
         self.policy = self.factory.policy()
         self.reference: Reference | None = None
         if settings.keeps_reference:

@@ -367,15 +367,22 @@ Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
 
 
 class ModelFactory:
-    """Makes policy, reference and critic. `load_model` gives a fresh copy of the start model.
+    """Makes policy, reference and critic. `load_model` gives a fresh copy of the start model,
+    `load_reference` a reference that is another one.
 
     Raises ValueError where the run's ranks can't be grouped as the settings say.
     """
 
     def __init__(
-        self, settings: Trainer, load_model: Callable[[], nn.Module], ranks: Ranks, seed: int
+        self,
+        settings: Trainer,
+        load_model: Callable[[], nn.Module],
+        ranks: Ranks,
+        seed: int,
+        load_reference: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.settings, self.load_model, self.ranks, self.seed = settings, load_model, ranks, seed
+        self.load_reference = load_reference or load_model
         if ranks.world_size % settings.model_parallel_size:
             raise ValueError(
                 f"trainer.{settings.model_parallel_setting} is {settings.model_parallel_size}, which doesn't"
@@ -413,7 +420,8 @@ class ModelFactory:
                     yield policy()
 
             return without_adapters
-        model = PolicyModule(self.attached(self.load_model()), self.parallel).requires_grad_(False).eval()
+        attached = self.attached(self.load_reference())
+        model = PolicyModule(attached, self.parallel).requires_grad_(False).eval()
         if self.settings.zero_stage == 3 and not self.settings.offload_reference:
             shared = frozen(model, self.settings, self.ranks)
             return lambda: nullcontext(shared)

@@ -405,7 +405,9 @@ class TrainerMemory:
         trainer = self.trainer
         if not trainer.keeps_reference or trainer.lora is not None:
             return 0
-        whole = itemsize(trainer) * self.shape.parameters
+        other = self.experiment.credit.reference
+        shape = self.shape if other is None else other.shape(self.experiment.task.alphabet)
+        whole = itemsize(trainer) * (shape or self.shape).parameters
         dealt = trainer.zero_stage == 3 and not trainer.offload_reference
         return whole // self.machine.world_size if dealt else whole
 
