@@ -78,7 +78,7 @@ def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[S
     key = read_key(Path(settings.key_file).expanduser())
     interface = os.environ.get("NCCL_SOCKET_IFNAME")
     are_here = all("//127." in url for url in settings.addresses)
-    if launch.transfer == "nccl" and interface == "lo" and not are_here:
+    if launch.transfer == "nccl" and interface in ("lo", "=lo") and not are_here:
         raise ValueError(
             "engines.policy.weight_transfer is 'nccl', the servers at addresses are on other machines,"
             " and NCCL would use this one's loopback: set NCCL_SOCKET_IFNAME to the interface between"
