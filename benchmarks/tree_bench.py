@@ -18,7 +18,7 @@ from treetune.rollouts.credit import Rloo
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune_lab.arena.gain import gain_table
-from treetune_lab.arena.languages import LANGUAGES
+from treetune_lab.arena.languages import WORDY
 from treetune_lab.arena.scores import Method, scores, summary_table
 from treetune_lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
 from treetune_lab.trees.credit import TreeCredit
@@ -26,7 +26,6 @@ from treetune_lab.trees.rollout import TreeRollout
 from treetune_lab.values.sampled import Siblings
 from treetune_lab.values.states import EveryNTokens
 
-WORDY = ("slips", "repair", "fork", "walk")
 LONGEST = 37
 THIRDS = EveryNTokens(tokens=LONGEST // 3)
 SIXTHS = EveryNTokens(tokens=LONGEST // 6)
@@ -68,12 +67,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, required=True, help="folder for tree_bench.md and .json")
-    parser.add_argument("--languages", nargs="+", default=WORDY, choices=WORDY)
+    parser.add_argument("--languages", nargs="+", default=list(WORDY), choices=WORDY)
     parser.add_argument("--problems", type=int, default=1000)
     options = parser.parse_args()
     found = {}
     for name in options.languages:
-        found[name] = scores(LANGUAGES[name](), METHODS, most=options.problems)
+        found[name] = scores(WORDY[name](), METHODS, most=options.problems)
         print(f"{name}\n", *gain_table(found[name]), sep="\n", flush=True)
     lines = ["# What trees gain", "", (__doc__ or "").split("\n\n", 2)[2].strip(), "", *summary_table(found)]
     for name, methods in found.items():

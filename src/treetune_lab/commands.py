@@ -131,7 +131,15 @@ def arena(options: argparse.Namespace) -> int:
     import treetune.parts  # noqa: F401  (registers them)
     from treetune_lab.arena.scores import run_arena
 
-    run_arena(options.modules, options.languages, options.output, options.seed, options.problems, say)
+    run_arena(
+        options.modules,
+        options.languages,
+        options.output,
+        options.seed,
+        options.problems,
+        options.against,
+        say,
+    )
     return 0
 
 
@@ -280,6 +288,10 @@ COMMANDS = (
             Argument("--seed", {"type": int, "default": 1, "metavar": "N"}),
             Argument(
                 "--output", {"type": Path, "metavar": "DIR", "help": "for arena.md, its data and figures"}
+            ),
+            Argument(
+                "--against",
+                {"type": Path, "metavar": "FILE", "help": "an arena.json of another seed: do ranks agree?"},
             ),
         ),
     ),

@@ -21,7 +21,7 @@ from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Trajectory, token_array
 from treetune_lab.arena import languages
 from treetune_lab.arena.gain import BATCH, CEILING, at_ratio, best_at, gain, is_unbiased
-from treetune_lab.arena.languages import LANGUAGES, Language, TrueAdvantages
+from treetune_lab.arena.languages import LANGUAGES, Language, TrueAdvantages, language_of
 from treetune_lab.arena.scores import Method, gradients_of, scores
 from treetune_lab.values.sampled import Siblings
 
@@ -124,7 +124,7 @@ def test_values_and_gradient_of_a_language_are_those_of_all_its_answers(name: st
 
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_answers_of_every_language_are_sampled_as_its_table_says(name: str) -> None:
-    language = LANGUAGES[name]()
+    language = language_of(name)
     drawn = language.sample([[]] * 4000, range(4000))
     ends = np.array([language.statuses(one.token_ids)[-1] for one in drawn])
     assert language.correct_S[ends].mean() == pytest.approx(language.values_TS[0, 0], abs=0.03)
@@ -223,8 +223,11 @@ def test_a_credit_of_ones_own_is_one_file_and_has_a_score(
     assert "first of 8" in said and "half_of_the_best" in said
     assert "| half_of_the_best |" in (tmp_path / "out/arena.md").read_text()
     assert (tmp_path / "out/arena.png").stat().st_size > 10_000
+    assert "rank" not in said
+    assert main(["arena", "my_credit", *flags, "--against", "out/arena.json"]) == 0
+    assert "those of out/arena.json: 1.000" in capsys.readouterr().out
     assert main(["arena", "--languages", "nowhere"]) != 0
-    assert "there is no language 'nowhere': the arena has 'first of 8'" in capsys.readouterr().err
+    assert "there is no language 'nowhere': take one of slips," in capsys.readouterr().err
     assert main(["arena", "json"]) != 0
     assert "json registers no credit and no value estimator" in capsys.readouterr().err
 

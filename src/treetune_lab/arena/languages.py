@@ -6,6 +6,7 @@ An answer is correct by its last status. What credit makes of sampled answers is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -303,22 +304,43 @@ def walk(steps: int = 12, up: float = 0.44, levels: int = 7) -> Language:
     )
 
 
-LANGUAGES: Mapping[str, Callable[[], Language]] = {
-    "first of 8": partial(decision, 8, 0),
-    "first of 32": partial(decision, 32, 0),
-    "middle of 16": partial(decision, 16, 8),
-    "last of 8": partial(decision, 8, 7),
-    "last of 32": partial(decision, 32, 31),
-    "luck, 16": partial(luck, 16),
-    "majority of 9": partial(majority, 9),
-    "majority of 33": partial(majority, 33),
-    "all of 8": partial(every_choice, 8),
+CHOICES: Mapping[str, Callable[[int, float], Language]] = {
+    "first": lambda length, success: decision(length, 0, success),
+    "middle": lambda length, success: decision(length, length // 2, success),
+    "last": lambda length, success: decision(length, length - 1, success),
+    "luck": lambda length, success: luck(length, success=success),
+    "majority": majority,
+    "all": every_choice,
+}
+"""Languages of so many choices and such a chance of a correct answer, by what decides."""
+WORDY: Mapping[str, Callable[[], Language]] = {
     "slips": slips,
     "repair": partial(slips, wrong=0.16, repaired=0.11),
     "fork": fork,
     "walk": walk,
 }
-"""The languages of the arena. They are frozen: scores of before are compared with those of today."""
+LANGUAGES = (
+    *("first of 2", "first of 8", "first of 32"),
+    *("middle of 8", "middle of 32"),
+    *("last of 2", "last of 8", "last of 32"),
+    *("majority of 9", "majority of 33", "luck of 16", "all of 8", "first of 8 at 5 %"),
+    *WORDY,
+)
+"""The languages of the arena. They are frozen, so that scores of before can be compared with today's."""
+
+
+def language_of(name: str) -> Language:
+    """Returns a language by its name, such as ``slips``, ``first of 8`` or ``last of 12 at 5 %``, where a
+    quarter of the answers is correct unless a share is given. Raises ValueError for an unknown one."""
+    if name in WORDY:
+        return WORDY[name]()
+    known = re.fullmatch(r"(\w+) of ([1-9]\d?)(?: at ([1-9]\d?) %)?", name)
+    if known is None or known[1] not in CHOICES:
+        raise ValueError(
+            f"there is no language {name!r}: take one of {', '.join(WORDY)}, or 'WHAT of N' or 'WHAT of N at"
+            f" P %' with {', '.join(CHOICES)} for what decides and N choices"
+        )
+    return CHOICES[known[1]](int(known[2]), int(known[3] or 25) / 100)
 
 
 # What credit and rollouts are lent

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,10 @@ from treetune_lab.arena.gain import (
     is_unbiased,
     with_interval,
 )
-from treetune_lab.arena.languages import LANGUAGES, Language, TrueAdvantages, context_of, decision, majority
+from treetune_lab.arena.languages import CHOICES, LANGUAGES, Language, TrueAdvantages, context_of, language_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ANSWERS = 8
 AT_ONCE = 125
@@ -169,7 +172,8 @@ def summary(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[
     """Returns each method's geometric means over all languages of the gain per answer and of its worth at
     each ρ, the best per token first. A gain that nobody could measure counts as nothing."""
     found = {}
-    for name in next(iter(by_language.values())):
+    in_all = set.intersection(*(set(methods) for methods in by_language.values()))
+    for name in in_all:
         rows = [methods[name] for methods in by_language.values()]
         gains = [(max(row["gain"]["value"] or 0.0, 1e-6), row["cost"]) for row in rows]
         means = {"gain": _geometric([value for value, _ in gains])}
@@ -200,57 +204,56 @@ def summary_table(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) ->
 
 
 def rank_correlation(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """Returns Spearman's, over all languages and methods, of the gain per token from two sets of seeds."""
+    """Returns Spearman's of the gain per token, over all languages and methods that both have scored."""
     pairs = [
-        (one[language][name]["gain_per_token"]["value"], other[language][name]["gain_per_token"]["value"])
-        for language in one
-        for name in one[language]
+        (row["gain_per_token"]["value"] or 0.0, other[language][name]["gain_per_token"]["value"] or 0.0)
+        for language, methods in one.items()
+        for name, row in methods.items()
+        if name in other.get(language, ())
     ]
     ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
     return float(np.corrcoef(ranks.T)[0, 1])
 
 
-HORIZONS = (2, 4, 8, 16, 32, 64)
-SHAPES: Mapping[str, Callable[[int, float], Language]] = {
-    "the first choice decides": lambda length, success: decision(length, 0, success),
-    "the middle one": lambda length, success: decision(length, length // 2, success),
-    "the last one": lambda length, success: decision(length, length - 1, success),
-    "the majority": lambda length, success: majority(length, success),
-}
-SUCCESSES = (0.05, 0.25, 0.75)
-
-
-def draw_map(cells: Mapping[tuple[str, int], Mapping[str, Mapping[str, Any]]], title: str) -> Any:
-    """Draws which method is worth most, a panel for each ρ: horizons from left to right, where the decision
-    lies from top to bottom."""
-    figure, axes = panels([f"{title}, ρ = {rho:g}" for rho in RATIOS], rows=2)
-    figure.set_size_inches(13, 6.4)
-    shapes, horizons = list(SHAPES), sorted({horizon for _, horizon in cells})
+def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
+    """Draws which method is worth most where a quarter of the answers is correct: a panel for each ρ, numbers
+    of choices from left to right, what decides from top to bottom."""
+    cells = {tuple(name.split(" of ")): name for name in by_language if " of " in name and "%" not in name}
+    lengths = sorted({length for _, length in cells}, key=int)
+    shapes = [shape for shape in CHOICES if any(shape == one for one, _ in cells)]
+    figure, axes = panels([f"ρ = {rho:g}" for rho in RATIOS], rows=2)
+    figure.set_size_inches(2 + 2.6 * len(lengths), 1.2 + 1.1 * len(shapes))
     for one, rho in zip(axes, RATIOS, strict=True):
-        worths = np.zeros((len(shapes), len(horizons)))
-        for (shape, horizon), methods in cells.items():
-            name, worth = best_at(methods, rho)
-            row, column = shapes.index(shape), horizons.index(horizon)
+        worths = np.full((len(shapes), len(lengths)), np.nan)
+        for (shape, length), name in cells.items():
+            best, worth = best_at(by_language[name], rho)
+            row, column = shapes.index(shape), lengths.index(length)
             worths[row, column] = math.log2(worth)
-            words = f"{name.replace(', ', chr(10))}\n{worth:.1f} ×"
-            one.text(column, row, words, ha="center", va="center", fontsize=6)
-        one.imshow(worths, cmap="Greens", vmin=0, vmax=5, aspect="auto")
-        one.set_xticks(range(len(horizons)), [str(horizon) for horizon in horizons])
+            words = f"{best.replace(', ', chr(10))}\n{worth:.1f} ×"
+            one.text(column, row, words, ha="center", va="center", fontsize=6.5)
+        one.imshow(worths, cmap="Greens", vmin=0, vmax=6, aspect="auto")
+        one.set_xticks(range(len(lengths)), lengths)
         one.set_yticks(range(len(shapes)), shapes)
         one.set_xlabel("choices of an answer", fontsize=8)
         one.grid(visible=False)
     return figure
 
 
-def write_page(folder: Path, by_language: Mapping[str, Any], command: str) -> None:
-    """Writes arena.md and its figure."""
+def write_page(folder: Path, by_language: Mapping[str, Any], command: str, trained: Sequence[str]) -> None:
+    """Writes arena.md and its figures. On the map there are none of the methods that were `trained` for."""
     lines = ["# The arena: what a credit gains", "", f"    {command}", "", PREFACE, ""]
     lines += ["## All languages (geometric means)", "", *summary_table(by_language), ""]
     lines += ["![gain over cost](arena.png)", ""]
+    lines += ["## Which credit for which task", "", MAP, "", "![which credit where](arena_map.png)", ""]
     for language, methods in by_language.items():
         lines += [f"## {language}", "", *gain_table(methods), ""]
     (folder / "arena.md").write_text("\n".join(lines))
     save(draw_gain(by_language), folder, "arena")
+    fair = {
+        language: {name: one for name, one in methods.items() if name not in trained}
+        for language, methods in by_language.items()
+    }
+    save(draw_map(fair), folder, "arena_map")
 
 
 PREFACE = """RLOO with eight answers is 1, and higher is better. *Gain per answer*: a problem's gradient is
@@ -262,24 +265,26 @@ is tuned to the noise, such as the optimal token baseline, may beat them all the
 one's. The critic has learnt from 32 problems' answers, which no cost counts."""
 
 
+MAP = """What a method is worth beside RLOO with eight answers, for the same money. Critics and true
+advantages are left out: what they know came from elsewhere."""
+
+
 def run_arena(
     modules: Sequence[str],
     languages: Sequence[str] | None,
     output: Path | None,
     seed: int,
     most: int,
+    against: Path | None,
     say: Callable[[str], None],
 ) -> None:
-    """Scores the methods of some modules, or all shipped ones with the map of which is worth most where.
+    """Scores the methods of some modules, or all shipped ones, and compares the scores with the arena.json of
+    other seeds.
 
     What was scored is kept in arena.json of `output`, and is not scored again. Raises ValueError for an
     unknown language.
     """
-    for name in languages or ():
-        if name not in LANGUAGES:
-            raise ValueError(
-                f"there is no language {name!r}: the arena has {', '.join(map(repr, LANGUAGES))}"
-            )
+    tables = {name: language_of(name) for name in languages or LANGUAGES}
     methods = {
         name: one for module in modules for name, one in methods_of(module).items()
     } or shipped_methods()
@@ -287,10 +292,10 @@ def run_arena(
     found: dict[str, Any] = json.loads(kept.read_text()) if kept is not None and kept.is_file() else {}
     # Looking for circles among millions of answers takes a third of the time: `scores` collects them.
     gc.disable()
-    for name in languages or LANGUAGES:
+    for name, language in tables.items():
         of_language = found.setdefault(name, {})
         missing = {key: one for key, one in methods.items() if key not in of_language}
-        of_language |= scores(LANGUAGES[name](), missing, seed, most, seconds=10.0)
+        of_language |= scores(language, missing, seed, most, seconds=10.0)
         for key in methods:
             one = of_language[key]
             told = f"gain {with_interval(one['gain']):24} cost {one['cost']:7.2f}"
@@ -300,6 +305,10 @@ def run_arena(
             write_json(kept, found)
     for line in summary_table(found):
         say(line)
+    if against is not None:
+        agreement = rank_correlation(found, json.loads(against.read_text()))
+        say(f"rank correlation of the gains per token with those of {against}: {agreement:.3f}")
     if output is not None:
         words = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]
-        write_page(output, found, " ".join(words))
+        trained = [CEILING, *(name for name, one in methods.items() if one.credit.needs_critic)]
+        write_page(output, found, " ".join(words), trained)
