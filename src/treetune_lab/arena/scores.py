@@ -295,7 +295,7 @@ def run_arena(
     for name, language in tables.items():
         of_language = found.setdefault(name, {})
         missing = {key: one for key, one in methods.items() if key not in of_language}
-        of_language |= scores(language, missing, seed, most, seconds=10.0)
+        of_language |= scores(language, missing, seed, most, seconds=5.0)
         for key in methods:
             one = of_language[key]
             told = f"gain {with_interval(one['gain']):24} cost {one['cost']:7.2f}"
