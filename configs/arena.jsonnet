@@ -3,12 +3,13 @@ local bench = (import 'analyzers/credit_bench_critic.jsonnet').analyzers[0].meth
 local literature = import 'credit/literature.libsonnet';
 // Those that see no turns, no words and no trainer.
 local name_of = {
-  'ComMCS K=3': 'com_mcs_3',
+  'ComMCS K=3': 'com_mcs',
   'James-Stein': 'james_stein',
   RTMC: 'rtmc',
   'SPO-chain': 'spo_chain',
   TEMPO: 'tempo',
   'V0.5': 'v0_5',
+  'forking tokens': 'forking_tokens',
   'optimal token baseline': 'optimal_token_baseline',
   'λ-GRPO': 'lambda_grpo',
 };
@@ -23,6 +24,7 @@ local unsure = { type: 'least_sure', positions: 3, ways: 1 };
     [name]: literature[name_of[name]]
     for name in std.objectFields(name_of)
   } + {
+    'optimal token baseline, exact': { credit: literature.optimal_token_baseline.credit + { squared_norms: 'exact' } },
     'siblings, topped up to 1': { credit: { type: 'monte_carlo', samples: 1, values: { type: 'topped_up' } } },
     'tree, least sure': tree(unsure, { type: 'tree' }),
     'tree, least sure (TreeRL)': tree(unsure, { type: 'tree', advantage: 'global_and_local', weight: 'each' }),

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from treetune_lab.analyzers.command import compare_analyses, run_analyzers
 from treetune_lab.analyzers.credit_microscope import OWN, TRUTH, CreditMicroscope, choose
 from treetune_lab.analyzers.gradients import gradient_sums
 from treetune_lab.analyzers.step_credit import Shown, StepCredit
+from treetune_lab.arena.worth import measured_ratio, words_of
 from treetune_lab.values.sampled import Bisect
 
 Said = pytest.CaptureFixture[str]
@@ -44,6 +46,16 @@ EVERY_ANALYZER = [
         "problems": 2,
         "truth": {"type": "continuations", "samples": 4},
         "methods": {"GRPO": {"type": "group"}, "VinePPO": {"type": "monte_carlo", "samples": 2}},
+    },
+    {
+        "type": "credit_bench",
+        "name": "credit_worth",
+        "problems": 2,
+        "truth": None,
+        "methods": {
+            "RLOO": {"type": "rloo"},
+            "siblings": {"type": "monte_carlo", "values": {"type": "siblings"}},
+        },
     },
     {"type": "advantage_distribution"},
     {"type": "kl_to_reference", "problems": 4, "samples": 2},
@@ -113,7 +125,10 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
         names = {path.name for path in folder.iterdir()}
         assert names == {"result.json", "states.jsonl", "figure.png", "figure.svg"}
         assert (folder / "figure.png").read_bytes()[1:4] == b"PNG"
-        assert label in ("weight_distance", "credit_bench") or (folder / "states.jsonl").read_text()
+        assert (
+            label in ("weight_distance", "credit_bench", "credit_worth")
+            or (folder / "states.jsonl").read_text()
+        )
 
     values = result(base, name, "value_accuracy")
     assert values["points"] == [0, 1, 2]
@@ -125,6 +140,9 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
     of_bench = result(base, name, "credit_bench")["numbers"]["by_checkpoint"]["2"]["methods"]
     assert set(of_bench) == {"true advantages", "GRPO", "VinePPO"}
     assert of_bench["GRPO"]["cost"] == 1.0 < of_bench["VinePPO"]["cost"]
+    said = words_of(ExperimentDirectory(base / name))
+    assert said[0].startswith("after 2 iterations (") and said[1].startswith("| method | gain per answer")
+    assert said[-1] == "no method has a gain here: all answers to each problem earned the same"
     kl = result(base, name, "kl_to_reference")["numbers"]["by_checkpoint"]
     assert kl["0"]["k3"]["value"] == pytest.approx(0, abs=1e-9)
     assert kl["2"]["k3"]["value"] > kl["0"]["k3"]["value"]
@@ -137,6 +155,39 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
     code, config = analyse(base, name, *EVERY_ANALYZER)
     assert (code, sampled_requests(config)) == (0, 0)
     assert capsys.readouterr().out.count("is done") == len(EVERY_ANALYZER)
+
+
+def test_what_training_costs_is_the_median_over_iterations_that_sampled_and_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = {"episodes/response_tokens": 10.0, "episodes/count": 8.0, "selection/kept": 4.0}
+    rows = [
+        row
+        | {
+            "credit/value_tokens": 80.0,
+            "seconds/generation": 1.0,
+            "seconds/credit": 1.0,
+            "seconds/training": t,
+        }
+        for t in (1.0, 2.0, 100.0)
+    ]
+    # 2 seconds for 160 sampled tokens, and 2 for 40 trained ones.
+    assert measured_ratio([*rows, {"iteration": 3.0}]) == pytest.approx(4.0)
+    assert measured_ratio([{"iteration": 0.0}]) is None
+    scores = {
+        name: {"cost": cost, "problems": 2, "bias": 0.0, "gain": gain, "gain_per_token": gain}
+        for name, cost, gain in [
+            ("RLOO", 1.0, {"value": 1.0, "low": 1.0, "high": 1.0}),
+            ("VinePPO", 6.0, {"value": 3.0, "low": 2.0, "high": 4.0}),
+        ]
+    }
+    of_point = {"numbers": {"by_checkpoint": {"7": {"solved": 0.5, "methods": scores}}}}
+    monkeypatch.setattr("treetune_lab.arena.worth.read_result", lambda path: of_point)
+    directory: Any = SimpleNamespace(read_metrics=lambda: rows, analysis=lambda name: name)
+    assert words_of(directory)[-2:] == [
+        "In this run a trained token cost as much as 4 sampled ones (ρ).",
+        "So VinePPO learns most for the money: 1.50 times what RLOO does.",
+    ]
 
 
 @pytest.mark.parametrize("name", ["group", "gae"])

@@ -22,7 +22,7 @@ from treetune.vocabulary import Trajectory, token_array
 from treetune_lab.arena import languages
 from treetune_lab.arena.gain import BATCH, CEILING, at_ratio, best_at, gain, is_unbiased
 from treetune_lab.arena.languages import LANGUAGES, Language, TrueAdvantages, language_of
-from treetune_lab.arena.scores import Method, gradients_of, scores
+from treetune_lab.arena.scores import Method, gradients_of, scores, shipped_methods, write_page
 from treetune_lab.values.sampled import Siblings
 
 SMALL = {
@@ -230,6 +230,37 @@ def test_a_credit_of_ones_own_is_one_file_and_has_a_score(
     assert "there is no language 'nowhere': take one of slips," in capsys.readouterr().err
     assert main(["arena", "json"]) != 0
     assert "json registers no credit and no value estimator" in capsys.readouterr().err
+
+
+def test_every_shipped_method_has_a_score_and_a_place_on_the_map(tmp_path: Path) -> None:
+    methods = shipped_methods()
+    assert len(methods) > 30
+    by_language = {name: scores(language_of(name), methods, most=24) for name in ("last of 2", "first of 4")}
+    for found in by_language.values():
+        assert set(found) == set(methods)
+        assert all(one["problems"] == 24 and one["cost"] >= 1 for one in found.values())
+    write_page(tmp_path, by_language, "treetune arena", trained=["critic"])
+    assert (tmp_path / "arena_map.png").stat().st_size > 10_000
+    page = (tmp_path / "arena.md").read_text()
+    assert page.count("| λ-GRPO |") == 3 and "| nan" not in page
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_language_lends_the_distributions_of_its_tokens(name: str) -> None:
+    language = SMALL[name]
+    answers, _, context = groups_of(language, 1)
+    episodes, _ = TrueAdvantages().assign(context, trees_of(answers))
+    for answer, (squares, entropies) in zip(answers, language.distributions(episodes), strict=True):
+        ids = answer.response_ids.tolist()
+        for place in range(language.length):
+            following: dict[int, float] = {}
+            for other, chance in all_answers(language):
+                if other[:place] == ids[:place]:
+                    following[other[place]] = following.get(other[place], 0.0) + chance
+            chances = np.array(list(following.values())) / sum(following.values())
+            assert squares[place] == pytest.approx((chances**2).sum())
+            assert entropies[place] == pytest.approx(-(chances * np.log(chances)).sum(), abs=1e-12)
+        assert (squares[-1], entropies[-1]) == (1.0, 0.0)
 
 
 def test_scores_stop_when_the_gain_is_known() -> None:

@@ -20,7 +20,8 @@ from treetune.rollouts.context import AnswerSettings, RolloutContext, ShapingMem
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.pool import GraderPool
-from treetune.vocabulary import Episode, Grade, Problem, TextCodec, Trajectory
+from treetune.vocabulary import Column, Episode, Grade, Problem, TextCodec, Trajectory
+from treetune_lab.literature.token_level import Distributions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,6 +120,23 @@ class Language:
             logprobs_NT[active, place] = np.log(self.chances_TSO[place][before, way] / wordings)
         rests = zip(ids_NT, logprobs_NT, place_N, strict=True)
         return [Completion(ids[start:], column[start:], "stop", 0) for ids, column, start in rests]
+
+    def distributions(self, rows: Sequence[Episode]) -> list[tuple[Column, Column]]:
+        """Returns for each row Σ π² and the entropy in nats of the distribution of each token, the certain
+        end token too."""
+        chances_TSO, wordings_TS = self.chances_TSO, self.wordings_TS
+        squares_TS = (chances_TSO**2).sum(2) / wordings_TS
+        entropy_TS = np.log(wordings_TS) - np.where(
+            chances_TSO > 0, chances_TSO * np.log(np.where(chances_TSO > 0, chances_TSO, 1)), 0
+        ).sum(2)
+        places = np.arange(self.length)
+        found = []
+        for row in rows:
+            statuses = self.statuses(row.response_ids)[:-1]
+            found.append(
+                (np.append(squares_TS[places, statuses], 1.0), np.append(entropy_TS[places, statuses], 0.0))
+            )
+        return found
 
     def gradients(
         self, answers: Sequence[Trajectory], episodes: Sequence[Episode], groups: Sequence[int]
@@ -422,7 +440,7 @@ def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
         seed=seed,
         iteration=0,
         settings=AnswerSettings(4096, SamplingParams(max_tokens=longest)),
-        services=(ShapingMemory(),),
+        services=(ShapingMemory(), Distributions(language.distributions)),
     )
 
 

@@ -19,6 +19,9 @@ def words_of(directory: ExperimentDirectory) -> list[str]:
     rho = measured_ratio(directory.read_metrics())
     for point, found in read_result(directory.analysis(NAME))["numbers"]["by_checkpoint"].items():
         lines += [f"after {point} iterations ({found['solved']:.0%} solved):", *gain_table(found["methods"])]
+        if all(one["gain"]["value"] is None for one in found["methods"].values()):
+            lines.append("no method has a gain here: all answers to each problem earned the same")
+            continue
         if rho is None:
             lines.append("no iteration of the run says what its training cost: take the column of your ρ")
             continue
