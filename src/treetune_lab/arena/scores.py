@@ -256,13 +256,13 @@ def write_page(folder: Path, by_language: Mapping[str, Any], command: str, train
     save(draw_map(fair), folder, "arena_map")
 
 
-PREFACE = """RLOO with eight answers is 1, and higher is better. *Gain per answer*: a problem's gradient is
-so many times less noisy. *Cost* is what was sampled for it, in units of RLOO's. *Gain per token* is their
-ratio. Training costs as well: *at ρ* counts a token that is trained as ρ sampled ones (a small CPU 0.25, a
-GPU with two epochs and a reference about 5). *True advantages* cost nothing and are right. A baseline that
-is tuned to the noise, such as the optimal token baseline, may beat them all the same. Intervals are of 95
-%, by bootstrap over problems. A *bias* is the squared length of what the mean gradient misses, by the true
-one's. The critic has learnt from 32 problems' answers, which no cost counts."""
+PREFACE = """RLOO with eight answers is 1, and higher is better. *Gain per answer*: a problem's gradient
+is so many times less noisy. *Cost* is what was sampled for it, in units of RLOO's. *Gain per token* is
+their ratio. Training costs as well: *at ρ* counts a token that is trained as ρ sampled ones (a small CPU
+0.25, a GPU with two epochs and a reference about 5). *True advantages* come from right values, at no
+cost. Right values aren't quite the baseline with the least noise, so that others may beat them. Intervals
+are of 95 %, by bootstrap over problems. A *bias* is the squared length of what the mean gradient misses,
+by the true one's. The critic has learnt from 32 problems' answers, which no cost counts."""
 
 
 MAP = """What a method is worth beside RLOO with eight answers, for the same money. Critics and true
