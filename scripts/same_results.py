@@ -338,7 +338,7 @@ def _summary(path: Path) -> dict[str, float]:
 
 def _numbers(row: dict[str, Any]) -> dict[str, float]:
     """What no clock decides."""
-    timed = ("seconds", "time", "speed", "tokens_per_second", "sync_", "restarts")
+    timed = ("seconds", "memory/", "time", "speed", "tokens_per_second", "sync_", "restarts")
     return {
         key: float(value)
         for key, value in row.items()

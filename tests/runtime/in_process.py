@@ -163,7 +163,7 @@ def computed(config: PolicyIteration, *without: str) -> dict[str, Any]:
     """All that a run made, but for what clocks and restarts decide, and metrics with `without` in their
     names."""
     folder = directory_of(config).path
-    by_chance = ("second", "time", "engine/canary", "engine/sync", "engine/restarts", *without)
+    by_chance = ("second", "time", "memory/", "engine/canary", "engine/sync", "engine/restarts", *without)
     return {
         "weights": {
             str(path.relative_to(folder)): path.read_bytes()

@@ -38,7 +38,8 @@ HTTP_TOKEN, HTTP_SAMPLE = 25e-6, 0.9e-3
 """Seconds of a server's one HTTP process for each token and each sample: 0.9 and 2.3 s for the same rollout
 and credit."""
 FILE_BYTES = 0.9e9
-"""Bytes a second into /dev/shm, as they were seen on a CPU (0.7 to 1.1 GB/s); assumed of a disk, too."""
+"""Bytes that one thread writes into /dev/shm in a second, as they were seen on a CPU (0.7 to 1.1 GB/s);
+assumed of a disk, too. The four that write weights for the engine are assumed to write twice as fast."""
 DEVICE_BYTES = 40e9
 """Bytes a second from GPU to GPU: 14 GB by NCCL took CASPO 0.3 s, 2.2 GB by CUDA IPC less than 0.5."""
 RELOAD = 4.0
@@ -103,11 +104,15 @@ def estimates(plan: Plan) -> Iterator[Estimate]:
         adapters = trainer.lora is not None and trainer.lora.send == "adapters"
         method, _ = engine.settings.transfer_method(device=machine.device, machines=names, adapters=adapters)
         size = 0 if adapters else itemsize(trainer) * plan.shape.served
-        seconds = size / FILE_BYTES + RELOAD * plan.shape.served / 7e9
+        written = size / (2 * FILE_BYTES)
+        seconds = written + RELOAD * plan.shape.served / 7e9
         where = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
-        source = f"0.9 GB/s into {where}, then read by the server"
-        if method in ON_THE_DEVICE:
-            seconds, source = size / DEVICE_BYTES + size / FILE_BYTES, f"by {method}, and a copy into {where}"
+        source = f"1.8 GB/s into {where}, then read by the server"
+        if (
+            method in ON_THE_DEVICE
+        ):  # chunks are written behind the transfer, and the update waits for the last
+            seconds = max(size / DEVICE_BYTES, written)
+            source = f"by {method}, while a copy goes into {where} at 1.8 GB/s"
         yield Estimate("sync", CANARY + seconds, source)
         if root.evaluation.sets:
             yield _evaluation(plan)
