@@ -238,6 +238,7 @@ def _measure(asking: Asking, folder: Path, cache: Path) -> None:
     if not had_index:
         print(f"| page of answers, when none has an index | {first[0]:.2f} | {first[1]:.2f} |")
         print(f"| index of all answers, in the background | {time.monotonic() - began:.0f} | |")
+    one = {"run": name, "source": f"i{min(57, files)}", "answer": "train/777#3"}
     questions: dict[str, tuple[str, dict[str, Any]]] = {
         "experiments": ("/", {}),
         "curves": ("/run", {"run": name}),
@@ -250,7 +251,11 @@ def _measure(asking: Asking, folder: Path, cache: Path) -> None:
         "search: a word that 100 answers have": ("/answers", {**everything, "search": RARE}),
         "search: two letters that most have": ("/answers", {**everything, "search": "an"}),
         "search: a word that none has": ("/answers", {**everything, "search": "no such word"}),
-        "one answer": ("/answer", {"run": name, "source": f"i{min(57, files)}", "answer": "train/777#3"}),
+        "one answer, among those to its problem": ("/answer", one),
+        "one answer, in a list of all": ("/answer", {**one, **everything}),
+        "its credit": ("/answer", {**one, "as": "credit"}),
+        "problems of an iteration": ("/problems", {"run": name, "of": one["source"]}),
+        "problems of everything": ("/problems", everything),
     }
     for words, (path, query) in questions.items():
         seconds, computed = zip(*(asking.seconds(path, **query) for _ in range(TIMES)))

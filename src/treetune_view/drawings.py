@@ -11,7 +11,7 @@ from functools import cached_property
 from html import escape
 from itertools import groupby, pairwise
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -328,23 +328,6 @@ class SharedStep:
     branches: int = 1
 
 
-@dataclass(frozen=True)
-class DrawnStep:
-    """A rectangle of the tree: a branch, as wide as all steps of its depth and as high as it has answers.
-    `shade` and `credit` are classes of its value and of its advantage."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    shade: str
-    credit: str
-    label: str
-    words: str
-    href: str | None
-    here: bool
-
-
 def tree_html(
     group: Sequence[Episode],
     texts: Sequence[str],
@@ -375,30 +358,30 @@ def tree_html(
     deepest = max(len(group[number].step_ends) for number in top.answers) - top.depth
     high = min(HIGH, max(LEAST_HIGH, ROOM * len(top.answers)))
     unit, width = high / len(top.answers), WIDE / (deepest + 1)
-    drawn: list[DrawnStep] = []
+    drawn: list[dict[str, Any]] = []  # rectangles, with classes of the value and of the advantage
     todo: list[tuple[SharedStep, SharedStep | None, float]] = [(top, None, 0.0)]
     while todo:
         step, above, y = todo.pop()
         height, here = unit * len(step.answers), id(step) in on_path
         label = f"{step.expected:.2f}" + (f"  {step.advantage:+.2f}" if step.advantage is not None else "")
         drawn.append(
-            DrawnStep(
-                x=round((step.depth - top.depth) * width, 2),
-                y=round(y, 2),
-                width=round(width - 1.5, 2),
-                height=round(max(0.4, height - min(1.0, height / 4)), 2),
-                shade=shade(min(1.0, max(0.0, step.expected)), 1.0),
-                credit=shade(step.advantage, scale) if step.advantage is not None else "",
-                label=label if height >= LABELLED[0] and width >= LABELLED[1] else "",
-                words=_words_of(step, group, texts),
-                href=href_of(step, above),
-                here=here,
-            )
+            {
+                "x": round((step.depth - top.depth) * width, 2),
+                "y": round(y, 2),
+                "width": round(width - 1.5, 2),
+                "height": round(max(0.4, height - min(1.0, height / 4)), 2),
+                "shade": shade(min(1.0, max(0.0, step.expected)), 1.0),
+                "credit": shade(step.advantage, scale) if step.advantage is not None else "",
+                "label": label if height >= LABELLED[0] and width >= LABELLED[1] else "",
+                "words": _words_of(step, group, texts),
+                "href": href_of(step, above),
+                "here": here,
+            }
         )
         for one in _folded(step.following, FOLDED_BELOW / unit, on_path):
             todo.append((one, step, y))
             y += unit * len(one.answers)
-    drawn.sort(key=lambda own: own.here)  # what is outlined lies above the rest
+    drawn.sort(key=lambda own: own["here"])  # what is outlined lies above the rest
     rows = []
     for above, step in pairwise(path):
         others = [one for one in above.following if one is not step]

@@ -212,9 +212,9 @@ def _reading(view: View, answers: Answers, answer: Answer) -> dict[str, Any]:
 
 
 def _forms(tokens: Tokens | None, further: Sequence[str]) -> Sequence[str]:
-    """Returns the forms in which an answer can be shown, the usual one first; `further` need its tokens."""
+    """Returns the forms in which an answer can be shown, the usual one first."""
     if tokens is None or tokens.texts is None:
-        return ("rendered", "text")
+        return ("rendered", "text", *further)
     drawn = ("threads",) if any(tokens.branches) else ()
     return ("tokens", *drawn, *further, "rendered", "text")
 

@@ -205,7 +205,7 @@ def show_problems(view: View) -> Response:
         SELECT problem, any_value(asked) AS asked, count(*) AS answers,
             count(*) FILTER (score >= ?) AS right_ones,
             coalesce(stddev_pop(reward), 0) AS spread, avg(tokens) AS tokens, {size} AS credit
-        FROM answers WHERE {where} GROUP BY problem
+        FROM answers WHERE {where} GROUP BY problem ORDER BY problem
         """,
             [CORRECT_SCORE, *values],
             question.sources,
