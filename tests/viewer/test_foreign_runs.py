@@ -91,7 +91,17 @@ def test_files_that_hold_no_answers_are_no_run(viewer: Viewer) -> None:
     (viewer.folder / "data" / "torn.jsonl").write_text('{"prompt": "a", "resp')
     (viewer.folder / "data" / "no.eval").write_text("no archive")
     (viewer.folder / "data" / "x.json").write_text("[1, 2]")
+    (viewer.folder / "data" / "deep.jsonl").write_text("[" * 100_000 + "\n")
+    (viewer.folder / "data" / "number.jsonl").write_text("5\n")
     assert viewer.store.runs() == []
+
+
+def test_a_file_that_is_being_written_has_the_answers_that_are_whole(viewer: Viewer) -> None:
+    anything(viewer.folder / "theirs")
+    path = viewer.folder / "theirs" / "mine.jsonl"
+    path.write_text(path.read_text() + '5\n{"prompt": "a", "respon')
+    (viewer.folder / "theirs" / f"{'9' * 200}.jsonl").write_text(path.read_text())
+    assert "<b>4</b> answers" in viewer.page("/answers", run="theirs", of="everything")
 
 
 def test_what_others_models_wrote_is_text(shown: Shown) -> None:

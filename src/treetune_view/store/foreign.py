@@ -33,13 +33,24 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 RIGHT = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, True: 1.0, False: 0.0}
 """Inspect's grades, as it turns them into numbers: correct, partially so, incorrect, no answer."""
 
-HEAD_BYTES = 4096
-"""The beginning of a file that says whether it is a log of Inspect."""
+HEAD_BYTES = 1_000_000
+"""The beginning of a file, which says whether it holds answers."""
+LARGEST_SAMPLE_BYTES = 200_000_000
+"""Of a log of Inspect: what unpacks to more is no sample."""
+
+
+UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, NotImplementedError,
+    zipfile.BadZipFile,
+)  # fmt: skip
+"""What files raise that are none, or of another kind."""
 
 
 def common_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns a row with the names of an evaluation's line, but for the sample; None for what is no
     answer."""
+    if not isinstance(row, Mapping):
+        return None
     found = {own: next((row[one] for one in names if one in row), None) for own, names in NAMES.items()}
     text, reward = found["text"], found["reward"]
     said: Mapping[str, Any] = {}
@@ -88,20 +99,25 @@ def _written(value: Any) -> str:
     return "\n\n".join(parts)
 
 
-def rows_in(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def rows_in(path: Path, *, may_be_torn: bool = False) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Yields the rows of a file, each with its place: the byte where its line begins, or its number in a log.
-    Raises ValueError for one that can't be read."""
+    Raises ValueError for one that can't be read; the end of one that `may_be_torn` is being written."""
     if path.suffix == ".jsonl":
         with path.open("rb") as file:
             place = 0
             for line in file:
+                if may_be_torn and not line.endswith(b"\n") and not line.rstrip().endswith(b"}"):
+                    return
                 if line.strip():
                     yield place, json.loads(line)
                 place += len(line)
     elif path.suffix == ".eval":
         with zipfile.ZipFile(path) as archive:
             names = sorted(name for name in archive.namelist() if re.fullmatch(r"samples/[^/]+\.json", name))
-            yield from ((place, json.loads(archive.read(name))) for place, name in enumerate(names))
+            for place, name in enumerate(names):
+                if archive.getinfo(name).file_size > LARGEST_SAMPLE_BYTES:
+                    raise ValueError(f"{name} unpacks to more than {LARGEST_SAMPLE_BYTES:,} bytes")
+                yield place, json.loads(archive.read(name))
     else:
         yield from enumerate(json.loads(path.read_bytes())["samples"])
 
@@ -110,7 +126,7 @@ def answers_in(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the answers of a file as lines of an evaluation, with their places; samples of a problem are
     numbered as they come."""
     seen: Counter[str] = Counter()
-    for place, row in rows_in(path):
+    for place, row in rows_in(path, may_be_torn=True):
         if (own := common_row(row)) is not None:
             yield place, own | {"sample": seen[own["problem"]]}
             seen[own["problem"]] += 1
@@ -136,10 +152,11 @@ def holds_answers(path: Path) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _holds_answers(path: Path, stat: object) -> bool:
     try:
+        with path.open("rb") as file:
+            head = file.readline(HEAD_BYTES) if path.suffix == ".jsonl" else file.read(HEAD_BYTES)
         if path.suffix == ".json":  # all in one: read when it is asked for
-            with path.open("rb") as file:
-                head = file.read(HEAD_BYTES)
             return b'"version"' in head and b'"eval"' in head
-        return common_row(next(iter(rows_in(path)))[1]) is not None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, zipfile.BadZipFile):
+        first = json.loads(head) if path.suffix == ".jsonl" else next(iter(rows_in(path)))[1]
+        return common_row(first) is not None
+    except (*UNREADABLE, StopIteration):
         return False

@@ -94,7 +94,7 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
 
     there: list[Source] = []
     for place, path in enumerate(run.files):
-        step = int(path.stem) if path.stem.isdecimal() else place
+        step = int(path.stem[-9:]) if path.stem.isdecimal() else place
         there.append(Source("evaluation", step, f"e{place}-{path.name}", path.name, path, content="answers"))
     for folder in numbered(run.path / "iterations"):
         answers, episodes, signals = (
