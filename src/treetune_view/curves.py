@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune_view.charts import N_COLOURS, Chart, Event, Series, better_of, number
 from treetune_view.experiment import Experiment
@@ -46,6 +48,8 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Title and the metrics in it, behind the reward. What an experiment did not record has no chart."""
 
+SIGNS = "diagnostics/"
+"""Begins the names of signs of collapse."""
 SHAPING = "shaping/"
 """Begins the names of metrics of the parts of `shaping`, which may be anyone's: a chart for each."""
 
@@ -95,11 +99,11 @@ def bunches(
         seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
         members = [experiments[name] for name in names]
         spent: dict[float, list[float]] = {}
-        for one in members:
+        for one in members if OVER[over] else ():
             sums = itertools.accumulate(sum(row.get(key) or 0.0 for key in OVER[over]) for row in one.metrics)
             for row, so_far in zip(one.metrics, sums):
                 spent.setdefault(float(row["iteration"] + 1), []).append(so_far)
-        places = {x: math.fsum(own) / len(own) for x, own in spent.items()} if OVER[over] else {}
+        places = {x: math.fsum(own) / len(own) for x, own in spent.items()}
         name = _distinct_name(names, list(experiments)) + seeds
         made.append(Bunch(name, i, members, over, places))
     return made
@@ -128,13 +132,7 @@ def setting_of(config: Mapping[str, Any]) -> str:
 
 def metric_names(experiments: Iterable[Experiment]) -> list[str]:
     """Returns the names of all numbers that they recorded."""
-    names = {
-        key
-        for one in experiments
-        for row in one.metrics
-        for key, value in row.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    names = {key for one in experiments for key in one.recorded if one.curve(key)}
     return sorted(names - {"iteration", "wall_time"})
 
 
@@ -181,7 +179,7 @@ def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Ch
     """
     experiments = [one for bunch in made for one in bunch.members]
     data = " and ".join(sorted({one.trained_on for one in experiments}))
-    recorded = {key for one in experiments for row in one.metrics for key in row if key.startswith(SHAPING)}
+    recorded = {key for one in experiments for key in one.recorded if key.startswith(SHAPING)}
     titles: list[tuple[str, tuple[str, ...]]] = [(f"reward of the {data}", ("episodes/reward",))]
     titles += [(f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in sorted(recorded)]
     charts = []
@@ -214,23 +212,27 @@ def _line(
     xs = sorted({x for curve in curves for x in curve if x in bunch.places or not bunch.places})
     if not xs:
         return None
+    if len(curves) > 1:
+        from scipy.stats import t
+
+        quantiles = t.ppf(0.975, range(1, len(curves)))
     means, interval = [], dict[float, tuple[float, float]]()
-    for x in xs:
+    if len(curves) == 1:
+        [only] = curves
+        means, interval = [only[x] for x in xs], {x: bounds[x] for x in xs if x in bounds}
+    for x in xs if len(curves) > 1 else ():
         values = [curve[x] for curve in curves if x in curve]
         mean = math.fsum(values) / len(values)
         means.append(mean)
-        if len(curves) == 1:
-            interval |= {x: bounds[x]} if x in bounds else {}
-        elif len(values) > 1:
-            from scipy.stats import t
-
+        if len(values) > 1:
             variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-            half = float(t.ppf(0.975, len(values) - 1)) * math.sqrt(variance / len(values))
+            half = float(quantiles[len(values) - 2]) * math.sqrt(variance / len(values))
             interval[x] = mean - half, mean + half
     dash, colour = divmod(bunch.colour, N_COLOURS)
-    at = bunch.places or {x: x for x in xs}
-    points = [(at[x], mean) for x, mean in zip(xs, means, strict=True)]
-    interval = {at[x]: bounds for x, bounds in interval.items()}
+    points = list(zip(xs, means, strict=True))
+    if at := bunch.places:
+        points = [(at[x], y) for x, y in points]
+        interval = {at[x]: own for x, own in interval.items()}
     return Series(bunch.name, points if interval else _thinned(points), f"c{colour}", interval, dash=dash)
 
 
@@ -243,10 +245,10 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     if len(points) <= MOST_POINTS:
         return points
     size = math.ceil(2 * len(points) / MOST_POINTS)
-    kept = {0, len(points) - 1}
+    kept, ys = {0, len(points) - 1}, np.array([y for _, y in points])
     for start in range(0, len(points), size):
-        near = range(start, min(start + size, len(points)))
-        kept |= {min(near, key=lambda i: points[i][1]), max(near, key=lambda i: points[i][1])}
+        near = ys[start : start + size]
+        kept |= {start + int(near.argmin()), start + int(near.argmax())}
     return [points[i] for i in sorted(kept)]
 
 
@@ -267,13 +269,14 @@ def events_of(one: Experiment) -> list[Event]:
         log = ""
     logged = {(sign, int(number)): words for sign, number, words in _SIGN.findall(log)}
     before: Mapping[str, Any] = {}
+    signs = sorted(key for key in one.recorded if key.startswith(SIGNS) and key != f"{SIGNS}stop")
     for row in one.metrics:
         x = float(row["iteration"] + 1)
         if row.get("engine/restarts", 0) > before.get("engine/restarts", 0):
             events.append(Event(x, "restart", "the engine was started again"))
-        for key, value in row.items():
-            sign = key.removeprefix("diagnostics/")
-            if sign != key and sign != "stop" and bool(value) != bool(before.get(key, 0)):
+        for key in signs:
+            value, sign = row.get(key, before.get(key, 0)), key.removeprefix(SIGNS)
+            if bool(value) != bool(before.get(key, 0)):
                 why = logged.get((sign, int(x)), "") if value else ""
                 words = f"{sign} {'begins' if value else 'is over'}{': ' if why else ''}{why}"
                 events.append(Event(x, "sign", words))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,10 +87,21 @@ class Experiment:
         """The manifest's versions and machine; runs of earlier versions have them at its top."""
         return self.manifest.get("bits_rest_on") or self.manifest
 
+    @functools.cached_property
+    def recorded(self) -> set[str]:
+        """The keys of all iterations."""
+        return set().union(*self.metrics)
+
+    @functools.cached_property
+    def _curves(self) -> dict[str, list[tuple[float, float]]]:
+        return {}
+
     def curve(self, key: str) -> list[tuple[float, float]]:
         """Returns (finished iterations, value) wherever a metric was recorded as a finite number."""
-        points = [(row["iteration"] + 1, row[key]) for row in self.metrics if _is_number(row.get(key))]
-        return [(float(x), float(y)) for x, y in points]
+        if key not in self._curves:
+            points = [(row["iteration"] + 1, row[key]) for row in self.metrics if _is_number(row.get(key))]
+            self._curves[key] = [(float(x), float(y)) for x, y in points]
+        return self._curves[key]
 
 
 def _is_number(value: object) -> bool:
@@ -139,7 +150,7 @@ def read_experiment(path: Path) -> Experiment:
             f"{damaged or (f'; below it lie {below}' if below else '')}"
         )
     for result in sorted(path.glob("analyses/*/result.json")):
-        read(str(result.relative_to(path)), partial(read_result, result.parent))
+        read(str(result.relative_to(path)), functools.partial(read_result, result.parent))
     if (path / TOKENS).is_file():
         read(TOKENS, lambda: verify_once(path / TOKENS, "a run that goes on writes it again"))
     predicted: dict[str, Any] = {}
