@@ -79,12 +79,7 @@ COMMANDS = (
         (
             Argument(
                 "what",
-                {
-                    "nargs": "?",
-                    "default": "run_iteration_loop",
-                    "metavar": "COMMAND",
-                    "help": "such as evaluate; default: run_iteration_loop",
-                },
+                {"nargs": "?", "default": "run_iteration_loop", "metavar": "COMMAND"},
                 completes="rank_commands",
             ),
             Argument(

@@ -23,17 +23,8 @@ CONFIGS = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
 """The shipped configurations, found from any working directory: a wheel has them in the package, with the
 examples beside them."""
 
-_YAML = """\
-local merged(value) =
-  if std.isArray(value) then std.map(merged, value)
-  else if !std.isObject(value) then value
-  else std.foldl(function(sum, key) sum + (
-    if std.endsWith(key, '+') then { [std.rstripChars(key, '+')]+: merged(value[key]) }
-    else { [key]: merged(value[key]) }
-  ), std.objectFields(value), {});
-merged(std.parseYaml(%s))
-"""
-"""A YAML file in Jsonnet's words: `key+` is merged into the object on the left, as it is there."""
+_YAML = "(import 'lib/yaml.libsonnet')(std.parseYaml(%s))"
+"""What a YAML file is in Jsonnet."""
 
 TABLE = "names.libsonnet"
 """An object in a folder, each of whose fields is a configuration of the folder: a file without a file."""
