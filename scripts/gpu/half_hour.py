@@ -94,8 +94,10 @@ class HalfHour:
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            end_all(process.pid)
             raise RuntimeError(f"not done after {seconds:.0f} s; see {log.name}") from None
+        finally:
+            if process.poll() is None:
+                end_all(process.pid)
         output = log.read_text(errors="replace").rpartition(f"\n$ {' '.join(command)}\n")[2]
         if code:
             raise RuntimeError(f"exit code {code}, see {log.name}: {' '.join(output.split()[-40:])}")
@@ -202,12 +204,6 @@ def made(day: HalfHour, seconds: float, log: Path, folder: Path) -> Rows:
         *(["--small"] if day.rehearse else []),
     ]
     return [("it has", day.run(command, seconds, log).splitlines()[-1])]
-
-
-def gpus(day: HalfHour) -> int:
-    import torch
-
-    return 0 if day.rehearse else torch.cuda.device_count()
 
 
 TREETUNE = [sys.executable, "src/treetune/main.py"]
@@ -371,7 +367,10 @@ def options() -> argparse.Namespace:
 
 
 def main() -> int:
+    from treetune.processes.lifetime import exit_on_signals
+
     given = options()
+    exit_on_signals()
     folder = given.folder.resolve()
     for name in ("logs", "configurations", "experiments"):
         (folder / name).mkdir(parents=True)
@@ -383,12 +382,15 @@ def main() -> int:
     day.step("SFT", 240, trained, quickstart(day, "sft", 12), "quickstart/sft")
     day.step("VinePPO", 240, trained, quickstart(day, "vineppo", 8), "quickstart/vineppo")
     day.step("large model made", 120, made, model)
-    for way in ("auto", "file", "shared_memory", *(["nccl"] if gpus(day) > 1 else [])):
+    ways = ["auto", "file", "shared_memory"]
+    if not day.rehearse and len(subprocess.check_output(["nvidia-smi", "-L"]).splitlines()) > 1:
+        ways.append("nccl")
+    for way in ways:
         day.step(f"large model, weights by {way}", 240, trained, large(day, way), f"half_hour/{way}")
     day.step("plan against measured", 60, planned)
-    day.step("engine against LLM.generate", 300, compared, "generation", start)
     day.step("training against PyTorch", 180, compared, "training", start)
     day.step("killed and gone on", 240, killed)
+    day.step("engine against LLM.generate", 300, compared, "generation", start)
     day.step("large engine against LLM.generate", 300, compared, "generation", model)
     day.step("large training against PyTorch", 180, compared, "training", model)
     if not day.rehearse:

@@ -36,7 +36,10 @@ if [ "$free_gib" -lt 25 ] && [ ! -x "$python" ]; then
     exit 2
 fi
 
-copy_checkout() { git ls-files -z | tar --null --files-from=- -cf - | tar -xf - -C "$copy"; echo "$(git rev-parse --short HEAD)"; }
+copy_checkout() {
+    find "$copy" -mindepth 1 -maxdepth 1 ! -name .venv -exec rm -rf {} +
+    git ls-files -z | tar --null --files-from=- -cf - | tar -xf - -C "$copy" && git rev-parse --short HEAD
+}
 
 install() { cd "$copy" && TREETUNE_DEVICE=nvidia ./scripts/setup.sh --dev && du -sh .venv; }
 
