@@ -34,13 +34,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "src"))
 PAGE = ROOT / "docs/results/gpu.md"
 MIB, GIB = 2**20, 2**30
-SMALLEST_S = 20.0
-"""A step with less time than this isn't begun."""
-HEAVY = (".safetensors", ".pt", ".bin")
-"""Ends of names of what isn't sent."""
+SMALLEST_S = 20.0  # a step with less time than this isn't begun
+HEAVY = (".safetensors", ".pt", ".bin")  # isn't sent
 POLL_S = 0.5
-SLOWER = 2
-"""Times as long as on a GPU a rehearsal's steps may take."""
+SLOWER = 2  # times as long as on a GPU a rehearsal's steps may take
 Rows = list[tuple[str, str]]
 """What a step found: what, and how much."""
 
@@ -113,8 +110,7 @@ class HalfHour:
 def end_all(pid: int) -> None:
     """Kills a process and everything below it, as a power cut would."""
     try:
-        parent = psutil.Process(pid)
-        family = [parent, *parent.children(recursive=True)]
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
         return
     for one in family:
@@ -138,16 +134,14 @@ def memory_in_use(rehearse: bool) -> int:
 # Configurations
 
 OUTLASTS = {"may_outlast_training": True}
-FEW = {
+FEW = {  # for a rehearsal
     "problems_per_iteration": 16, "iterations": 2, "checkpoints+": {"every": 1},
     "evaluation+": {"sets": [{"split": "validation", "samples": 1, "problems": 8}]},
     "trainer+": {"minibatch_size": 16, "schedule+": OUTLASTS},
 }  # fmt: skip
-"""For a rehearsal."""
 
 
 def overlay(day: HalfHour, name: str, changes: dict[str, Any]) -> Path:
-    """A configuration for the right of another, in a file."""
     path = day.folder / "configurations" / f"{name}.jsonnet"
     text = json.dumps({"directory": str(day.folder / "experiments"), **changes}, indent=2)
     path.write_text(text.replace('+": ', '"+: '))
@@ -197,12 +191,8 @@ def large(day: HalfHour, way: str) -> list[str]:
 
 
 def made(day: HalfHour, seconds: float, log: Path, folder: Path) -> Rows:
-    command = [
-        sys.executable,
-        "scripts/gpu/random_model.py",
-        str(folder),
-        *(["--small"] if day.rehearse else []),
-    ]
+    size = ["--small"] if day.rehearse else []
+    command = [sys.executable, "scripts/gpu/random_model.py", str(folder), *size]
     return [("it has", day.run(command, seconds, log).splitlines()[-1])]
 
 
@@ -224,6 +214,7 @@ def canary_rows(rows: list[dict[str, float]]) -> Rows:
         ("restarts", "engine/restarts"),
         ("sync, s", "seconds/sync"),
         ("tokens/s", "engine/tokens_per_second"),
+        ("validation accuracy", "evaluation/validation/pass_at_1"),
     ):
         values = [row[key] for row in rows if key in row]
         if values:
@@ -250,12 +241,12 @@ def gpu_tests(day: HalfHour, seconds: float, log: Path) -> Rows:
 
 
 def trained(day: HalfHour, seconds: float, log: Path, arguments: list[str], experiment: str) -> Rows:
-    day.run([*TREETUNE, "run", "--num_gpus", "1", *arguments], seconds, log)
+    # The launcher would show the trainer its own GPU alone.
+    how = ["run_iteration_loop"] if experiment.endswith("nccl") else ["run", "--num_gpus", "1"]
+    day.run([*TREETUNE, *how, *arguments], seconds, log)
     rows = metrics_of(day, experiment)
     totals = [row["seconds/total"] for row in rows]
-    accuracy = [row[key] for row in rows for key in ("evaluation/validation/pass_at_1",) if key in row]
     found = [("iterations", str(len(rows))), ("s an iteration", f"{sorted(totals)[len(totals) // 2]:.2f}")]
-    found += [("validation accuracy", f"{accuracy[0]:.3f} → {accuracy[-1]:.3f}")] if accuracy else []
     return [*found, *canary_rows(rows), *memory_rows(day, experiment)]
 
 
@@ -335,8 +326,8 @@ def compared(day: HalfHour, seconds: float, log: Path, part: str, model: Path) -
 def page(day: HalfHour) -> str:
     command = f"python scripts/gpu/half_hour.py{' --rehearse' if day.rehearse else ''}"
     device = "a CPU, as a rehearsal: no figure here says anything of a GPU" if day.rehearse else "a GPU"
-    lines = ["# Half an hour on a GPU", "", f"`{command}` on {device}."]
-    lines += [f"{time.strftime('%F')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end.", ""]
+    when = f"{time.strftime('%F')}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end."
+    lines = ["# Half an hour on a GPU", "", f"`{command}` on {device}. {when}", ""]
     lines += ["| step | outcome | seconds |", "|---|---|---:|"]
     lines += [f"| {name} | {one_line(outcome)} | {seconds:.0f} |" for name, outcome, seconds, _ in day.steps]
     for name, _, _, found in day.steps:
