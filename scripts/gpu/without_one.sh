@@ -122,6 +122,6 @@ step "sources of vLLM" 120 bash -c sources
 step "configuration on an H100" 900 bash -c configured
 step "compiled for sm_90" 900 bash -c compiled
 step "image with its data" 3600 bash -c images
-printf '\n%s\n' "$(date +%F), $(nproc) cores, $(git rev-parse --short HEAD)"
+printf '\n%s\n' "$(date +%F), $(nproc --all) cores, $(git rev-parse --short HEAD)"
 printf '%s\n' "${results[@]}"
 exit "$failed"

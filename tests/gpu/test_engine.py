@@ -96,14 +96,18 @@ def tokens_of(engine: VllmEngine, asked: list[Request]) -> list[list[Any]]:
     return [[completion.token_ids.tolist() for completion in one] for one in engine.generate(asked)]
 
 
-def test_it_sleeps_gives_its_memory_and_wakes_with_its_weights(served: Served) -> None:
+@pytest.mark.parametrize("keep_weights", [True, False], ids=["kept", "dropped"])
+def test_it_sleeps_gives_its_memory_and_samples_as_before(served: Served, keep_weights: bool) -> None:
     served.engine.load(served.policies[1].folder, 1, canary(served, 1))
     asked, awake = requests(4), free_bytes()
     before = tokens_of(served.engine, asked)
-    with served.engine.asleep():
+    with served.engine.asleep(keep_weights=keep_weights):
         if served.device == "cuda":
             whole = torch.cuda.mem_get_info()[1]
             assert free_bytes() - awake > 0.8 * SHARE * whole - 2**31, "most of its share"
+    if not keep_weights:
+        report = served.engine.load(served.policies[1].folder, 1, canary(served, 1))
+        assert report.restarts == 0
     assert tokens_of(served.engine, asked) == before
 
 
