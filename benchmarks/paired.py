@@ -3,15 +3,16 @@
     python benchmarks/paired.py [--seeds 8] [--work experiments/paired]
 
 A tiny model learns a signpost whose one choice decides, before twelve that don't. Every seed is a run of GRPO
-that is forked after four iterations (`treetune fork`) into GRPO and VinePPO with K = 1. A paired
-difference is one of two branches of one seed; an independent one of branches of two seeds, whose variance is
-the sum of both branches'. The accuracy is that on held-out problems, with the same draws for all. The branch
-of GRPO is held against the first seed's run that went on. Finished runs in FOLDER are not run again."""
+that is forked after four iterations (`treetune fork`) into GRPO and VinePPO with K = 1. A paired difference
+is one of two branches of one seed; an independent one of branches of two seeds, whose variance is the sum of
+both branches'. What differs is the chance of the right choice on held-out problems. The branch of GRPO is
+held against the first seed's run that went on. Finished runs in FOLDER are not run again."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import multiprocessing
 import sys
 import time
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 STEM, BRANCH, SHOWN = 4, 6, (1, 2, 3, 4, 6)
-"""Iterations of a stem and of a branch, and those of a branch after which accuracy is shown."""
+"""Iterations of a stem and of a branch, and those of a branch after which the chance is shown."""
 
 PARTS = (
     "models/tiny_narrow", "engines/in_process", "evaluations/quickstart", "trainers/tiny_one_step",
@@ -45,12 +46,8 @@ START = """{
 ON_POLICY = """{
   model: { type: 'pretrained', name_or_path: '%s/start/checkpoints/last/policy' },
   seed: %d, rollout+: { samples: 8, max_tokens: 32 }, problems_per_iteration: 32, iterations: %d,
-  trainer+: { learning_rate: 5e-4, schedule: { type: 'warmup', steps: 2 }, measure_kl: false },
-  evaluation+: {
-    every: 1, rollout+: { max_tokens: 32 },
-    sets: [{ split: 'validation', problems: 128, samples: 4, while_training: true }],
-  },
-  checkpoints: { every: 1 },
+  trainer+: { learning_rate: 1e-3, schedule: { type: 'warmup', steps: 2 }, measure_kl: false },
+  evaluation+: { every: null, sets: [] }, checkpoints: { every: 1, keep_every: 1 },
 }"""
 CREDITS = {
     "GRPO": "{ credit: { type: 'group' } }",
@@ -92,11 +89,33 @@ def trained(
     return folder / name
 
 
-def accuracies(place: Path) -> dict[int, float]:
-    from treetune_view.experiment import read_summaries
+def chances(place: Path) -> dict[int, float]:
+    """How likely the right choice is behind each held-out prompt and its sign, by iterations since the fork:
+    the mean, computed and not sampled."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    found = read_summaries(place / "evaluations", "validation")
-    return {done - STEM: summary["pass_at_1"] for done, summary in found.items()}
+    from treetune.config.build import build
+    from treetune.models.tokenizer import codec_of
+    from treetune.runtime.base import PolicyIteration, Runtime
+
+    config = build(Runtime, json.loads((place / "config.json").read_text()))
+    assert isinstance(config, PolicyIteration)
+    problems, found = config.task.problems("validation"), {}
+    for done in range(STEM, STEM + BRANCH + 1):
+        policy = place / "checkpoints" / f"{done:04d}" / "policy"
+        tokenizer = AutoTokenizer.from_pretrained(policy)
+        prompts = [codec_of(tokenizer).encode_prompt(one).tolist() for one in problems]
+        signs, golds = (
+            tokenizer.convert_tokens_to_ids([take(one) for one in problems])
+            for take in (lambda one: one.prompt[-3], lambda one: one.gold)
+        )
+        input_ids_BT = torch.tensor([[*prompt, sign] for prompt, sign in zip(prompts, signs, strict=True)])
+        with torch.no_grad():
+            logits_BV = AutoModelForCausalLM.from_pretrained(policy)(input_ids_BT).logits[:, -1]
+        right_B = logits_BV.softmax(-1).gather(1, torch.tensor(golds)[:, None])
+        found[done - STEM] = float(right_B.mean())
+    return found
 
 
 def ratio(own: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
@@ -131,10 +150,10 @@ def main() -> None:
     for seed in range(1, options.seeds + 1):
         folder = work / f"seed-{seed}"
         folder.mkdir(exist_ok=True)
-        trained(folder, "stem", ON_POLICY % (work, seed, STEM), "{ evaluation+: { every: null } }", stem=True)
+        trained(folder, "stem", ON_POLICY % (work, seed, STEM), stem=True)
         for number, (name, credit) in enumerate(CREDITS.items()):
             settings = ON_POLICY % (work, seed, STEM + BRANCH)
-            found[name].append(accuracies(trained(folder, f"branch-{number}", settings, credit)))
+            found[name].append(chances(trained(folder, f"branch-{number}", settings, credit)))
         ends = ", ".join(f"{name} {runs[-1][BRANCH]:.3f}" for name, runs in found.items())
         print(f"seed {seed}: {ends}, {time.monotonic() - begun:.0f} s", flush=True)
     going_on = ON_POLICY % (work, 1, STEM + BRANCH)
@@ -145,7 +164,7 @@ def main() -> None:
 
 def page(found: dict[str, list[dict[int, float]]], same: str, seeds: int) -> str:
     base, *others = CREDITS
-    heads = ["after the fork", f"{base}: accuracy, spread over seeds"]
+    heads = ["after the fork", f"{base}: chance, spread over seeds"]
     heads += [f"{other} less {base}: independent, paired; variances' ratio" for other in others]
     lines = ["| " + " | ".join(heads) + " |", "|---:" * len(heads) + "|"]
     for done in SHOWN:
