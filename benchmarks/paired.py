@@ -163,22 +163,27 @@ def main() -> None:
 
 
 def page(found: dict[str, list[dict[int, float]]], same: str, seeds: int) -> str:
-    base, *others = CREDITS
-    heads = ["after the fork", f"{base}: chance, spread over seeds"]
-    heads += [f"{other} less {base}: independent, paired; variances' ratio" for other in others]
-    lines = ["| " + " | ".join(heads) + " |", "|---:" * len(heads) + "|"]
+    """Standard deviations in points. "Of changes" takes the chance at the fork off both branches first, so
+    that what is left is what common random numbers do."""
+    base, other = CREDITS
+    values = {
+        name: np.array([[run[done] for done in range(BRANCH + 1)] for run in found[name]]) for name in found
+    }
+    lines = [
+        f"| after the fork | {base}: chance, spread | difference of {other}: independent"
+        " | of changes, independent | paired | variances: independent over paired | of changes over paired |",
+        "|---:" * 7 + "|",
+    ]
     for done in SHOWN:
-        own = np.array([run[done] for run in found[base]])
-        cells = [str(done), f"{100 * own.mean():.1f}, {100 * own.std(ddof=1):.1f}"]
-        for name in others:
-            theirs = np.array([run[done] for run in found[name]])
-            apart = 100 * np.sqrt(own.var(ddof=1) + theirs.var(ddof=1))
-            together, (value, low, high) = 100 * (theirs - own).std(ddof=1), ratio(theirs, own)
-            cells.append(f"{apart:.2f}, {together:.2f}; {value:.1f} [{low:.1f}, {high:.1f}]")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(
-        [*lines, "", f"{seeds} seeds. The stem of seed 1 that went on, and its branch of {base}: {same}.\n"]
-    )
+        own, theirs = (values[name][:, done] for name in (base, other))
+        changes = own - values[base][:, 0], theirs - values[other][:, 0]
+        apart = [100 * np.sqrt(a.var(ddof=1) + b.var(ddof=1)) for a, b in ((own, theirs), changes)]
+        ratios = ["{:,.0f} [{:,.0f}, {:,.0f}]".format(*ratio(b, a)) for a, b in ((own, theirs), changes)]
+        cells = [f"{100 * own.mean():.1f}, {100 * own.std(ddof=1):.1f}", *(f"{one:.2f}" for one in apart)]
+        cells += [f"{100 * (theirs - own).std(ddof=1):.2f}", *ratios]
+        lines.append(f"| {done} | {' | '.join(cells)} |")
+    same = f"{seeds} seeds. The stem of seed 1 that went on, and its branch of {base}: {same}."
+    return "\n".join([*lines, "", same])
 
 
 if __name__ == "__main__":
