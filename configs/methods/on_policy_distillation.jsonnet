@@ -1,7 +1,7 @@
 // On-policy distillation: the policy learns, token by token, to become like a teacher on answers of its own. What they
-// earn doesn't count. The teacher is a model of the same tokens, given in place of null.
+// earn doesn't count. The teacher, a model of the same tokens, has to be given: credit+: { teacher: { type: 'pretrained', … } }.
 {
-  credit: { type: 'distillation', teacher: error 'give credit.teacher, such as { type: "pretrained", name_or_path: ... }' },
+  credit: { type: 'distillation' },
   trainer+: {
     advantage_normalisation: 'none',
     objective: { type: 'ppo', kl_coef: 1.0, kl_estimator: 'k1', kl_placement: 'advantage' },
