@@ -28,8 +28,7 @@ def certify(path: Path, config: PolicyIteration) -> Path:
 
     It holds hashes of configuration, data, code and versions, and for each iteration those of its answers,
     its episodes and the checkpoint behind it, as far as they are kept. The `chain` of an iteration is the
-    hash of these and of the chain before it, so that the last one stands for all. Raises ValueError where
-    there is no iteration, and Damaged where a checkpoint isn't as it was written."""
+    hash of these and of the chain before it. Raises ValueError for no iteration, Damaged for a checkpoint."""
     directory, links = ExperimentDirectory(path), list[dict[str, Any]]()
     rests_on = _rests_on(directory, config)
     chain = config_hash(rests_on)

@@ -126,9 +126,7 @@ def legend(results: Results) -> list[str]:
                 f"{column.name}: {AXES[column.reach.over]} until pass@1 on {column.curve} first comes to"
                 f" {column.reach.accuracy:.0%}; a mean stands where every seed came to it."
             )
-    lines.append(
-        f"{FATE}: runs that ended with an error, and runs that lost half of the best accuracy on their curve."
-    )
+    lines.append(f"{FATE}: runs that ended with an error, that lost half of their curve's best accuracy.")
     sources = dict.fromkeys(cell.source for cell in results.cells.values() if cell.source)
     if sources:
         lines.append(f"Published: {'; '.join(sources)}.")
