@@ -49,6 +49,7 @@ def write(folder: Path, small: bool) -> None:
         model.get_input_embeddings().weight.normal_()[:, 0] = width
         head.zero_()[1 : len(tokenizer)].normal_(std=3 / width)  # 0 is padding
         head[1 : len(tokenizer), 0] = 28 / width
+        head[tokenizer.eos_token_id, 0] = 23 / width  # some answers end, and some are cut off
     model.to(torch.float32 if small else torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     sys.stdout.write(f"{sum(weight.numel() for weight in model.parameters()):,} weights\n")
