@@ -59,9 +59,9 @@ class Method(NamedTuple):
 
 
 def shipped_methods() -> dict[str, Method]:
-    """Returns the methods of configs/arena.jsonnet by their names."""
+    """Returns the methods of configs/lib/arena.libsonnet by their names."""
     methods = {CEILING: Method(TrueAdvantages())}
-    for name, parts in load(["arena.jsonnet"]).data["methods"].items():
+    for name, parts in load(["lib/arena.libsonnet"]).data["methods"].items():
         rollout = build(Rollout, parts["rollout"]) if "rollout" in parts else None
         methods[name] = Method(build(Credit, parts["credit"]), rollout)
     return methods

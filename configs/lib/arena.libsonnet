@@ -1,6 +1,6 @@
 // The methods of `treetune arena`: a credit each, and a rollout where it makes its answers otherwise than all others.
-local bench = (import 'analyzers/credit_bench_critic.jsonnet').analyzers[0].methods;
-local literature = import 'credit/literature.libsonnet';
+local bench = (import '../analyzers/credit_bench_critic.jsonnet').analyzers[0].methods;
+local literature = import '../credit/literature.libsonnet';
 // Those that see no turns, no words and no trainer.
 local name_of = {
   'ComMCS K=3': 'com_mcs',
