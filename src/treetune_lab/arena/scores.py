@@ -218,21 +218,25 @@ def rank_correlation(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
     """Draws which method is worth most where a quarter of the answers is correct: a panel for each ρ, numbers
     of choices from left to right, what decides from top to bottom."""
-    cells = {tuple(name.split(" of ")): name for name in by_language if " of " in name and "%" not in name}
-    lengths = sorted({length for _, length in cells}, key=int)
+    cells: dict[tuple[str, int], list[str]] = {}
+    for name in by_language:
+        shape, of, choices = name.partition(" of ")
+        if of and "%" not in name:  # a majority has an odd number of choices, and stands with its neighbour
+            cells.setdefault((shape, int(choices) // 2), []).append(name)
+    lengths = sorted({length for _, length in cells})
     shapes = [shape for shape in CHOICES if any(shape == one for one, _ in cells)]
     figure, axes = panels([f"ρ = {rho:g}" for rho in RATIOS], rows=2)
     figure.set_size_inches(2 + 2.6 * len(lengths), 1.2 + 1.1 * len(shapes))
     for one, rho in zip(axes, RATIOS, strict=True):
         worths = np.full((len(shapes), len(lengths)), np.nan)
-        for (shape, length), name in cells.items():
-            best, worth = best_at(by_language[name], rho)
+        for (shape, length), names in cells.items():
+            best, worth = best_at(by_language[names[0]], rho)
             row, column = shapes.index(shape), lengths.index(length)
             worths[row, column] = math.log2(worth)
             words = f"{best.replace(', ', chr(10))}\n{worth:.1f} ×"
             one.text(column, row, words, ha="center", va="center", fontsize=6.5)
         one.imshow(worths, cmap="Greens", vmin=0, vmax=6, aspect="auto")
-        one.set_xticks(range(len(lengths)), lengths)
+        one.set_xticks(range(len(lengths)), [f"{2 * length}" for length in lengths])
         one.set_yticks(range(len(shapes)), shapes)
         one.set_xlabel("choices of an answer", fontsize=8)
         one.grid(visible=False)
