@@ -12,7 +12,7 @@ HEADLESS_SHARE = 0.01
 
 LIMITS = {
     "files": 356,
-    "lines": 74_304,
+    "lines": 74_308,
     "functions": 4_412,
     "functions of at most 3 lines": 1_193,
     "classes": 748,
