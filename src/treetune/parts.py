@@ -11,6 +11,6 @@ import treetune
 from treetune.config.imports import import_package
 from treetune.config.schema import GROUP, own_entry_points
 
-import_package(treetune)
+import_package(treetune, without="examples")  # in a wheel they lie there, for users to copy
 for entry in own_entry_points(GROUP):
     import_package(importlib.import_module(entry.value))

@@ -11,12 +11,12 @@ CIRCLES, LARGEST = 4, 4
 HEADLESS_SHARE = 0.01
 
 LIMITS = {
-    "files": 356,
-    "lines": 74_308,
+    "files": 357,
+    "lines": 74_324,
     "functions": 4_412,
     "functions of at most 3 lines": 1_193,
     "classes": 748,
-    "modules that one other imports": 63,
+    "modules that one other imports": 62,
 }
 
 

@@ -16,11 +16,10 @@ from treetune.models.logprobs import Nucleus
 from treetune.rollouts.credit import Gae
 from treetune.trainers.objectives.base import TokenBatch, kl_estimate
 from treetune.trainers.objectives.mle import MaximumLikelihood
+from treetune.trainers.objectives.other_ratios import ClippedImportance, SequencePolicyGradient
 from treetune.trainers.objectives.policy_gradient import (
-    ClippedImportance,
     ClippedPolicyGradient,
     PolicyGradient,
-    SequencePolicyGradient,
 )
 from treetune.trainers.preparation import (
     normalised,
