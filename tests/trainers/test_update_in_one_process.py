@@ -22,11 +22,8 @@ from treetune.models.logprobs import ModelInputs, PolicyModule
 from treetune.rollouts.credit import Gae
 from treetune.trainers.base import Warmup
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.policy_gradient import (
-    ClippedImportance,
-    ClippedPolicyGradient,
-    SequencePolicyGradient,
-)
+from treetune.trainers.objectives.other_ratios import ClippedImportance, SequencePolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainers.objectives.preference import DirectPreference, DpoPositive
 from treetune.trainers.objectives.spo import CorrectPaths
 
