@@ -66,32 +66,6 @@ class Language:
         return np.array(rows[::-1])
 
     @cached_property
-    def visits_TS(self) -> NDArray[np.float64]:
-        """The probability that an answer is in a status before each token."""
-        rows = [np.eye(len(self.correct_S))[0]]
-        for after_SO, chances_SO in zip(self.after_TSO, self.chances_TSO, strict=True):
-            following = np.zeros_like(rows[-1])
-            np.add.at(following, after_SO, rows[-1][:, None] * chances_SO)
-            rows.append(following)
-        return np.array(rows)
-
-    @cached_property
-    def gradient(self) -> NDArray[np.float32]:
-        """The exact policy gradient, flat as `gradients` has them: of the ways alone, since wordings earn
-        nothing."""
-        gains_TSO = np.take_along_axis(
-            self.values_TS[1:, None, :].repeat(len(self.correct_S), 1), self.after_TSO, 2
-        )
-        gains_TSO = gains_TSO - self.values_TS[:-1, :, None]
-        ways_TSO = self.visits_TS[:-1, :, None] * self.chances_TSO * gains_TSO
-        wordings = np.zeros((*self.wordings_TS.shape, self.most_wordings))
-        return (
-            np.concatenate([ways_TSO.reshape(self.length, -1), wordings.reshape(self.length, -1)], 1)
-            .ravel()
-            .astype(np.float32)
-        )
-
-    @cached_property
     def most_wordings(self) -> int:
         return int(self.wordings_TS.max())
 

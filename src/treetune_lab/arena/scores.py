@@ -109,6 +109,8 @@ def scores(
     reference, _ = gradients_of(language, context, Method(Rloo()), shared)
     plain = ANSWERS * (language.length + 1)
     found = {}
+    collects = gc.isenabled()
+    gc.disable()  # looking for circles among millions of answers, at any time, takes a third of the time
     for name, method in methods.items():
         begun, rows, tokens = time.process_time(), [], 0
         for start in range(0, most, AT_ONCE):
@@ -123,6 +125,8 @@ def scores(
             gc.collect()
             if half_width(found[name]) < precision or found[name]["seconds"] > seconds:
                 break
+    if collects:
+        gc.enable()
     return found
 
 
@@ -169,11 +173,14 @@ def fitted_critic(language: Language, seed: int) -> Critic:
 
 
 def summary(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Returns each method's geometric means over all languages of the gain per answer and of its worth at
-    each ρ, the best per token first. A gain that nobody could measure counts as nothing."""
+    """Returns the geometric means over all languages of each method's gain per answer and of its worth at
+    each ρ, the best per token first. Methods that some language has not scored are left out; a gain that
+    nobody could measure counts as nothing."""
     found = {}
-    in_all = set.intersection(*(set(methods) for methods in by_language.values()))
-    for name in in_all:
+    first, *others = by_language.values()
+    for name in first:
+        if not all(name in methods for methods in others):
+            continue
         rows = [methods[name] for methods in by_language.values()]
         gains = [(max(row["gain"]["value"] or 0.0, 1e-6), row["cost"]) for row in rows]
         means = {"gain": _geometric([value for value, _ in gains])}
@@ -215,14 +222,18 @@ def rank_correlation(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     return float(np.corrcoef(ranks.T)[0, 1])
 
 
-def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
+def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure | None:
     """Draws which method is worth most where a quarter of the answers is correct: a panel for each ρ, numbers
-    of choices from left to right, what decides from top to bottom."""
+    of choices from left to right, what decides from top to bottom. None where no language has a place."""
     cells: dict[tuple[str, int], list[str]] = {}
     for name in by_language:
         shape, of, choices = name.partition(" of ")
-        if of and "%" not in name:  # a majority has an odd number of choices, and stands with its neighbour
+        has_gain = any(one["gain"]["value"] for one in by_language[name].values())
+        # A majority has an odd number of choices, and stands with its neighbour.
+        if of and "%" not in name and has_gain:
             cells.setdefault((shape, int(choices) // 2), []).append(name)
+    if not cells:
+        return None
     lengths = sorted({length for _, length in cells})
     shapes = [shape for shape in CHOICES if any(shape == one for one, _ in cells)]
     figure, axes = panels([f"ρ = {rho:g}" for rho in RATIOS], rows=2)
@@ -248,16 +259,17 @@ def write_page(folder: Path, by_language: Mapping[str, Any], command: str, train
     lines = ["# The arena: what a credit gains", "", f"    {command}", "", PREFACE, ""]
     lines += ["## All languages (geometric means)", "", *summary_table(by_language), ""]
     lines += ["![gain over cost](arena.png)", ""]
-    lines += ["## Which credit for which task", "", MAP, "", "![which credit where](arena_map.png)", ""]
-    for language, methods in by_language.items():
-        lines += [f"## {language}", "", *gain_table(methods), ""]
-    (folder / "arena.md").write_text("\n".join(lines))
-    save(draw_gain(by_language), folder, "arena")
     fair = {
         language: {name: one for name, one in methods.items() if name not in trained}
         for language, methods in by_language.items()
     }
-    save(draw_map(fair), folder, "arena_map")
+    if (drawn := draw_map(fair)) is not None:
+        save(drawn, folder, "arena_map")
+        lines += ["## Which credit for which task", "", MAP, "", "![which credit where](arena_map.png)", ""]
+    for language, methods in by_language.items():
+        lines += [f"## {language}", "", *gain_table(methods), ""]
+    (folder / "arena.md").write_text("\n".join(lines))
+    save(draw_gain(by_language), folder, "arena")
 
 
 PREFACE = """RLOO with eight answers is 1, and higher is better. *Gain per answer*: a problem's gradient
@@ -285,20 +297,27 @@ def run_arena(
     """Scores the methods of some modules, or all shipped ones, and compares the scores with the arena.json of
     other seeds.
 
-    What was scored is kept in arena.json of `output`, and is not scored again. Raises ValueError for an
-    unknown language.
+    What was scored of the shipped ones is kept in arena.json of `output`, and is not scored again; those of
+    modules, which change, always are. Raises ValueError for an unknown language, and where the folder has the
+    scores of other seeds or of another number of problems.
     """
     tables = {name: language_of(name) for name in languages or LANGUAGES}
     methods = {
         name: one for module in modules for name, one in methods_of(module).items()
     } or shipped_methods()
     kept = None if output is None else output / "arena.json"
-    found: dict[str, Any] = json.loads(kept.read_text()) if kept is not None and kept.is_file() else {}
-    # Looking for circles among millions of answers takes a third of the time: `scores` collects them.
-    gc.disable()
+    found: dict[str, Any] = {}
+    if kept is not None and kept.is_file():
+        stored = json.loads(kept.read_text())
+        if (stored["seed"], stored["problems"]) != (seed, most):
+            raise ValueError(
+                f"{kept} has the scores of --seed {stored['seed']} --problems {stored['problems']}: give"
+                " these, or another folder"
+            )
+        found = stored["scores"]
     for name, language in tables.items():
         of_language = found.setdefault(name, {})
-        missing = {key: one for key, one in methods.items() if key not in of_language}
+        missing = {key: one for key, one in methods.items() if modules or key not in of_language}
         of_language |= scores(language, missing, seed, most, seconds=5.0)
         for key in methods:
             one = of_language[key]
@@ -306,11 +325,11 @@ def run_arena(
             say(f"{name:16} {key:30} {told}  per token {with_interval(one['gain_per_token'])}")
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            write_json(kept, found)
+            write_json(kept, {"seed": seed, "problems": most, "scores": found})
     for line in summary_table(found):
         say(line)
     if against is not None:
-        agreement = rank_correlation(found, json.loads(against.read_text()))
+        agreement = rank_correlation(found, json.loads(against.read_text())["scores"])
         say(f"rank correlation of the gains per token with those of {against}: {agreement:.3f}")
     if output is not None:
         words = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]

@@ -7,15 +7,14 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from treetune.contracts import Answers, Need, OneLine
-from treetune.rollouts.base import THREADS_REMEDY
 from treetune.rollouts.metrics import mean
 from treetune.rollouts.valuation import StepValues, Valuation, ValueEstimator, mean_of
+from treetune_lab.values.sampled import Siblings
 
 
 @ValueEstimator.register("rtmc")
 @dataclass(frozen=True, kw_only=True)
-class RolloutTree(ValueEstimator):
+class RolloutTree(Siblings):
     """A step's advantage is Q(s, a) − V'(s), where Q is the mean reward of the group's answers that took the
     step, and V' that of the n answers that came to s, drawn towards the group's mean as if `prior` more had
     come there and earned it: (Σ r + prior · mean) / (n + prior) (Wang et al., arXiv:2604.11037, eq. 11, by a
@@ -32,15 +31,6 @@ class RolloutTree(ValueEstimator):
 
     prior: Annotated[float, Ge(0)] = 2.0
     """Answers that earned the group's mean, beside those that came to a state."""
-
-    needs = (
-        Need(Answers(2), "it compares each answer with the others to its problem"),
-        Need(OneLine(turns=True), "it looks for equal beginnings", THREADS_REMEDY),
-    )
-
-    @property
-    def continues(self) -> bool:
-        return False
 
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from treetune.rollouts.storage import TOKENS, read_tokens
 from treetune.runtime.analysis import read_result
 from treetune.trainers.objectives.base import Objective
-from treetune.vocabulary import Branch, Episode, are_sampled
+from treetune.vocabulary import Branch, Column, Episode, are_sampled
 from treetune_lab.analyzers.step_credit import Shown, step_credit
 from treetune_view.store.answers import Answer
 from treetune_view.store.folders import stat_of
@@ -217,13 +217,10 @@ def penalised(config: Mapping[str, Any]) -> bool:
     return objective.get("kl_placement", "loss") != "loss" and bool(objective.get("kl_coef"))
 
 
-@functools.lru_cache(maxsize=64)
-def _sums_by_domain(path: Path, stat: object) -> dict[str, tuple[int, float, float]]:
-    """Returns how many trained tokens each domain has, the sum of their advantages, and that of the
-    squares."""
+def _trained_advantages(path: Path) -> Iterator[tuple[str, Column]]:
+    """Yields the domain and the advantages of the trained tokens of each row that has some."""
     from treetune.rollouts.rows import rows_of
 
-    sums: dict[str, tuple[int, float, float]] = {}
     walking = walk(path, ["advantages", "trained", "domain"])
     next(walking)
     for batch, _ in walking:
@@ -231,9 +228,17 @@ def _sums_by_domain(path: Path, stat: object) -> dict[str, tuple[int, float, flo
         rows = rows_of(batch["advantages"]), rows_of(batch["trained"])
         for domain, row, trained in zip(domains, *rows, strict=True):
             if row is not None and trained is not None:
-                own = row[trained.astype(bool)].astype(float)
-                count, total, squares = sums.get(domain, (0, 0.0, 0.0))
-                sums[domain] = count + len(own), total + own.sum(), squares + (own**2).sum()
+                yield domain, row[trained.astype(bool)].astype(float)
+
+
+@functools.lru_cache(maxsize=64)
+def _sums_by_domain(path: Path, stat: object) -> dict[str, tuple[int, float, float]]:
+    """Returns how many trained tokens each domain has, the sum of their advantages, and that of the
+    squares."""
+    sums: dict[str, tuple[int, float, float]] = {}
+    for domain, own in _trained_advantages(path):
+        count, total, squares = sums.get(domain, (0, 0.0, 0.0))
+        sums[domain] = count + len(own), total + own.sum(), squares + (own**2).sum()
     return sums
 
 
@@ -295,19 +300,11 @@ def _weight_of_all(
     path: Path, stat: object, moments: Sequence[tuple[str, tuple[float, float]]], by_sequence: bool
 ) -> float:
     """Returns the sum of the weights of all trained tokens of an iteration."""
-    from treetune.rollouts.rows import rows_of
-
     known, whole = dict(moments), 0.0
-    walking = walk(path, ["advantages", "trained", "domain"])
-    next(walking)
-    for batch, _ in walking:
-        domains = batch["domain"].to_pylist() if "domain" in batch.schema.names else [""] * batch.num_rows
-        rows = rows_of(batch["advantages"]), rows_of(batch["trained"])
-        for domain, row, trained in zip(domains, *rows, strict=True):
-            if row is not None and trained is not None:
-                mean, deviation = known.get(domain, (0.0, 1.0))
-                own = np.abs(row[trained.astype(bool)] - mean) / deviation
-                whole += float(own.mean() if by_sequence and len(own) else own.sum())
+    for domain, advantages in _trained_advantages(path):
+        mean, deviation = known.get(domain, (0.0, 1.0))
+        own = np.abs(advantages - mean) / deviation
+        whole += float(own.mean() if by_sequence and len(own) else own.sum())
     return whole
 
 
