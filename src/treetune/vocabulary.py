@@ -100,7 +100,7 @@ as some published recipes do; shares of correct answers don't change with that."
 
 @dataclass(frozen=True)
 class Message:
-    """A turn of a conversation; `role` is ``system``, ``user`` or ``assistant``."""
+    """A turn of a conversation; `role` is ``system``, ``user``, ``assistant`` or ``tool``."""
 
     role: str
     content: str
@@ -117,8 +117,9 @@ class TextCodec:
     all of it (the beginning of text, or nothing). `conversation` does for a problem's messages what `frame`
     does for a text; None where the model has no chat template. `eos_id` ends an answer that is written for
     the model; each of `end_ids`, which are `eos_id` alone where left out, ends an answer that it samples.
-    `turn_frame` is what a chat has between two turns of the model, around what is said there; None without
-    a chat.
+    `turn_frame` is what a chat has between two turns of the model, around what is said there (a text, or
+    messages of the template's role ``tool``); None without a chat, and so is `with_tools`: the same codec,
+    whose prompts offer tools by their JSON schemas. `decode_all` shows special tokens, too.
     """
 
     encode: Callable[[str], Sequence[int]]
@@ -128,7 +129,9 @@ class TextCodec:
     frame: Callable[[str], str] = str
     begin: tuple[int, ...] = ()
     conversation: Callable[[Sequence[Message]], str] | None = None
-    turn_frame: Callable[[str], str] | None = None
+    turn_frame: Callable[[str | Sequence[Mapping[str, str]]], str] | None = None
+    decode_all: Callable[[Sequence[int] | TokenIds], str] | None = None
+    with_tools: Callable[[Sequence[Mapping[str, Any]]], TextCodec] | None = None
 
     def __post_init__(self) -> None:
         if self.eos_id not in self.end_ids:

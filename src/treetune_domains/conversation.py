@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -32,6 +32,7 @@ class Limits(NamedTuple):
     max_turns: int
     observation_characters: int
     stop: tuple[str, ...]
+    reads_specials: bool = False
 
 
 class Call(NamedTuple):
@@ -94,10 +95,19 @@ class Conversation:
         if len(self.turns) == self.limits.max_turns:
             self._end("length", "turns_spent")
             return
-        observation = turn.observation[: self.limits.observation_characters]
-        self.events["observations_cut"] += len(observation) < len(turn.observation)
+        most = self.limits.observation_characters
+        texts = [text for _, _, text in turn.results] or [turn.observation]
+        self.events["observations_cut"] += any(len(text) > most for text in texts)
+        said = (
+            turn.observation[:most]
+            if not turn.results
+            else [
+                {"role": "tool", "name": tool, "tool_call_id": call, "content": text[:most]}
+                for tool, call, text in turn.results
+            ]
+        )
         last = int(self.segments[-1].token_ids[-1])
-        injected = between(self.codec, observation, last, self.frame)
+        injected = between(self.codec, said, last, self.frame)
         if len(injected) >= self._free_tokens:
             self._end("length", "tokens_spent")
             return
@@ -158,8 +168,7 @@ class Conversation:
 
     def _write(self, segment: Segment) -> None:
         self.segments.append(segment)
-        text = self.codec.decode(segment.token_ids)
-        self.actions = (*self.actions, before_stop(text, self.limits.stop))
+        self.actions = (*self.actions, action_of(self.codec, segment, self.limits))
 
     def _end(self, reason: FinishReason, event: str | None = None) -> None:
         self.finish = reason
@@ -167,17 +176,32 @@ class Conversation:
             self.events[event] += 1
 
 
-def between(codec: TextCodec, text: str, last: int, frame: Callable[[str], str] | None = None) -> TokenIds:
-    """Returns the ids between two turns, the first of which ended with the token `last`, around `text`.
+def action_of(codec: TextCodec, segment: Segment, limits: Limits) -> str:
+    """Returns the text of a sampled turn as the environment reads it."""
+    if not limits.reads_specials or codec.decode_all is None:
+        return before_stop(codec.decode(segment.token_ids), limits.stop)
+    shown = [token for token in segment.token_ids.tolist() if token not in codec.end_ids]
+    return before_stop(codec.decode_all(shown), limits.stop)
 
-    The end of that turn is not put behind it again. `frame` is used in place of what a chat has there.
-    Raises ValueError for a chat template that several turns can't be put together from, and for text
-    that the tokenizer has no tokens for.
+
+def between(
+    codec: TextCodec,
+    said: str | Sequence[Mapping[str, str]],
+    last: int,
+    frame: Callable[[str], str] | None = None,
+) -> TokenIds:
+    """Returns the ids between two turns, the first of which ended with the token `last`, around what is
+    `said`: a text, or messages with the results of tools.
+
+    The end of that turn is not put behind it again. `frame` is used in place of what a chat has there, and
+    for texts alone. Raises ValueError for a chat template that several turns can't be put together from, and
+    for text that the tokenizer has no tokens for.
     """
-    around = frame or codec.turn_frame
-    assert around is not None, "a model without a chat has a frame"
-    ids = token_array(codec.encode(around(text)))
-    return ids[1:] if frame is None and len(ids) and ids[0] == last == codec.eos_id else ids
+    if frame is not None and isinstance(said, str):
+        return token_array(codec.encode(frame(said)))
+    assert codec.turn_frame is not None, "a model without a chat has a frame"
+    ids = token_array(codec.encode(codec.turn_frame(said)))
+    return ids[1:] if len(ids) and ids[0] == last == codec.eos_id else ids
 
 
 def packed(rewards: Sequence[float], snapshot: tuple[int, bytes]) -> bytes:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Gt
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, Need, OneLine, SampledAnswers, Turns
 from treetune.inference.base import Completion, Later, Request
+from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import (
     UNGRADED,
     GrowingRollout,
     Growth,
     Start,
-    before_stop,
     is_decided,
 )
 from treetune.rollouts.base import Rollout
@@ -28,7 +28,7 @@ from treetune.rollouts.values import AnswerPrefix, StateRule
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.vocabulary import Grade, TextCodec, Trajectory, joined
-from treetune_domains.conversation import EVENTS, Conversation, Limits, packed, unpacked
+from treetune_domains.conversation import EVENTS, Conversation, Limits, action_of, packed, unpacked
 from treetune_domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune_domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
 
@@ -113,6 +113,19 @@ class MultiTurn(GrowingRollout):
                 "environment",
                 "give one, e.g. {type: 'tools', tools: [{type: 'python'}]}, or choose the task 'environment'",
             )
+        if self.environment is not None and self.environment.reads_specials:
+            if experiment.model.chat is None:
+                yield Finding(
+                    "tools are called natively, in a chat, and the model has none",
+                    "$.model.chat",
+                    "set model.chat to {}, or leave the environment's format at 'tags'",
+                )
+            if self.observation_format is not None:
+                yield Finding(
+                    "results of native calls stand in the chat as its template has them",
+                    "observation_format",
+                    "leave it out, or leave the environment's format at 'tags'",
+                )
 
     def environment_of(self, task: Task) -> Environment:
         """Returns the environment of answers to the task's problems; in a mixture, some may have none."""
@@ -129,9 +142,13 @@ class MultiTurn(GrowingRollout):
     def missing(self, task: Task) -> Sequence[str]:
         return self.environment_of(task).missing()
 
+    def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:
+        return self.environment_of(task).offered()
+
     def prepare(self, codec: TextCodec) -> None:
-        if self.frame(codec) is None and codec.turn_frame is not None:
-            codec.turn_frame("")  # raises where the template has none
+        native = self.environment is not None and self.environment.reads_specials
+        if codec.turn_frame is not None and (native or self.frame(codec) is None):
+            codec.turn_frame([TOOL_RESULT] if native else "")  # raises where the template has none
 
     def growing(self, context: RolloutContext, starts: Sequence[Start]) -> Growth:
         """Returns the requests for one answer from each start. The environment's seed derives from the
@@ -201,27 +218,29 @@ class MultiTurn(GrowingRollout):
 
     def _start(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
         task = context.task.of(start.problem)
-        sampling = task.sampling(self.sampling)
+        environment, sampling = self.environment_of(task), task.sampling(self.sampling)
+        limits = Limits(
+            turn_tokens=self.turn_tokens or sampling.max_tokens,
+            max_turns=self.max_turns,
+            observation_characters=self.observation_characters,
+            stop=sampling.stop,
+            reads_specials=environment.reads_specials,
+        )
         conversation = Conversation(
             context.codec,
             self.frame(context.codec),
-            Limits(
-                turn_tokens=self.turn_tokens or sampling.max_tokens,
-                max_turns=self.max_turns,
-                observation_characters=self.observation_characters,
-                stop=sampling.stop,
-            ),
+            limits,
             start.prompt_ids,
             context.settings.token_budget(start.prompt_ids, sampling.max_tokens),
         )
         actions = tuple(
-            before_stop(context.codec.decode(segment.token_ids), sampling.stop)
+            action_of(context.codec, segment, limits)
             for segment in start.segments
             if segment.origin == "sampled"
         )
         journal = context.find(TurnJournal)
         play = context.get(EnvironmentPool).begin(
-            self.environment_of(task),
+            environment,
             start.problem,
             derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
             actions,

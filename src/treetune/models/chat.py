@@ -19,6 +19,7 @@ _RESERVED = {"add_generation_prompt", "chat_template", "conversation", "messages
 _DATE = "\N{REFERENCE MARK}today\N{REFERENCE MARK}"
 _ANSWER = "The answer is 7."
 _THOUGHT = "<think>\nThree and four.\n</think>\n\n"
+TOOL_RESULT = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "4"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class Chat:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Handed to the template by name: ``{enable_thinking: false}`` for Qwen3, ``{date_string: '26 Jul
     2024'}`` for Llama 3.2."""
+    template: str | None = None
+    """A template (Jinja) in place of the tokenizer's own."""
     earlier_turns: Literal["as_templated", "as_sampled"] = "as_templated"
     """For answers of several turns, and templates that write an earlier turn otherwise than it was sampled
     (those of models that think leave its thoughts out). Such a template is refused; or, with ``as_sampled``,
@@ -64,12 +67,12 @@ def chat_frame(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[str]
             f"chat.template_arguments sets {', '.join(unknown)}, which the chat template of {name}"
             " does not read: leave it out"
         )
-    if _DATE in render(tokenizer, chat, [_user("1 + 1?")], strftime_now=lambda form: _DATE):
+    if _DATE in render(tokenizer, chat, [user("1 + 1?")], strftime_now=lambda form: _DATE):
         raise ValueError(
             f"the chat template of {name} writes today's date into every prompt, so that the same run would"
             " differ tomorrow: give the date in chat.template_arguments, e.g. {date_string: '26 Jul 2024'}"
         )
-    return lambda prompt: render(tokenizer, chat, [_user(prompt)])
+    return lambda prompt: render(tokenizer, chat, [user(prompt)])
 
 
 def chat_conversation(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[Sequence[Message]], str]:
@@ -90,7 +93,7 @@ def chat_conversation(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callabl
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
     """The special token that the template puts behind an assistant's answer; None if there is none."""
     try:
-        turns = render(tokenizer, chat, [_user("1 + 1?"), _assistant(_ANSWER)], add_generation_prompt=False)
+        turns = render(tokenizer, chat, [user("1 + 1?"), _assistant(_ANSWER)], add_generation_prompt=False)
     except ValueError:
         return None  # a template for questions alone
     _, answer, behind = turns.rpartition(_ANSWER)
@@ -101,22 +104,27 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
     return ids[0] if added is not None and added.special else None
 
 
-def turn_frame(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[str], str]:
-    """Returns the function from the message between two turns of the assistant to all that the template puts
+def turn_frame(
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, between: Sequence[Mapping[str, str]]
+) -> Callable[[Sequence[Mapping[str, str]]], str]:
+    """Returns the function from the messages between two turns of the assistant to all that the template puts
     between them: from the end of the one turn to where the next begins.
 
-    It is the difference of two chats that the template renders. Special tokens in the message are left out:
-    an environment can't end it. Raises ValueError, with the reason, for a template that refuses
-    a second turn, or writes earlier turns otherwise than they were sampled.
+    It is the difference of two chats that the template renders, and tried with messages like those in
+    `between`. Special tokens in a message are left out: an environment can't end it. Raises ValueError, with
+    the reason, for a template that refuses a second turn or such messages, or writes earlier turns otherwise
+    than they were sampled.
     """
     name = repr(tokenizer.name_or_path)
     specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
 
-    def rendered(answer: str, message: str, turns: Sequence[Mapping[str, str]] = ()) -> tuple[str, str, str]:
+    def rendered(
+        answer: str, messages: Sequence[Mapping[str, str]], turns: Sequence[Mapping[str, str]] = ()
+    ) -> tuple[str, str, str]:
         """The chat up to where the answer begins, the whole chat, and its part behind the answer."""
-        before = [*turns, _user("1 + 1?")]
+        before = [*turns, user("1 + 1?")]
         prompt = render(tokenizer, chat, before)
-        whole = render(tokenizer, chat, [*before, _assistant(answer), _user(message)])
+        whole = render(tokenizer, chat, [*before, _assistant(answer), *messages])
         _, kept, behind = whole.partition(_ANSWER)
         if not kept:
             raise ValueError(f"the chat template of {name} leaves an earlier answer out of a chat")
@@ -125,7 +133,7 @@ def turn_frame(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[str]
     thinks = "</think>" in str(tokenizer.chat_template)
     if chat.earlier_turns == "as_templated":
         for answer in (_ANSWER, *([_THOUGHT + _ANSWER] if thinks else [])):
-            prompt, whole, _ = rendered(answer, "2 + 2?")
+            prompt, whole, _ = rendered(answer, between)
             if not whole.startswith(prompt + answer):
                 raise ValueError(
                     f"the chat template of {name} writes an earlier turn otherwise than it was sampled"
@@ -133,18 +141,22 @@ def turn_frame(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[str]
                     " that a chat of several turns is not what the template makes of it: set"
                     " chat.earlier_turns to 'as_sampled', to keep earlier turns in sight as they were sampled"
                 )
-    earlier = [_user("0 + 0?"), _assistant("0.")]
-    if rendered(_ANSWER, "2 + 2?")[2] != rendered(_ANSWER, "2 + 2?", earlier)[2]:
+    earlier = [user("0 + 0?"), _assistant("0.")]
+    if rendered(_ANSWER, between)[2] != rendered(_ANSWER, between, earlier)[2]:
         raise ValueError(
             f"the chat template of {name} puts something else between later turns than between the first two:"
             " answers of several turns can't be put together from it"
         )
 
-    def frame(message: str) -> str:
-        # Until none is left: without one, the characters around it may spell another.
-        while special := next((special for special in specials if special in message), None):
-            message = message.replace(special, "")
-        return rendered(_ANSWER, message)[2]
+    def frame(messages: Sequence[Mapping[str, str]]) -> str:
+        shown = []
+        for message in messages:
+            text = message["content"]
+            # Until none is left: without one, the characters around it may spell another.
+            while special := next((special for special in specials if special in text), None):
+                text = text.replace(special, "")
+            shown.append({**message, "content": text})
+        return rendered(_ANSWER, shown)[2]
 
     return frame
 
@@ -176,7 +188,7 @@ def render(
     return str(text)
 
 
-def _user(text: str) -> dict[str, str]:
+def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 

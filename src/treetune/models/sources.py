@@ -11,6 +11,7 @@ from annotated_types import Gt, MinLen
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
+from treetune.models.chat import Chat
 from treetune.models.shapes import Shape
 from treetune.models.tokenizer import EOS, PAD, add_tokens, character_tokenizer, check_tokens, codec_of
 from treetune.seeds import derive_seed
@@ -35,6 +36,9 @@ def character_tokens(texts: Sequence[str], single: Sequence[str]) -> list[int]:
 
 class ModelSource(Registrable):
     """The model and the tokenizer that an experiment starts from."""
+
+    chat: Chat | None = None
+    """The chat that problems are asked in; None: they are asked as they are."""
 
     @property
     def longest(self) -> int | None:
@@ -81,7 +85,7 @@ class ModelSource(Registrable):
 
         Raises ValueError for a tokenizer that has no tokens for them.
         """
-        return codec_of(tokenizer)
+        return codec_of(tokenizer, chat=self.chat)
 
     def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
         """The model on the CPU, in training mode. `seed` (the run's) decides on weights that are drawn.
@@ -127,6 +131,8 @@ class TinyModel(ModelSource):
     """Base of the rotary embeddings."""
     added_tokens: tuple[str, ...] = ()
     """Texts that are one token each beside them, whose characters need not be in the alphabet."""
+    chat: Chat | None = None
+    """A chat around every problem, with a `template` of its own."""
 
     def __post_init__(self) -> None:
         check_tokens(self.added_tokens)

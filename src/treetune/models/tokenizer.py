@@ -7,13 +7,22 @@ carried over to the tokens that the text was decoded from.
 from __future__ import annotations
 
 import itertools
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from treetune.models.chat import Chat, chat_conversation, chat_frame, end_of_turn, turn_frame
+from treetune.models.chat import (
+    TOOL_RESULT,
+    Chat,
+    chat_conversation,
+    chat_frame,
+    end_of_turn,
+    turn_frame,
+    user,
+)
 from treetune.vocabulary import TextCodec, TokenIds
 
 if TYPE_CHECKING:
@@ -187,6 +196,8 @@ def codec_of(
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of {tokenizer.name_or_path!r} has no end token")
     backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+    if chat is not None and chat.template is not None:
+        tokenizer.chat_template = chat.template  # which is kept with the tokenizer in checkpoints
 
     def encode(text: str) -> tuple[int, ...]:
         try:
@@ -195,12 +206,12 @@ def codec_of(
             # The tokenizers library raises bare Exception, e.g. for a character outside a small alphabet.
             raise ValueError(f"the tokenizer cannot encode {text!r}: {error}") from error
 
-    def decode(token_ids: Sequence[int] | TokenIds) -> str:
+    def decode(token_ids: Sequence[int] | TokenIds, skip: bool = True) -> str:
         ids = listed(token_ids)
         if backend is not None:
             # The same text as through the wrapper, without its tidying of spaces, 10 times quicker.
-            return str(backend.decode(ids, skip_special_tokens=True))
-        return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            return str(backend.decode(ids, skip_special_tokens=skip))
+        return str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
 
     bos_id = tokenizer.bos_token_id
     if begin_of_text and bos_id is None:
@@ -226,16 +237,35 @@ def codec_of(
         end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
         frame=str,
         begin=(int(bos_id),) if begins else (),
+        decode_all=lambda token_ids: decode(token_ids, skip=False),
     )
     if chat is None:
         return codec
     # Some templates have no frame between turns, which is refused where it is first needed.
-    between = cache(lambda: turn_frame(tokenizer, chat))
+    between = cache(
+        lambda role: turn_frame(tokenizer, chat, [user("2 + 2?") if role == "user" else TOOL_RESULT])
+    )
+
+    def frame_of(said: str | Sequence[Mapping[str, str]]) -> str:
+        messages = [user(said)] if isinstance(said, str) else said
+        return between(messages[0]["role"])(messages)
+
+    def with_tools(tools: Sequence[Mapping[str, Any]]) -> TextCodec:
+        if not re.search(r"\btools\b", str(tokenizer.chat_template)):
+            raise ValueError(
+                f"the chat template of {tokenizer.name_or_path!r} offers no tools, which are called"
+                " natively: leave the environment's format at 'tags', or give another one in chat.template"
+            )
+        arguments = {**chat.template_arguments, "tools": [dict(tool) for tool in tools]}
+        offering = replace(chat, template_arguments=arguments)
+        return codec_of(tokenizer, begin_of_text=begin_of_text, chat=offering, end_ids=end_ids)
+
     return replace(
         codec,
         frame=without_begin(chat_frame(tokenizer, chat)),
         conversation=without_begin(chat_conversation(tokenizer, chat)),
-        turn_frame=lambda text: between()(text),
+        turn_frame=frame_of,
+        with_tools=with_tools,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt
 
@@ -64,6 +64,11 @@ class Rollout(Registrable):
 
     def missing(self, task: Task) -> Sequence[str]:
         """Returns messages about what it needs for the task's problems and isn't there, with remedies."""
+        return ()
+
+    def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:
+        """Returns the JSON schemas of the tools that all prompts of a run offer through the model's chat
+        template; empty where none are called so. May start what offers them."""
         return ()
 
     def prepare(self, codec: TextCodec) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.contracts import RANKS_MEET
 from treetune.processes.lifetime import TERMINATED, Stopped
+from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock, is_last
@@ -180,6 +181,14 @@ class StartModel:
         self.source: ModelSource = config.model
         self.tokenizer = self.source.load_tokenizer(config.task.alphabet)
         self.codec = self.source.codec(self.tokenizer)
+        # What is trained and what is measured is asked alike, so that demonstrations have the tools of the
+        # evaluation's rollout.
+        for rollout in (config.rollout, config.evaluation.rollout or config.rollout):
+            if tools := for_fixed_problems(rollout).tools(config.task):
+                if self.codec.with_tools is None:
+                    raise ValueError("tools are called natively in a chat, and model.chat is null: give one")
+                self.codec = self.codec.with_tools(tools)
+                break
         self._config, self._device = config, device
         self._said_why_whole = False
         if config.trainer.lora is not None and (unlearned := self.source.unlearned_tokens()):

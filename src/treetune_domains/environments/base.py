@@ -3,7 +3,7 @@ makes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -40,6 +40,9 @@ class Turn:
     requirement was missing (``unavailable``)."""
     message: str | None = None
     """The reason of an outcome other than ``ok``."""
+    results: tuple[tuple[str, str, str], ...] = ()
+    """Results of native calls, each with its tool, the call's id and a text: the policy reads them as its
+    chat template has results of tools, in place of the observation."""
 
 
 class Environment(Registrable):
@@ -70,6 +73,8 @@ class Environment(Registrable):
     """Seconds for one turn."""
     concurrency: int = 16
     """Turns of a ``service`` at a time."""
+    reads_specials: bool = False
+    """Whether it is shown the special tokens of what the policy wrote, but for those that end it."""
 
     def prepare(self) -> None:
         """Called once in each worker process, before the deadlines begin: slow imports belong here."""
@@ -78,13 +83,17 @@ class Environment(Registrable):
         """Returns messages about missing requirements (a package, a sandbox), each with its remedy."""
         return ()
 
+    def offered(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the JSON schemas of the tools that prompts offer through the model's chat template."""
+        return ()
+
     def reset(self, problem: Problem, seed: int) -> Any:
         """Returns the state in which an answer to the problem begins."""
         raise NotImplementedError
 
     def step(self, state: Any, action: str) -> Turn:
-        """Returns the turn that follows from the policy's text, which comes without stop strings and special
-        tokens."""
+        """Returns the turn that follows from the policy's text, which comes without stop strings, and without
+        special tokens unless it `reads_specials`."""
         raise NotImplementedError
 
 

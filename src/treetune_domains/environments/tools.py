@@ -1,26 +1,28 @@
-"""Tools that a policy may call between the parts of its answer: Python in the sandbox, a search over
-texts."""
+"""Tools that a policy may call between the parts of its answer: Python in the sandbox, a search over texts,
+functions of one's own; how it calls them, and how it is answered."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from annotated_types import Gt, MinLen
+from pydantic import ValidationError, validate_call
 
 from treetune.config.registrable import Registrable
-from treetune.tasks.graders.base import Unavailable
+from treetune.tasks.graders.base import Isolation, Unavailable
 from treetune.tasks.sources import json_lines
 from treetune.vocabulary import Problem
-from treetune_domains.environments.base import Again, Environment, Reward, Turn
+from treetune_domains.environments.base import LONGEST_OBSERVATION, Again, Environment, Reward, Turn
 from treetune_domains.extras import missing_extras
-from treetune_domains.sandbox.base import SandboxUnavailable
 from treetune_domains.sandbox.python_tool import PythonTool
 
 RESULT = "{result}"
@@ -29,12 +31,43 @@ _OLD = "treetune.tasks.environments.tools.environment"  # snapshots of version 0
 vars(sys.modules.setdefault(_OLD, ModuleType(_OLD))).update(Calls=SimpleNamespace)
 
 
+Functions = Mapping[str, Callable[..., Any]]
+
+NATIVE = {
+    "hermes": re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL),
+    # What begins otherwise is an answer, be it JSON.
+    "llama": re.compile(r"\A\s*(?:<\|python_tag\|>|(?=\{\s*\"(?:name|type)\"))(.*)\Z", re.DOTALL),
+    "mistral": re.compile(r"\[TOOL_CALLS\](.*?)(?=\[TOOL_CALLS\]|\Z)", re.DOTALL),
+}
+"""What holds the calls of a turn, by the format in which models were trained to write them. Those of Hermes
+and Qwen are `hermes`. Each holds objects of JSON, in Mistral's newer form behind ``name[ARGS]``."""
+
+_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\](\w+))?\[ARGS\]")
+
+
+class Call(NamedTuple):
+    """A call as a turn has it. Arguments that are a text are the tool's only one. `fault` says why it is no
+    call that could be made."""
+
+    tool: str
+    arguments: Any
+    id: str = ""
+    fault: str | None = None
+
+
 class Tool(Registrable):
-    """Answers calls of a policy, text for text. Sub-classes are frozen dataclasses, picklable, and forget
-    each call."""
+    """Answers calls of a policy. Sub-classes are frozen dataclasses, picklable.
+
+    The short way to a tool of one's own is `call`: its signature and docstring are the schema that a model is
+    shown where it calls natively.
+    """
 
     name: str
     """The name by which the policy calls it."""
+    isolation: ClassVar[Isolation] = "process"
+    """Where it runs: ``service`` for what all answers of a rank share, as with environments."""
+    state: bool = False
+    """Whether its `functions` keep something from call to call. They are pickled between turns."""
 
     def prepare(self) -> None:
         """Called once in each worker process, before the deadlines begin: slow imports and indices belong
@@ -47,29 +80,83 @@ class Tool(Registrable):
     def call(self, argument: str) -> str:
         """Returns the result as the policy reads it.
 
-        Raises `Unavailable` where a requirement is missing; a fault of the argument is a result.
+        Raises `Unavailable` where a requirement is missing; anything else that it raises is the result.
         """
         raise NotImplementedError
+
+    def functions(self) -> Functions:
+        """Returns what answers the calls of one answer, by name."""
+        return {self.name: self.call}
+
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
+        """Returns the JSON schemas of its functions. Raises ValueError for one that doesn't describe itself
+        (see transformers' `get_json_schema`)."""
+        from transformers.utils.chat_template_utils import get_json_schema
+
+        described = []
+        for name, function in self.functions().items():
+            try:
+                schema = get_json_schema(function)["function"]
+            except Exception as error:  # of several classes, which have nothing else in common
+                raise ValueError(f"the tool {name} has no schema: {error}") from error
+            parts = {key: schema[key] for key in ("description", "parameters")}
+            described.append({"type": "function", "function": {"name": name, **parts}})
+        return described
+
+
+@Tool.register("function")
+@dataclass(frozen=True, kw_only=True)
+class Function(Tool):
+    """A Python function with type hints and a docstring of Google's form (``Args:``)."""
+
+    function: str
+    """Its module and name, ``my_package.tools.weather``."""
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.function.rpartition(".")[2]
+
+    def missing(self) -> Sequence[str]:
+        try:
+            self.functions()
+        except (ImportError, AttributeError, ValueError) as error:
+            return [f"the function {self.function} can't be imported: {error}"]
+        return ()
+
+    def functions(self) -> Functions:
+        module, _, name = self.function.rpartition(".")
+        return {name: getattr(importlib.import_module(module), name)}
 
 
 @Tool.register("python")
 @dataclass(frozen=True, kw_only=True)
 class Python(Tool):
-    """Runs code, in a sandbox of its own for each call, and returns its output and the value of its last
-    line, or the traceback."""
+    """Runs code in the sandbox, and returns its output and the value of its last line, or the traceback."""
 
     name: str = "python"
     console: PythonTool = field(default_factory=PythonTool)
     """The sandbox, its limits, and how much of the output is kept."""
+    state: bool = False
+    """Whether names stay defined from call to call of an answer. Where an answer is gone on with from its
+    middle, its earlier calls are run again."""
+
+    def __post_init__(self) -> None:
+        if self.state:
+            self.console.session()  # refuses sandboxes that keep nothing
 
     def missing(self) -> Sequence[str]:
         return self.console.sandbox.missing()
 
-    def call(self, argument: str) -> str:
-        try:
-            return self.console.run(argument)
-        except SandboxUnavailable as error:
-            raise Unavailable(str(error)) from error
+    def functions(self) -> Functions:
+        return {self.name: self.console.session().run if self.state else self.call}
+
+    def call(self, code: str) -> str:
+        """Runs Python code and returns what it printed, and the value of its last line.
+
+        Args:
+            code: The code to run.
+        """
+        return self.console.run(code)
 
 
 @Tool.register("search")
@@ -96,11 +183,16 @@ class Search(Tool):
     def prepare(self) -> None:
         _index(self.corpus, self.text)
 
-    def call(self, argument: str) -> str:
+    def call(self, query: str) -> str:
+        """Searches passages of text for words.
+
+        Args:
+            query: The words to search for.
+        """
         import bm25s
 
         index, passages = _index(self.corpus, self.text)
-        words = bm25s.tokenize([argument], stopwords=None, show_progress=False, return_ids=False)
+        words = bm25s.tokenize([query], stopwords=None, show_progress=False, return_ids=False)
         if not words[0]:
             return "Nothing was asked for."
         count = min(self.results, len(passages))
@@ -139,7 +231,8 @@ class Tools(Environment):
 
     By itself a call is the tool's name as a tag with the argument in it, ``<python>print(6 * 7)</python>``;
     the first one counts. With the end tag among the rollout's `stop`, a turn ends with its call. The prompt
-    has to tell the policy of its tools.
+    has to tell the policy of its tools. A model that was trained to call tools does so in its own `format`:
+    its chat template tells it of them, and has a turn's calls answered, all of them.
 
     Results are not certain to be the same again (programs may draw numbers, and have time limits), so that
     answers go on from copies.
@@ -154,8 +247,13 @@ class Tools(Environment):
     """The text that the policy reads, with ``{result}`` in it."""
     most_calls: Annotated[int, Gt(0)] | None = None
     """Calls of an answer; the next one is answered that there are none left."""
+    format: str = "tags"
+    """The format of calls: ``tags``, ``hermes`` (Qwen's too), ``llama``, ``mistral``, or ``vllm:NAME`` for
+    one of vLLM's tool parsers, such as ``vllm:qwen3_coder``."""
+    tokenizer: str | None = None
+    """The model's tokenizer, a folder or a name, which vLLM's parsers read."""
     deadline: Annotated[float, Gt(0)] = 30.0
-    """Seconds for one call; tools have shorter limits of their own."""
+    """Seconds for the calls of one turn; tools have shorter limits of their own."""
 
     again: ClassVar[Again] = "copy"
     earns: ClassVar[Reward] = "grader"
@@ -163,6 +261,17 @@ class Tools(Environment):
     def __post_init__(self) -> None:
         names = [tool.name for tool in self.tools]
         twice = sorted({name for name in names if names.count(name) > 1})
+        parser = self.format.partition(":")[0]
+        if parser not in ("tags", "vllm", *NATIVE) or (parser == "vllm") != (self.tokenizer is not None):
+            raise ValueError(
+                f"format is {self.format!r}: give tags, {', '.join(NATIVE)}, or vllm:NAME with a tokenizer"
+            )
+        if self.is_native and self.call is not None:
+            raise ValueError(f"call is a pattern of tags, and format is {self.format!r}: leave one out")
+        # A dataclass's own fields would be keys of the configuration.
+        object.__setattr__(self, "reads_specials", self.is_native)
+        if any(tool.isolation == "service" for tool in self.tools):
+            object.__setattr__(self, "isolation", "service")
         if twice:
             raise ValueError(f"two tools are called {', '.join(twice)}: give each a name of its own")
         if RESULT not in self.answer:
@@ -178,6 +287,10 @@ class Tools(Environment):
                     f"call is {self.call!r}, which lacks a group (?P<{lacking[0]}>…): give it one"
                 )
 
+    @property
+    def is_native(self) -> bool:
+        return self.format != "tags"
+
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         if self.call is not None:
@@ -189,25 +302,105 @@ class Tools(Environment):
     def prepare(self) -> None:
         for tool in self.tools:
             tool.prepare()
+        if self.tokenizer is not None:
+            self.calls("")  # imports the parser
 
     def missing(self) -> Sequence[str]:
         return [words for tool in self.tools for words in tool.missing()]
 
+    def offered(self) -> Sequence[Mapping[str, Any]]:
+        return [schema for tool in self.tools for schema in tool.schemas()] if self.is_native else ()
+
+    def calls(self, action: str) -> list[Call]:
+        """Returns the calls of a turn in their order; none where it is the answer."""
+        if self.tokenizer is not None:
+            return _calls_by_vllm(self.format.partition(":")[2], self.tokenizer, self.offered(), action)
+        if self.is_native:
+            return [call for match in NATIVE[self.format].finditer(action) for call in _native(match[1])]
+        found = self._pattern.search(action)
+        if found is None:
+            return []
+        groups = found.groupdict()
+        return [Call(groups.get("tool") or self.tools[0].name, groups["argument"] or "")]
+
     def reset(self, problem: Problem, seed: int) -> SimpleNamespace:
-        return SimpleNamespace(made=0)
+        kept = {name: one for tool in self.tools if tool.state for name, one in tool.functions().items()}
+        return SimpleNamespace(made=0, kept=kept)
 
     def step(self, state: SimpleNamespace, action: str) -> Turn:
-        call = self._pattern.search(action)
-        if call is None:
+        results = []
+        for call in self.calls(action):
+            state.made += 1
+            # Mistral's templates want nine letters and digits.
+            identity = call.id or f"call{state.made:05d}"
+            results.append((call.tool, identity, self._result(state, call)[:LONGEST_OBSERVATION]))
+        if not results:
             return Turn(done=True)
-        state.made += 1
+        if self.is_native:
+            return Turn("\n".join(text for _, _, text in results), results=tuple(results))
+        return Turn(self.answer.replace(RESULT, results[0][2]))
+
+    def _result(self, state: SimpleNamespace, call: Call) -> str:
         if self.most_calls is not None and state.made > self.most_calls:
-            return Turn(self.answer.replace(RESULT, "There are no calls left: give your answer."))
-        groups = call.groupdict()
-        tools = {tool.name: tool for tool in self.tools}
-        name = groups.get("tool") or self.tools[0].name
-        if name in tools:
-            result = tools[name].call(groups["argument"] or "")
-        else:
-            result = f"There is no tool {name}; there is {', '.join(tools)}."
-        return Turn(self.answer.replace(RESULT, result.rstrip("\n")))
+            return "There are no calls left: give your answer."
+        if call.fault is not None:
+            return call.fault
+        # States of version 0.1 keep nothing.
+        functions = {name: one for tool in self.tools for name, one in tool.functions().items()}
+        functions |= getattr(state, "kept", {})
+        if call.tool not in functions:
+            return f"There is no tool {call.tool}; there is {', '.join(functions)}."
+        function = functions[call.tool]
+        try:
+            if isinstance(call.arguments, Mapping):
+                result = validate_call(function)(**call.arguments)
+            else:
+                result = function(call.arguments)
+        except Unavailable:
+            raise
+        except ValidationError as error:
+            faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            return f"{call.tool} can't be called so: {'; '.join(faults)}"
+        except Exception as error:  # the policy reads it, whatever it is
+            return f"{type(error).__name__}: {error}"
+        return str(result).rstrip("\n")
+
+
+def _native(body: str) -> Iterator[Call]:
+    """Yields the calls that are written one after the other, up to what can't be read."""
+    named = _NAMED.match(body)
+    rest = body[named.end() :] if named else body
+    while rest := rest.strip(" \t\r\n,;"):
+        try:
+            value, end = json.JSONDecoder().raw_decode(rest)
+        except ValueError as error:
+            yield Call(named[1] if named else "", None, fault=f"The call is no JSON: {error}")
+            return
+        rest = rest[end:]
+        for one in value if isinstance(value, list) else [value]:
+            if named:
+                one = {"name": named[1], "arguments": one, "id": named[2]}
+            arguments = one.get("arguments", one.get("parameters", {})) if isinstance(one, Mapping) else None
+            if not isinstance(arguments, Mapping) or not isinstance(one.get("name"), str):
+                yield Call("", None, fault="A call is an object with a name and an object of arguments.")
+            else:
+                yield Call(one["name"], arguments, str(one.get("id") or ""))
+
+
+def _calls_by_vllm(name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]], action: str) -> list[Call]:
+    """Returns the calls that a tool parser of vLLM's finds, outside of a server. A parser says that there is
+    none also where it can't read one."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tool_parsers import ToolParserManager
+
+    request = ChatCompletionRequest(messages=[], tools=list(tools))
+    parser = ToolParserManager.get_tool_parser(name)(_tokenizer(tokenizer), request.tools)
+    found = parser.extract_tool_calls(action, request).tool_calls
+    return [call for one in found for call in _native(f"{one.function.name}[ARGS]{one.function.arguments}")]
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name)

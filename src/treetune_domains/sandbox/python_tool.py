@@ -6,10 +6,12 @@ import contextlib
 import os
 import selectors
 import subprocess
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Annotated, Self
+from weakref import WeakValueDictionary
 
 from annotated_types import Ge
 
@@ -66,39 +68,80 @@ class PythonTool:
         return source("console").replace("MOST = 4000", f"MOST = {self.most_bytes}", 1)
 
 
+MOST_CONSOLES = 64
+"""Consoles that a process keeps at a time. Of more, those that began first and are idle are ended; they begin
+anew, as a copy does, when they are asked again."""
+
+
 class PythonSession:
     """A Python console in a sandbox, begun with the first call. A call at a time, from the thread that began
     it.
 
     A call that takes longer than the deadline, or more than another limit, ends the console: the text says
     so, and the next call finds a new one, without the names of before.
+
+    A pickled session holds the calls since then, and a copy runs them again before its first one. So names
+    are as they were where code is not up to chance or the clock.
     """
 
     def __init__(self, tool: PythonTool, sandbox: Bubblewrap) -> None:
         self._tool = tool
         self._sandbox = sandbox
         self._started: Started | None = None
+        self._calls: list[str] = []
+        """What the console has run, or is to run again before anything else."""
+        self._busy = False
 
     def run(self, code: str) -> str:
-        """Returns what `code` printed, and the value of its last line. Raises SandboxUnavailable."""
-        limits = self._tool.limits
-        if self._started is None:
-            all_calls = replace(limits, cpu_seconds=limits.seconds * _CPU_SHARE)
-            self._started = Started(
-                self._sandbox, self._tool._console(), {}, all_calls, stdin=subprocess.PIPE
-            )
+        """Runs Python code and returns what it printed, and the value of its last line. Names stay defined.
+
+        Args:
+            code: The code to run.
+        """
+        missed: list[str] = []
+        with _LIVE_LOCK:
+            self._busy = True
+            if self._started is None:
+                missed, self._calls = self._calls, []
+                idle = [one for one in _LIVE.values() if one._started is not None and not one._busy]
+                for one in idle[: max(0, len(_LIVE) + 1 - MOST_CONSOLES)]:
+                    one.close()
+                    del _LIVE[id(one)]
+                _LIVE[id(self)] = self
         try:
+            return [self._run(call) for call in (*missed, code)][-1]
+        finally:
+            self._busy = False
+
+    def _run(self, code: str) -> str:
+        """Raises SandboxUnavailable."""
+        limits = self._tool.limits
+        try:
+            if self._started is None:
+                all_calls = replace(limits, cpu_seconds=limits.seconds * _CPU_SHARE)
+                self._started = Started(
+                    self._sandbox, self._tool._console(), {}, all_calls, stdin=subprocess.PIPE
+                )
             text, killed_by = self._ask(self._started, _framed(code))
         except BaseException:
             self.close()
             raise
         if text is not None:
+            self._calls.append(code)
             return text
         self.close()
+        self._calls = []
         return _stopped(killed_by, limits) if killed_by else _ENDED
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_started": None, "_busy": False, "_calls": list(self._calls)}
+
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Ends the console and all that it started. Safe to call twice."""
+        """Ends the console and all that it started; the next call begins another one, which runs the calls
+        so far again. Safe to call twice."""
         started, self._started = self._started, None
         if started is None:
             return
@@ -155,6 +198,9 @@ class PythonSession:
                         return None, killed_by
                     look = min(now + LOOK_SECONDS, begin + limits.seconds)
 
+
+_LIVE: WeakValueDictionary[int, PythonSession] = WeakValueDictionary()
+_LIVE_LOCK = threading.Lock()
 
 _ENDED = "[the code ended the interpreter]\n"
 
