@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -45,6 +46,8 @@ declare(
 
 
 OBSERVATION = "{observation}"
+IN_FLIGHT = 4
+"""Answers in flight for each sample that the engine draws at a time, unless the rollout says otherwise."""
 PLAIN = f"\n{OBSERVATION}\n"
 """The text between turns of a model without a chat, unless the rollout says otherwise."""
 
@@ -80,6 +83,9 @@ class MultiTurn(GrowingRollout):
     its last turn (``grader``), or the ``sum`` of both. None: what the environment is made for."""
     unfinished_reward: float | None = 0.0
     """Reward of an answer that came to the end of its turns or tokens. None: what it has earned."""
+    in_flight: Annotated[int, Gt(0)] | None = None
+    """Answers that have begun and not ended, at a time; None: four times what the engine samples at a time,
+    so that it has work while environments have theirs."""
     observation_characters: Annotated[int, Gt(0)] = 2000
     """Characters to which observations are cut."""
     observation_format: str | None = None
@@ -154,7 +160,8 @@ class MultiTurn(GrowingRollout):
         """Returns the requests for one answer from each start. The environment's seed derives from the
         problem, so that an answer does not depend on what else is sampled."""
         observer = context.find(AnswerObserver)
-        growing = {number: self._start(context, start) for number, start in enumerate(starts)}
+        growing: dict[int, tuple[Conversation, Play]] = {}
+        waiting = deque(range(len(starts)))
         grown: dict[int, tuple[Conversation, Future[Grade]]] = {}
         # The request number i is of the start number `asked[i]`.
         asked: list[int] = []
@@ -162,7 +169,7 @@ class MultiTurn(GrowingRollout):
         def after_turn(number: int, played: Future[Played]) -> Sequence[Request | Later]:
             """Returns the requests that follow once the environment has spoken, perhaps at once."""
             if not played.done():
-                return [Later(played, lambda: after_turn(number, played))]
+                return [Later(played, lambda: after_turn(number, played) or begun_next())]
             conversation, start = growing[number][0], starts[number]
             turns, snapshot = played.result().turns, played.result().snapshot
             if conversation.segments:
@@ -201,12 +208,23 @@ class MultiTurn(GrowingRollout):
             number = asked[index]
             conversation, play = growing[number]
             if not conversation.take_completion(completions[0]):
-                return next_call(number)
-            return after_turn(number, play.act(conversation.actions[-1]))
+                return next_call(number) or begun_next()
+            return after_turn(number, play.act(conversation.actions[-1])) or begun_next()
 
-        requests: list[Request | Later] = []
-        for number, start in enumerate(starts):
-            requests += after_turn(number, growing[number][1].begun) if start.segments else next_call(number)
+        def begun_next() -> Sequence[Request | Later]:
+            """Begins the next answer, or as many as it takes until one asks for something."""
+            following: Sequence[Request | Later] = ()
+            while waiting and not following:
+                number = waiting.popleft()
+                growing[number] = self._start(context, starts[number])
+                begins_again = starts[number].segments
+                play = growing[number][1]
+                following = after_turn(number, play.begin()) if begins_again else next_call(number)
+            return following
+
+        at_once = 1 if context.engine is None else context.engine.at_once
+        most = self.in_flight or IN_FLIGHT * at_once
+        requests = [one for _ in range(min(most, len(starts))) for one in begun_next()]
 
         def graded() -> list[Trajectory]:
             if (journal := context.find(TurnJournal)) is not None:

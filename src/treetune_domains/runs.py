@@ -26,7 +26,7 @@ def judge(session: Session) -> AbstractContextManager[RunningJudge | None]:
 def environments(session: Session) -> AbstractContextManager[EnvironmentPool]:
     from treetune_domains.environments.pool import EnvironmentPool
 
-    return EnvironmentPool(workers=session.config.grader_workers)
+    return EnvironmentPool(timeline=session.console.timeline)
 
 
 @PHASE_SERVICES.register("turns")

@@ -11,5 +11,5 @@ from treetune_domains.environments.pool import EnvironmentPool
 
 @pytest.fixture(scope="module")
 def environments() -> Iterator[EnvironmentPool]:
-    with EnvironmentPool(workers=2) as pool:
+    with EnvironmentPool() as pool:
         yield pool

@@ -273,5 +273,5 @@ def test_the_way_a_model_is_told_of_observations_is_a_setting(sampled: Sampled) 
 def test_turns_that_are_played_again_together_have_the_seconds_of_one(environments: EnvironmentPool) -> None:
     unruly = Unruly(moods=("hangs",), deadline=0.2)
     play = environments.begin(unruly, unruly.problem("p", 0), seed=0, actions=("1", "2"))
-    (last,) = play.begun.result(timeout=60).turns
+    (last,) = play.begin().result(timeout=60).turns
     assert last.message == "no result within 0.2 s"

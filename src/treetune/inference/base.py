@@ -245,6 +245,8 @@ class Engine:
     """Sampled tokens that this rank has been given so far, those of the canary left out."""
     sleeps: bool = False
     """Whether `asleep` gives anybody memory."""
+    at_once: int = 256
+    """Samples that are drawn at a time; further ones wait."""
 
     tokens_per_second: float = 0.0
     """The rate of sampling just now, or the last one; 0 before any."""
@@ -326,6 +328,7 @@ class EngineWrapper(Engine):
     version = _forwarded("version")
     tokens = _forwarded("tokens")
     sleeps = _forwarded("sleeps")
+    at_once = _forwarded("at_once")
     tokens_per_second = _forwarded("tokens_per_second")
     wait_ready = _forwarded("wait_ready")
     wait_settled = _forwarded("wait_settled")

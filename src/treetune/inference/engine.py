@@ -111,6 +111,7 @@ class VllmEngine(Engine):
         self.version = 0
         self.tokens = 0
         self.sleeps = settings.sleep
+        self.at_once = settings.max_num_seqs * len(servers)
         self._settings, self._ranks, self._device = settings, launch.ranks, launch.device
         self._context_length = settings.context_length or launch.context_length
         self._client = Client(launch.end_ids)

@@ -59,7 +59,7 @@ class InProcessEngine(Engine):
     def __init__(self, settings: InProcessSettings, launch: EngineLaunch) -> None:
         self.version = 0
         self.tokens = 0
-        self._rows, self._tolerance = settings.rows, settings.tolerance(launch.device)
+        self.at_once, self._tolerance = settings.rows, settings.tolerance(launch.device)
         self._context_length, self._device = launch.context_length, launch.device
         self._end_ids = frozenset(launch.end_ids)
         self._closed = False
@@ -99,7 +99,7 @@ class InProcessEngine(Engine):
             for later in [later for later in promised if later.ready.done()]:
                 promised.remove(later)
                 ask(later.requests())
-            free = self._rows - len(batch.samples)
+            free = self.at_once - len(batch.samples)
             in_order = (queue for _, queue in sorted(waiting.items()))
             batch.admit(
                 [queue.popleft() for queue in in_order for _ in range(len(queue)) if (free := free - 1) >= 0]

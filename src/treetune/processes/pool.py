@@ -64,9 +64,7 @@ class WorkerStartError(RuntimeError):
 class Work:
     """A call of the servant with this number, to be answered within `deadline` seconds.
 
-    `number` is its name between parent and worker, `about` its name in a log. `worker` is the index of the
-    one worker that may make it; None: any may. `pieces` things share the deadline, of which a message names
-    the part of one.
+    `number` is its name between parent and worker, `about` its name in a log.
     """
 
     number: int
@@ -74,12 +72,10 @@ class Work:
     arguments: tuple[Any, ...]
     deadline: float
     about: str = ""
-    worker: int | None = None
-    pieces: int = 1
 
     @property
     def too_long(self) -> str:
-        return f"no result within {self.deadline / self.pieces:g} s"
+        return f"no result within {self.deadline:g} s"
 
 
 class Pool:
@@ -103,7 +99,6 @@ class Pool:
         self._waiting: dict[int, Future[Any]] = {}
         self._failure: BaseException | None = None
         self._queue: deque[Work] = deque()
-        self._own_queues: list[deque[Work]] = [deque() for _ in range(workers)]
         self._struck = set[int | None]()
         """Works at which a worker died, None for its start: once may be the machine's doing."""
         self._closed = False
@@ -121,25 +116,11 @@ class Pool:
         if threads is not None:
             self._services[number] = servant, ServiceThreads(servant, threads, self._settle, self._lost)
         else:
-            try:
-                self._servants[number] = pickle.dumps(servant)
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                raise ValueError(
-                    f"{name} cannot be sent to a worker process ({error}): define it at the top level of a"
-                    " module, with fields that can be pickled"
-                ) from error
+            self._servants[number] = pickled_servant(servant, name)
         self._registered += 1
         return number
 
-    def submit(
-        self,
-        servant: int,
-        *arguments: Any,
-        deadline: float,
-        about: str = "",
-        worker: int | None = None,
-        pieces: int = 1,
-    ) -> Future[Any]:
+    def submit(self, servant: int, *arguments: Any, deadline: float, about: str = "") -> Future[Any]:
         """Returns the future result. Does not block. See `Work`.
 
         The future raises WorkerStartError if no worker can load the servant; so does `submit` from then on.
@@ -150,17 +131,16 @@ class Pool:
             if self._failure is not None:
                 raise self._failure
             self._works += 1
-            work = Work(self._works, servant, arguments, deadline, about, worker, pieces)
+            work = Work(self._works, servant, arguments, deadline, about)
             self._waiting[work.number] = future
             if servant not in self._services:
-                queue = self._queue if worker is None else self._own_queues[worker]
-                queue.append(work)
+                self._queue.append(work)
                 if self._thread is None:
                     self._wake_read, self._wake_write = os.pipe()
                     os.set_blocking(self._wake_read, False)
                     self._thread = threading.Thread(target=self._serve, name="workers", daemon=True)
                     self._thread.start()
-                elif len(queue) == 1:
+                elif len(self._queue) == 1:
                     os.write(self._wake_write, b"x")
                 return future
         self._services[servant][1].add(work)
@@ -229,16 +209,15 @@ class Pool:
         return WorkerProcess(self._servants, self._memory_bytes)
 
     def _hand_out(self, workers: list[WorkerProcess]) -> None:
-        for worker, own_queue in zip(workers, self._own_queues, strict=True):
+        for worker in workers:
             if not worker.idle:
                 continue
             with self._lock:
-                queue = own_queue or self._queue
-                if not queue:
-                    continue
-                fair = len(queue) if queue is own_queue else -(-len(queue) // len(workers))
+                if not self._queue:
+                    return
+                fair = -(-len(self._queue) // len(workers))
                 quick = int(_BATCH_SECONDS / max(self._mean_seconds, _BATCH_SECONDS / _BATCH_MOST))
-                batch = [queue.popleft() for _ in range(max(1, min(fair, quick)))]
+                batch = [self._queue.popleft() for _ in range(max(1, min(fair, quick)))]
             worker.give(batch)
 
     def _wait(self, workers: list[WorkerProcess]) -> None:
@@ -283,13 +262,56 @@ class Pool:
                 self._done(work, self._lost(outcome, message, max(0.0, now - worker.since)))
             self._struck.add(work.number)
             with self._lock:
-                for left in reversed(worker.batch):
-                    (self._queue if left.worker is None else self._own_queues[left.worker]).appendleft(left)
+                self._queue.extendleft(reversed(worker.batch))
         return False
 
     def _done(self, work: Work, result: Any) -> None:
         self._mean_seconds += _MEAN_STEP * (result.seconds - self._mean_seconds)
         self._settle(work, result)
+
+
+def pickled_servant(servant: Servant, name: str) -> bytes:
+    """Raises ValueError, with its `name`, for a servant that can't be sent to a process."""
+    try:
+        return pickle.dumps(servant)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{name} cannot be sent to a worker process ({error}): define it at the top level of a"
+            " module, with fields that can be pickled"
+        ) from error
+
+
+def start_worker(
+    module: str, memory_bytes: int | None, stdin: int, stdout: int
+) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+    """Starts a process that runs a module, and returns it with the first message that it has to be sent.
+    `memory_bytes` limits its address space."""
+    source = str(Path(treetune.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        # -P: a file in the working directory must not shadow a module of the worker's.
+        [sys.executable, "-P", "-m", module, str(os.getpid())],
+        stdin=stdin,
+        stdout=stdout,
+        bufsize=0,
+        # One thread each: there are as many workers as there is work for, and idle threads of
+        # linear algebra libraries would count against the memory.
+        env={
+            **without_secrets(),
+            "PYTHONPATH": path,
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        },
+        start_new_session=True,
+    )
+    setup = {"path": list(sys.path), "own_folders": folders.searched(), "memory_bytes": memory_bytes}
+    return process, setup
+
+
+def ended(code: int) -> str:
+    """Says how a process with this exit code ended."""
+    return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 class WorkerProcess:
@@ -304,32 +326,11 @@ class WorkerProcess:
 
     def __init__(self, servants: Mapping[int, bytes], memory_bytes: int | None) -> None:
         """`servants` are pickled, by their numbers, and may grow; `memory_bytes` limits the address space."""
-        source = str(Path(treetune.__file__).parent.parent)
-        path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-        setup = {
-            "path": list(sys.path),
-            "own_folders": folders.searched(),
-            "memory_bytes": memory_bytes,
-        }
         self._servants = servants
         self._known: set[int] = set()
         self._loading = 0
-        self._process = subprocess.Popen(
-            # -P: a file in the working directory must not shadow a module of the worker's.
-            [sys.executable, "-P", "-m", "treetune.processes.worker", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            # One thread each: there are as many workers as there is work for, and idle threads of
-            # linear algebra libraries would count against the memory.
-            env={
-                **without_secrets(),
-                "PYTHONPATH": path,
-                "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-                "MKL_NUM_THREADS": "1",
-            },
-            start_new_session=True,
+        self._process, setup = start_worker(
+            "treetune.processes.worker", memory_bytes, subprocess.PIPE, subprocess.PIPE
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -426,10 +427,9 @@ class WorkerProcess:
     def ending(self) -> str:
         """Says how a worker whose pipe has closed came to its end."""
         try:
-            code = self._process.wait(timeout=_ENDING_SECONDS)
+            return ended(self._process.wait(timeout=_ENDING_SECONDS))
         except subprocess.TimeoutExpired:
             return "closed its pipe"
-        return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def kill(self) -> None:
         """Kills the process and what it started, and reaps it. Safe to call twice."""

@@ -16,6 +16,7 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from treetune.config import folders
@@ -54,7 +55,7 @@ def die_with_parent(parent: int) -> None:
         sys.exit(1)  # it died before the kernel was asked
 
 
-def _read(pipe: BinaryIO) -> Any:
+def read(pipe: BinaryIO) -> Any:
     """Reads the next message; ends the process when the parent has closed the pipe."""
     header = pipe.read(LENGTH.size)
     if len(header) < LENGTH.size:
@@ -62,7 +63,9 @@ def _read(pipe: BinaryIO) -> Any:
     return pickle.loads(pipe.read(LENGTH.unpack(header)[0]))
 
 
-def main() -> None:
+def begun() -> tuple[BinaryIO, Callable[..., None]]:
+    """Makes of this process a worker as its parent's first message says. Returns the pipe of further messages,
+    and a function that sends some back."""
     die_with_parent(int(sys.argv[1]))
     # Ctrl-C in the terminal is the parent's to handle, who ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -78,34 +81,45 @@ def main() -> None:
         while data:
             data = data[os.write(results, data) :]
 
-    setup = _read(requests)
+    setup = read(requests)
     sys.path[:] = setup["path"]
     folders.search_in(*setup["own_folders"])
     if (memory := setup["memory_bytes"]) is not None:
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         allowed = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
         resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))  # a limit can't be raised, only lowered
+    return requests, send
+
+
+def load(pickled: bytes, send: Callable[..., None]) -> Any:
+    """Returns a servant that is ready to answer. Where it can't be loaded, the parent is told, who tells the
+    user: there is nothing to work with."""
+    try:
+        servant = pickle.loads(pickled)
+        servant.prepare()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, MemoryError):
+            limit = resource.getrlimit(resource.RLIMIT_AS)[0] / 2**30
+            reason += f" (the process may have {limit:.1f} GiB of address space: raise `ulimit -v`)"
+        send("failed", reason)
+        sys.exit(1)
+    return servant
+
+
+def main() -> None:
+    requests, send = begun()
     send("ready", time.monotonic())
     servants: dict[int, Servant] = {}
     while True:
-        message = _read(requests)
+        message = read(requests)
         if isinstance(message, list):
             for number, servant, arguments in message:
                 result = servants[servant].answer(*arguments)
                 send("result", time.monotonic(), number, result)
             continue
         number, pickled = message
-        try:
-            servants[number] = pickle.loads(pickled)
-            servants[number].prepare()
-        except Exception as error:
-            # Reported to the parent, which tells the user; there is nothing to work with.
-            reason = f"{type(error).__name__}: {error}"
-            if isinstance(error, MemoryError):
-                limit = resource.getrlimit(resource.RLIMIT_AS)[0] / 2**30
-                reason += f" (the process may have {limit:.1f} GiB of address space: raise `ulimit -v`)"
-            send("failed", reason)
-            sys.exit(1)
+        servants[number] = load(pickled, send)
         send("loaded", time.monotonic())
 
 

@@ -63,21 +63,23 @@ class Environment(Registrable):
     but states can be pickled, and a continuation has a copy. ``never``: neither. An answer that loses its
     worker process is left out, and credit that continues answers refuses such an environment."""
     isolation: ClassVar[Isolation] = "process"
-    """Where it runs, as for graders. ``process``: in worker processes, which are killed where a step takes
-    more than `deadline` seconds. ``inline``: in the run's own process, for what can't hang, crash or allocate
-    without bound whatever the policy writes. ``service``: in threads of the run's process, `concurrency` at a
-    time, for what waits for something outside."""
+    """Where it runs, as for graders. ``process``: in a process of each answer, which is killed where a step
+    takes more than `deadline` seconds. ``inline``: in the run's own process, for what can't hang, crash or
+    allocate without bound whatever the policy writes. ``service``: in threads of the run's process, for what
+    waits for something outside."""
     earns: ClassVar[Reward] = "environment"
     """The reward of answers unless the rollout sets another."""
     deadline: float = 10.0
     """Seconds for one turn."""
-    concurrency: int = 16
-    """Turns of a ``service`` at a time."""
+    concurrency: int = 64
+    """Turns at a time, of ``process`` and ``service``: more for what waits, about the cores for what
+    computes."""
     reads_specials: bool = False
     """Whether it is shown the special tokens of what the policy wrote, but for those that end it."""
 
     def prepare(self) -> None:
-        """Called once in each worker process, before the deadlines begin: slow imports belong here."""
+        """Called once, before the deadlines begin, in the process that all answers' processes are forked off:
+        slow imports belong here, and threads don't."""
 
     def missing(self) -> Sequence[str]:
         """Returns messages about missing requirements (a package, a sandbox), each with its remedy."""

@@ -1,7 +1,7 @@
 """Environments at work for many answers at once, each where it wants to run and within its deadline.
 
-An answer's state lives in one process (`Worlds`), is driven from the run's own (`Play`), and its turns are
-written down as they come (`TurnJournal`): they outlive a crash and are not asked for again.
+An answer is played from the run's own process (`Play`), beside all others: a slow turn costs its own answer
+alone. Turns are written down as they come (`TurnJournal`): they outlive a crash and are not asked for again.
 """
 
 from __future__ import annotations
@@ -9,143 +9,36 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-import itertools
 import json
-import math
-import os
-import pickle
+import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from treetune.processes.pool import Pool
-from treetune.processes.worker import Servant
 from treetune.store.journal import Journal
-from treetune.tasks.graders.base import Unavailable
-from treetune.vocabulary import GradeOutcome, Problem
-from treetune_domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
-
-MOST_WORLDS = 10_000
-"""Answers whose state is kept at a time: where there are more, the oldest is made again when it is asked."""
+from treetune.store.timeline import Timeline
+from treetune.vocabulary import Problem
+from treetune_domains.environments.base import Environment, Turn
+from treetune_domains.environments.worlds import (
+    ForkedWorld,
+    Forks,
+    Loaded,
+    Played,
+    Snapshot,
+    World,
+    failure,
+)
 
 SUFFIX = ".turns"
 """The ending of the file beside a journal of requests."""
 
-Snapshot = tuple[int, bytes]
-"""A pickled state, behind the number of actions that had led to it."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """A call of an environment: go on in the answer `session` up to the last of its `actions`."""
-
-    session: int
-    problem: Problem
-    seed: int
-    actions: tuple[str, ...] = ()
-    snapshot: Snapshot | None = None
-    """A state from which it may begin."""
-    from_start: bool = False
-    """Make the state anew, by all actions that led to it; otherwise it has to be there."""
-    is_over: bool = False
-    """Forget the answer."""
-
-
-@dataclass(frozen=True)
-class Played:
-    """The turns that followed on a call, from the state that there was."""
-
-    turns: tuple[Turn, ...] = ()
-    snapshot: Snapshot | None = None
-    """The state now, for an environment that is copied."""
-    seconds: float = 0.0
-    was_lost: bool = False
-    """Nothing was played, since the state isn't there."""
-
-
-def failure(outcome: GradeOutcome, message: str, seconds: float = 0.0) -> Played:
-    """Returns the result of a call whose environment is lost."""
-    return Played((Turn(done=True, outcome=outcome, message=message),), seconds=seconds)
-
-
-class Worlds(Servant):
-    """The states of an environment's answers in one process. Not safe to use from several threads for the
-    same answer."""
-
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-        self._states: OrderedDict[int, tuple[int, Any]] = OrderedDict()
-
-    def prepare(self) -> None:
-        self.environment.prepare()
-
-    def answer(self, moment: Moment) -> Played:
-        """Plays. Never raises: an exception of the environment is an outcome of the last turn."""
-        start = time.perf_counter()
-        try:
-            played = self._played(moment)
-        except Unavailable as error:
-            played = failure("unavailable", str(error))
-        return replace(played, seconds=time.perf_counter() - start)
-
-    def _played(self, moment: Moment) -> Played:
-        if moment.is_over:
-            self._states.pop(moment.session, None)
-            return Played()
-        if moment.from_start:
-            done, state = self._begun(moment)
-        elif moment.session in self._states:
-            done, state = self._states.pop(moment.session)
-        else:
-            return Played(was_lost=True)
-        turns: list[Turn] = []
-        for action in moment.actions[done:]:
-            turns.append(self._step(state, action))
-            if turns[-1].done:
-                return Played(tuple(turns))
-        self._states[moment.session] = (len(moment.actions), state)
-        if len(self._states) > MOST_WORLDS:
-            self._states.popitem(last=False)
-        copied = self.environment.again == "copy"
-        return Played(tuple(turns), (len(moment.actions), pickle.dumps(state)) if copied else None)
-
-    def _begun(self, moment: Moment) -> tuple[int, Any]:
-        """Returns a state, and how many of the actions have led to it."""
-        if moment.snapshot is not None:
-            done, pickled = moment.snapshot
-            try:
-                return done, pickle.loads(pickled)
-            except Exception as error:  # a journal of an earlier version names classes that are gone
-                raise Unavailable(f"the environment's state can't be read: {_described(error)}") from error
-        if len(moment.actions) > 1 and self.environment.again != "replay":
-            raise Unavailable("the process that held the environment's state has ended")
-        try:
-            return 0, self.environment.reset(moment.problem, moment.seed)
-        except Unavailable:
-            raise
-        except Exception as error:  # nobody has written anything yet: it can't be the answer's doing
-            raise Unavailable(f"the environment did not begin: {_described(error)}") from error
-
-    def _step(self, state: Any, action: str) -> Turn:
-        try:
-            turn = self.environment.step(state, action)
-            if not math.isfinite(turn.reward):
-                raise ValueError(f"a reward of {turn.reward}")
-        except Unavailable as error:
-            return Turn(done=True, outcome="unavailable", message=str(error))
-        except (Exception, SystemExit) as error:
-            return Turn(done=True, outcome="error", message=_described(error))
-        return replace(turn, observation=turn.observation[:LONGEST_OBSERVATION])
-
-
-def _described(error: BaseException) -> str:
-    name = type(error).__name__
-    return f"{name}: {error}"[:1000] if str(error) else name
+PAUSE_S = 1.0
+"""Seconds without a turn that the timeline shows as a pause."""
 
 
 class TurnJournal:
@@ -184,113 +77,167 @@ def _key(answer: int, actions: Sequence[str]) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-Waiting = Generator["Future[Played]", Played, Played]
-"""Yields the futures that it waits for, is sent their results, and returns a result."""
+class Site:
+    """The place where an environment's answers are played, at most `concurrency` turns at a time."""
 
+    def __init__(
+        self, environment: Environment, services: Pool, memory_gib: float | None, timeline: Timeline
+    ) -> None:
+        self._environment, self._services, self._timeline = environment, services, timeline
+        self._name, where = type(environment).__name__, environment.isolation
+        self._forks = Forks(environment, memory_gib) if where == "process" else None
+        if where != "process":
+            environment.prepare()
+        self._number = -1
+        if where == "service":
+            self._number = services.register(
+                Loaded(environment), self._name, threads=environment.concurrency
+            )
+        self._threads = ThreadPoolExecutor(environment.concurrency, "environments")
+        self._lock = threading.Lock()
+        self._playing = self._turns = 0
+        self._since = self._until = 0.0
 
-def _driven(steps: Waiting) -> Future[Played]:
-    """Runs a generator from one future that it waits for to the next, and returns the future of its
-    result."""
-    result: Future[Played] = Future()
+    def do(self, play: Callable[..., Played], *arguments: Any) -> Future[Played]:
+        """Returns the future result of what plays an answer; it is done already for one that is played in
+        this process."""
+        if self._environment.isolation != "inline":
+            return self._threads.submit(self._timed, play, *arguments)
+        future: Future[Played] = Future()
+        future.set_result(play(*arguments))
+        return future
 
-    def go_on(done: Future[Played] | None = None) -> None:
+    def world(self) -> World | ForkedWorld:
+        return World(self._environment) if self._forks is None else self._forks.fork()
+
+    def call(self, world: World | ForkedWorld, turns: int, method: str, *arguments: Any) -> Played:
+        """Returns the result of a call that has time for so many turns. Raises EOFError where the process of
+        the world ends."""
+        deadline = self._environment.deadline
+        if self._number >= 0:
+            asked = self._services.submit(
+                self._number, world, method, *arguments, deadline=deadline * turns, about=self._name
+            )
+            played: Played = asked.result()
+            return played
         try:
-            if done is None:
-                waited = next(steps)
-            elif (error := done.exception()) is not None:
-                waited = steps.throw(error)
-            else:
-                waited = steps.send(done.result())
-        except StopIteration as end:
-            result.set_result(end.value)
-        except BaseException as error:  # handed on to whoever waits
-            result.set_exception(error)
-        else:
-            waited.add_done_callback(go_on)
+            return world.call(deadline * turns, method, *arguments)
+        except TimeoutError:
+            return failure("timeout", f"no result within {deadline:g} s")
 
-    go_on()
-    return result
+    def close(self) -> None:
+        if self._forks is not None:
+            self._forks.close()
+        self._threads.shutdown(cancel_futures=True)
+        self._draw()
+
+    def _timed(self, play: Callable[..., Played], *arguments: Any) -> Played:
+        with self._lock:
+            if not self._playing and time.time() - self._until > PAUSE_S:
+                self._draw()
+                self._since = time.time()
+            self._playing += 1
+            self._turns += 1
+        try:
+            return play(*arguments)
+        finally:
+            with self._lock:
+                self._playing -= 1
+                self._until = time.time()
+
+    def _draw(self) -> None:
+        """Puts the time since the last pause on the timeline."""
+        if self._turns:
+            self._timeline.past("environments", self._name, self._since, self._until, turns=self._turns)
+        self._turns = 0
 
 
 class Play:
-    """The environment of one answer, played one action after the other."""
+    """The environment of one answer, played one action after the other: `begin` where turns have been taken
+    already, then `act`, each once the one before is done; `end` when no more actions follow."""
 
     def __init__(
         self,
-        ask: Callable[[Moment, int], Future[Played]],
-        moment: Moment,
-        recorded: tuple[TurnJournal, int] | None = None,
+        site: Site,
+        problem: Problem,
+        seed: int,
+        actions: Sequence[str],
+        snapshot: Snapshot | None,
+        recorded: tuple[TurnJournal, int] | None,
     ) -> None:
-        """`ask` has a moment played, with time for so many turns. `recorded` is a journal that may know
-        turns, and the answer's name there."""
-        self._ask, self._moment, self._recorded = ask, moment, recorded
+        """`recorded` is a journal that may know turns, and the answer's name there."""
+        self._site, self._problem, self._seed = site, problem, seed
+        self._actions, self._snapshot, self._recorded = tuple(actions), snapshot, recorded
+        self._world: World | ForkedWorld | None = None
         self._lost: Turn | None = None
-        self._is_behind = False
-        """The environment has not played the last turns, which the journal knew."""
-        begun = ask(replace(moment, from_start=True), max(1, len(moment.actions)))
-        self.begun = _driven(self._begin(begun))
-        """Done once it has begun, with the turns that had been taken already and were played again."""
+
+    def begin(self) -> Future[Played]:
+        """Returns the turns that have been taken already, played again."""
+        return self._site.do(self._play, None)
 
     def act(self, action: str) -> Future[Played]:
-        """Returns the one turn that follows from an action."""
-        return _driven(self._act(action))
+        """Returns the one turn that follows from an action, and the seconds from here to there."""
+        return self._site.do(self._act, action, time.perf_counter())
 
     def end(self) -> None:
-        """Ends the answer: no more actions follow."""
-        self._ask(replace(self._moment, is_over=True), 1)
+        if isinstance(self._world, ForkedWorld):
+            self._world.close()
+        self._world = None
 
-    def _begin(self, begun: Future[Played]) -> Waiting:
-        played = yield begun
-        if played.turns and played.turns[-1].outcome != "ok":
-            # Nobody has written anything yet: it isn't the answer's doing.
-            self._lost = replace(played.turns[-1], outcome="unavailable")
-            return Played((self._lost,))
-        return self._with_snapshot(played)
-
-    def _act(self, action: str) -> Waiting:
-        yield self.begun
-        actions = (*self._moment.actions, action)
-        self._moment = replace(self._moment, actions=actions)
+    def _act(self, action: str, since: float) -> Played:
+        played, actions = None, (*self._actions, action)
         if self._recorded is not None:
             journal, answer = self._recorded
-            if (known := journal.known(answer, actions)) is not None:
-                self._is_behind = True
-                return self._with_snapshot(known)
-        if self._lost is not None:
-            return Played((self._lost,))
-        played = Played(was_lost=True) if self._is_behind else (yield self._ask(self._moment, 1))
-        if played.was_lost:  # the state is made anew, by all actions that led to it
-            self._is_behind = False
-            played = yield self._ask(replace(self._moment, from_start=True), len(actions))
-            played = replace(played, turns=played.turns[-1:])
-        if self._recorded is not None:
-            journal.add(answer, actions, played)
-        return self._with_snapshot(played)
+            played = journal.known(answer, actions)
+        if played is None:
+            played = self._play(action)
+            if self._recorded is not None:
+                journal.add(answer, actions, played)
+        self._actions, self._snapshot = actions, played.snapshot or self._snapshot
+        return replace(played, seconds=time.perf_counter() - since)
 
-    def _with_snapshot(self, played: Played) -> Played:
-        if played.snapshot is not None:
-            self._moment = replace(self._moment, snapshot=played.snapshot)
-        return played
+    def _play(self, action: str | None) -> Played:
+        """Plays an action, or None, up to where the answer is. Where its process ends, which once may be the
+        machine's doing, another one begins anew."""
+        begins, played = True, Played()
+        for _ in range(2 if self._lost is None else 0):
+            try:
+                begins = self._world is None
+                if self._world is None:
+                    self._world = self._site.world()
+                    turns, start = max(1, len(self._actions)), (self._problem, self._seed)
+                    played = self._site.call(
+                        self._world, turns, "begin", *start, self._actions, self._snapshot
+                    )
+                    if action is None or (played.turns and played.turns[-1].outcome != "ok"):
+                        break
+                    begins = False
+                played = self._site.call(self._world, 1, "step", action)
+                break
+            except EOFError as error:
+                self._world = None
+                played = failure("error", f"the worker process {error}")
+        if begins and played.turns and played.turns[-1].outcome != "ok":
+            # Nobody has written anything yet: it isn't the answer's doing.
+            self._lost = replace(played.turns[-1], outcome="unavailable")
+        return played if self._lost is None else Played((self._lost,))
 
 
 class EnvironmentPool:
     """Plays environments for answers that go on independently of each other.
 
-    Where an environment runs in a process, there are `workers` of these; an answer stays with one of them.
-    A turn in which it hangs has the outcome ``timeout``, one in which it crashes or runs out of `memory_gib`
-    ``error``; the worker is replaced, and the other answers that it held are played again there, or left out
-    where they can't be.
+    Where an environment runs in processes, each answer has its own from its first turn to its last. A turn in
+    which it hangs has the outcome ``timeout``, one in which it crashes or runs out of `memory_gib` ``error``,
+    and no other answer notices.
 
-    Workers start with the first turn, and end with the pool or with this process, however it ends. Close it,
-    or use it in a `with` statement.
+    Processes end with the pool or with this process, however it ends. Close it, or use it in a `with`
+    statement. The `timeline` shows when environments were at work.
     """
 
-    def __init__(self, *, workers: int | None = None, memory_gib: float | None = 4.0) -> None:
-        self._workers = workers or min(2, os.cpu_count() or 1)
-        self._pool = Pool("the environment pool", self._workers, memory_gib, failure)
-        self._known: dict[int, tuple[int, Worlds]] = {}
-        self._sessions = itertools.count()
-        self._held = [0] * self._workers
+    def __init__(self, *, memory_gib: float | None = 4.0, timeline: Timeline | None = None) -> None:
+        self._memory_gib, self._timeline = memory_gib, timeline or Timeline()
+        self._services = Pool("the environment pool", 1, memory_gib, failure)
+        self._sites: dict[int, tuple[Site, Environment]] = {}
 
     def begin(
         self,
@@ -301,34 +248,18 @@ class EnvironmentPool:
         snapshot: Snapshot | None = None,
         recorded: tuple[TurnJournal, int] | None = None,
     ) -> Play:
-        """Begins an answer, or goes on behind the `actions` that had been taken in it; see `Play`.
-
-        Raises what kept workers from starting, once that is known.
-        """
-        number, worlds = self._number(environment)
-        moment = Moment(next(self._sessions), problem, seed, tuple(actions), snapshot)
-        worker: int | None = None
-        if environment.isolation == "process":
-            worker = min(range(self._workers), key=lambda index: self._held[index])
-            self._held[worker] += 1
-
-        def ask(moment: Moment, turns: int) -> Future[Played]:
-            if environment.isolation == "inline":
-                played: Future[Played] = Future()
-                played.set_result(worlds.answer(moment))
-                return played
-            if moment.is_over and worker is not None:
-                self._held[worker] -= 1
-            deadline = environment.deadline * turns
-            return self._pool.submit(
-                number, moment, deadline=deadline, about=problem.id, worker=worker, pieces=turns
-            )
-
-        return Play(ask, moment, recorded)
+        """Returns the play of a new answer, or of one that goes on behind the `actions` that had been taken
+        in it."""
+        if id(environment) not in self._sites:  # which is kept: no other one can have its place in memory
+            site = Site(environment, self._services, self._memory_gib, self._timeline)
+            self._sites[id(environment)] = site, environment
+        return Play(self._sites[id(environment)][0], problem, seed, actions, snapshot, recorded)
 
     def close(self) -> None:
-        """Ends the workers; turns that are still missing are cancelled. Safe to call twice."""
-        self._pool.close()
+        """Ends the processes; turns that are still missing are cancelled. Safe to call twice."""
+        self._services.close()
+        for site, _ in self._sites.values():
+            site.close()
 
     def __enter__(self) -> Self:
         return self
@@ -337,16 +268,3 @@ class EnvironmentPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _number(self, environment: Environment) -> tuple[int, Worlds]:
-        """Returns the environment's number in the pool. Its states are kept in this process, so that no other
-        environment can have its place in memory."""
-        if id(environment) not in self._known:
-            number, worlds = -1, Worlds(environment)
-            threads = environment.concurrency if environment.isolation == "service" else None
-            if environment.isolation != "process":
-                worlds.prepare()
-            if environment.isolation != "inline":
-                number = self._pool.register(worlds, type(environment).__name__, threads=threads)
-            self._known[id(environment)] = number, worlds
-        return self._known[id(environment)]
