@@ -2,9 +2,10 @@
 
     python benchmarks/slow_environments.py [--answers 512] [--rows 40] [--output …/slow_environments.md]
 
-The engine stands in for a server: each of `--rows` sequences gets a token every `--step` seconds, whatever the
-machine does meanwhile. Turns take 0, 50 or 500 ms or 2 s, and one in twenty hangs until its deadline. The bound
-is the longer of two: the same answers in an environment that takes no time, and the slowest answer by itself.
+The engine stands in for a server: each of `--rows` sequences gets a token every `--step` seconds, whatever
+the machine does meanwhile. Turns take 0, 50 or 500 ms or 2 s, and one in twenty hangs until its deadline. The
+bound is the longer of two: the same answers in an environment that takes no time, and the slowest answer by
+itself.
 """
 
 from __future__ import annotations

@@ -64,6 +64,8 @@ class Conversation:
     segments: list[Segment] = field(default_factory=list)
     events: Counter[str] = field(default_factory=Counter)
     finish: FinishReason | None = None
+    environment_seconds: float = 0.0
+    """Seconds that it waited for its environment."""
 
     @property
     def call(self) -> Call | None:

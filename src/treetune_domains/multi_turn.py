@@ -39,6 +39,7 @@ declare(
         {
             "count": Number("turns of an answer", largest=True, while_training=True, label="turns"),
             "observation_tokens": Number("tokens that the environment added to an answer"),
+            "environment_seconds": Number("seconds that an answer waited for its environment", largest=True),
             **{event: Number(title) for event, title in EVENTS.items()},
         },
     )
@@ -174,6 +175,7 @@ class MultiTurn(GrowingRollout):
             turns, snapshot = played.result().turns, played.result().snapshot
             if conversation.segments:
                 (turn,) = turns
+                conversation.environment_seconds += played.result().seconds
                 earned = [one.reward for one in (*conversation.turns, turn)]
                 try:
                     conversation.take_turn(turn, None if snapshot is None else packed(earned, snapshot))
@@ -319,6 +321,7 @@ class MultiTurn(GrowingRollout):
             numbers={
                 "turns/count": float(len(conversation.step_ends)),
                 "turns/observation_tokens": float(sum(injected)),
+                "turns/environment_seconds": conversation.environment_seconds,
                 **{f"turns/{event}": float(conversation.events[event]) for event in EVENTS},
             },
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +36,7 @@ from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader, Isolation, Unavailable
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.vocabulary import Grade, Problem, Trajectory, joined
+from treetune_domains.environments.base import Turn
 from treetune_domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune_domains.mixture import Domain, Mixture
 
@@ -275,3 +278,51 @@ def test_turns_that_are_played_again_together_have_the_seconds_of_one(environmen
     play = environments.begin(unruly, unruly.problem("p", 0), seed=0, actions=("1", "2"))
     (last,) = play.begin().result(timeout=60).turns
     assert last.message == "no result within 0.2 s"
+
+
+def test_a_slow_turn_costs_its_own_answer_alone(sampled: Sampled) -> None:
+    golds = ("hang", *["slow"] * 11)
+    sampled(Letters(golds=("fine",), environment=Obedient()), samples=1)  # its module is loaded
+    begun = time.monotonic()
+    answers = sampled(Letters(golds=golds, environment=Obedient()), samples=1)
+    assert [one.grade.outcome for one in answers] == ["timeout", *["ok"] * 11]
+    assert time.monotonic() - begun < 4.0, "eleven turns of half a second and one of a second, one by one 6.5"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(turns.LadderElsewhere):
+    """Leaves a file for each answer that has begun and not ended."""
+
+    folder: str
+
+    def reset(self, problem: Problem, seed: int) -> list[str]:
+        (Path(self.folder) / f"{os.getpid()}").touch()
+        return super().reset(problem, seed)
+
+    def step(self, state: list[str], action: str) -> Turn:
+        turn = super().step(state, action)
+        at_work = len(os.listdir(self.folder))
+        if turn.done:
+            (Path(self.folder) / f"{os.getpid()}").unlink()
+        return replace(turn, reward=float(at_work))
+
+
+def test_no_more_answers_are_in_flight_than_the_rollout_says(sampled: Sampled, tmp_path: Path) -> None:
+    answers = sampled(Letters(environment=Counted(folder=str(tmp_path))), in_flight=3)
+    assert max(max(one.step_rewards, default=0) for one in answers) == 3.0
+    texts = [one.text for one in answers]
+    assert texts == [one.text for one in sampled(Letters(environment=LadderElsewhere()))]
+
+
+def test_processes_of_answers_end_with_the_pool() -> None:
+    with EnvironmentPool() as pool:
+        play = pool.begin(Obedient(), Problem("p", "?", "pid"), 0)
+        pid = int(play.act("a").result(timeout=60).turns[0].observation)
+        assert Path(f"/proc/{pid}").exists()
+        play.end()
+        assert not Path(f"/proc/{pid}").exists(), "with its answer, too"
+        play = pool.begin(Obedient(), Problem("p", "?", "pid"), 0)
+        (turn,) = play.act("a").result(timeout=60).turns
+    until = time.monotonic() + 10
+    while Path(f"/proc/{turn.observation}").exists():
+        assert time.monotonic() < until

@@ -100,11 +100,15 @@ class Obedient(Environment):
 
     def step(self, state: Record, action: str) -> Turn:
         state.actions.append(action)
+        if state.gold == "pid":
+            return Turn(str(os.getpid()))
         if len(state.actions) < self.turn:
             return Turn("+", reward=0.125)
         match state.gold:
             case "hang":
                 time.sleep(60)
+            case "slow":
+                time.sleep(0.5)
             case "die":
                 os._exit(3)
             case "raise":

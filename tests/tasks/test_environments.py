@@ -19,8 +19,8 @@ from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Problem
 from treetune_domains.environments.base import EnvironmentTask, Game, Turn
 from treetune_domains.environments.games import DIRECTIONS, Gem, GuessNumber, Gymnasium, Maze
-from treetune_domains.environments.pool import Moment, Worlds
 from treetune_domains.environments.tools import Python, Search, Tool, Tools
+from treetune_domains.environments.worlds import World
 from treetune_domains.sandbox.base import Outcome, Sandbox, SandboxUnavailable
 from treetune_domains.sandbox.python_tool import PythonTool
 
@@ -163,17 +163,15 @@ def test_texts_go_as_they_are_and_a_suffix_is_shown() -> None:
 def test_one_that_is_copied_goes_on_from_its_copy_and_is_not_played_again() -> None:
     game = Gem(id="corridor")
     problem = game.problem("train/0", 0)
-    worlds = Worlds(game)
-    assert worlds.answer(Moment(0, problem, 0, from_start=True)).turns == ()
-    snapshot = worlds.answer(Moment(0, problem, 0, ("right",))).snapshot
+    world = World(game)
+    assert world.begin(problem, 0).turns == ()
+    snapshot = world.step("right").snapshot
     assert snapshot is not None and snapshot[0] == 1
-    moment = Moment(1, problem, 0, ("right", "right"), snapshot, from_start=True)
-    assert Worlds(game).answer(moment).turns == (Turn("2"),)
-    lost = Worlds(game).answer(Moment(1, problem, 0, ("right", "right"), from_start=True))
-    assert lost.turns[-1].outcome == "unavailable"
+    assert World(game).begin(problem, 0, ("right", "right"), snapshot).turns == (Turn("2"),)
+    (lost,) = World(game).begin(problem, 0, ("right",)).turns
+    assert lost.outcome == "unavailable"
     of_a_class_that_is_gone = (1, b"ca_package_that_is_gone\nCalls\n.")
-    moment = Moment(1, problem, 0, ("right", "right"), of_a_class_that_is_gone, from_start=True)
-    (turn,) = Worlds(game).answer(moment).turns
+    (turn,) = World(game).begin(problem, 0, ("right", "right"), of_a_class_that_is_gone).turns
     assert turn.outcome == "unavailable" and "state can't be read" in (turn.message or "")
 
 
@@ -255,8 +253,7 @@ def test_calls_beyond_the_most_are_told_that_there_are_none_left_after_a_snapsho
         b"\x80\x04\x95K\x00\x00\x00\x00\x00\x00\x00\x8c-treetune.tasks.environments.tools.environment"
         b"\x94\x8c\x05Calls\x94\x93\x94)\x81\x94}\x94\x8c\x04made\x94K\x01sb."
     )
-    moment = Moment(0, PROBLEM, 0, calls, (1, pickled), from_start=True)
-    (turn,) = Worlds(tools).answer(moment).turns
+    (turn,) = World(tools).begin(PROBLEM, 0, calls, (1, pickled)).turns
     assert turn.observation == none_left
 
 
@@ -277,7 +274,9 @@ def test_tools_that_can_not_be_told_apart_are_refused(given: dict, told: str) ->
 
 def test_a_tool_that_is_not_there_leaves_the_answer_without_a_verdict() -> None:
     tools = Tools(tools=(Upper(),))
-    (turn,) = Worlds(tools).answer(Moment(0, PROBLEM, 0, ("<upper>closed</upper>",), from_start=True)).turns
+    world = World(tools)
+    assert not world.begin(PROBLEM, 0).turns
+    (turn,) = world.step("<upper>closed</upper>").turns
     assert (turn.outcome, turn.message, turn.done) == ("unavailable", "it has closed", True)
 
 

@@ -64,8 +64,8 @@ def read(pipe: BinaryIO) -> Any:
 
 
 def begun() -> tuple[BinaryIO, Callable[..., None]]:
-    """Makes of this process a worker as its parent's first message says. Returns the pipe of further messages,
-    and a function that sends some back."""
+    """Makes of this process a worker as its parent's first message says. Returns the pipe of further
+    messages, and a function that sends some back."""
     die_with_parent(int(sys.argv[1]))
     # Ctrl-C in the terminal is the parent's to handle, who ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

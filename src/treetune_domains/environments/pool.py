@@ -90,9 +90,7 @@ class Site:
             environment.prepare()
         self._number = -1
         if where == "service":
-            self._number = services.register(
-                Loaded(environment), self._name, threads=environment.concurrency
-            )
+            self._number = services.register(Loaded(environment), self._name, threads=environment.concurrency)
         self._threads = ThreadPoolExecutor(environment.concurrency, "environments")
         self._lock = threading.Lock()
         self._playing = self._turns = 0

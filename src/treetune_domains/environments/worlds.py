@@ -167,7 +167,7 @@ class Forks:
                         ours.close()
                         self._stop()
                         if is_last:
-                            raise WorkerStartError("the process of an environment ends when it forks") from error
+                            raise WorkerStartError("an environment's process ends when it forks") from error
         raise AssertionError
 
     def end(self, pid: int, order: bytes) -> str:
@@ -296,11 +296,11 @@ def main() -> None:
             die_with_parent(own)
             orders.close()
             requests.close()
-            world, stream = World(environment), socket.socket(fileno=descriptors[0]).makefile("rwb")
+            world, connection = World(environment), socket.socket(fileno=descriptors[0])
+            calls = connection.makefile("rb")
             while True:
-                method, *arguments = read(stream)
-                stream.write(frame(world.call(math.inf, method, *arguments)))
-                stream.flush()
+                method, *arguments = read(calls)
+                connection.sendall(frame(world.call(math.inf, method, *arguments)))
         except Exception:
             traceback.print_exc()
             os._exit(1)
