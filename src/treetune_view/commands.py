@@ -56,31 +56,10 @@ COMMANDS = (
             "treetune view experiments data data/guru/math__dapo/train.parquet",
         ),
         (
-            Argument(
-                "paths",
-                {
-                    "nargs": "*",
-                    "metavar": "FOLDER_OR_FILE",
-                    "help": "of experiments and of data sets; default: experiments",
-                },
-            ),
-            Argument(
-                "--port", {"type": int, "metavar": "N", "help": "default: 6680, or the next that is free"}
-            ),
-            Argument(
-                "--token",
-                {
-                    "metavar": "WORD",
-                    "help": "default: TREETUNE_VIEWER_TOKEN, else your own, which stays the same",
-                },
-            ),
-            Argument(
-                "--host",
-                {
-                    "default": "127.0.0.1",
-                    "help": "where it answers; such as 0.0.0.0 in a container",
-                },
-            ),
+            Argument("paths", {"nargs": "*", "metavar": "FOLDER_OR_FILE", "help": "default: experiments"}),
+            Argument("--port", {"type": int, "metavar": "N", "help": "default: 6680, or the next free one"}),
+            Argument("--token", {"metavar": "WORD", "help": "default: TREETUNE_VIEWER_TOKEN, else your own"}),
+            Argument("--host", {"default": "127.0.0.1", "help": "such as 0.0.0.0 in a container"}),
             Argument("--read-only", {"action": "store_true", "help": "write no notes either"}),
         ),
     ),
@@ -97,15 +76,9 @@ COMMANDS = (
             "treetune watch experiments --once",
         ),
         (
-            Argument(
-                "folders",
-                {"nargs": "*", "metavar": "FOLDER", "help": "of experiments; default: experiments"},
-            ),
+            Argument("folders", {"nargs": "*", "metavar": "FOLDER", "help": "default: experiments"}),
             Argument("--run", {"metavar": "NAME", "help": "open this experiment, as the list names it"}),
-            Argument(
-                "--metric",
-                {"action": "append", "metavar": "NAME", "help": "curves of these alone; repeatable"},
-            ),
+            Argument("--metric", {"action": "append", "metavar": "NAME", "help": "its curve; repeatable"}),
             Argument("--once", {"action": "store_true", "help": "print one page and end"}),
         ),
     ),
@@ -118,10 +91,7 @@ COMMANDS = (
         ("treetune report experiments/quickstart/vineppo experiments/quickstart/grpo --output report.html",),
         (
             Argument("experiments", {"nargs": "+", "metavar": "EXPERIMENT_DIR"}),
-            Argument(
-                "--output",
-                {"type": Path, "metavar": "FILE", "help": "default: report.html in the first one"},
-            ),
+            Argument("--output", {"type": Path, "metavar": "FILE", "help": "default: in the first one"}),
         ),
     ),
 )

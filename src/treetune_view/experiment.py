@@ -47,6 +47,8 @@ class Experiment:
     missing: list[str] = field(default_factory=list)
     predicted: Mapping[str, Any] = field(default_factory=dict)
     """Plan of an iteration when the run started, by names of metrics."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What was read once for whoever asks again."""
 
     @property
     def name(self) -> str:
@@ -87,21 +89,23 @@ class Experiment:
         """The manifest's versions and machine; runs of earlier versions have them at its top."""
         return self.manifest.get("bits_rest_on") or self.manifest
 
+    @property
+    def command(self) -> Mapping[str, Any] | None:
+        """The newest command that set the configuration which is there now."""
+        entries = [self.manifest, *self.manifest.get("continued", ())]
+        return next((one["command"] for one in reversed(entries) if "command" in one), None)
+
     @functools.cached_property
     def recorded(self) -> set[str]:
         """The keys of all iterations."""
         return set().union(*self.metrics)
 
-    @functools.cached_property
-    def _curves(self) -> dict[str, list[tuple[float, float]]]:
-        return {}
-
     def curve(self, key: str) -> list[tuple[float, float]]:
         """Returns (finished iterations, value) wherever a metric was recorded as a finite number."""
-        if key not in self._curves:
+        if key not in self.kept:
             points = [(row["iteration"] + 1, row[key]) for row in self.metrics if _is_number(row.get(key))]
-            self._curves[key] = [(float(x), float(y)) for x, y in points]
-        return self._curves[key]
+            self.kept[key] = [(float(x), float(y)) for x, y in points]
+        return self.kept[key]
 
 
 def _is_number(value: object) -> bool:

@@ -163,7 +163,7 @@ def test_files_cut_short_count_as_missing(tmp_path: Path) -> None:
         (path / name).write_bytes(whole[: len(whole) // 2])
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"iteration": 25, "train/lo')
-    words = ("manifest.json can't be read", "episodes.arrow can't be read", "summary.json")
+    words = ("manifest.json can't be read", "iteration 25 can't be read", "episodes.arrow", "summary.json")
     assert lacking(report(path), *words) == []
 
 

@@ -30,8 +30,7 @@ THERE = "document.querySelector('main')?.innerText.trim().length > 0"
 @dataclass(frozen=True)
 class Place:
     """What a tour looks at: an experiment and another one, one of its answers, the ways it can be shown in,
-    the address of the continuations of its first step that has some; names of data sets, and an experiment
-    that a judge and a rule grade."""
+    the address of the continuations of its first step that has some; names of data sets."""
 
     run: str
     other: str
@@ -41,7 +40,6 @@ class Place:
     ways: Sequence[str]
     continuations: str = ""
     data: Sequence[str] = ()
-    judged: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,24 +108,19 @@ def _place(browser: Browser, origin: str, address: str, run: str, other: str) ->
           [...document.querySelectorAll('[name=as] option')].map((one) => one.value),
           document.querySelector('.tokens [data-later]')?.dataset.later || ''];"""
     )
-    data, judged = _data_and_judged(browser, origin)
-    if judged:  # its page is there as soon as its answers have been read
-        browser.open(f"{origin}/answers?{urlencode({'run': judged})}")
-        browser.wait(ANSWERS_THERE, seconds=LONGEST_INDEX_S)
-    return Place(run, other, asked["source"], asked["answer"], problem, ways, continuations, data, judged)
+    data = _data_sets(browser, origin)
+    return Place(run, other, asked["source"], asked["answer"], problem, ways, continuations, data)
 
 
-def _data_and_judged(browser: Browser, origin: str) -> tuple[Sequence[str], str]:
-    """A data set of each kind, and an experiment that a judge and a rule grade."""
+def _data_sets(browser: Browser, origin: str) -> Sequence[str]:
+    """A data set of each kind."""
     browser.open(f"{origin}/data")
     browser.wait(THERE)
     found = browser.script(
         """return [...document.querySelectorAll('tbody tr[data-href]')].map((row) => [
           row.cells[1].innerText, new URLSearchParams(row.dataset.href.split('?')[1]).get('data')])"""
     )
-    link = browser.script("return document.querySelector('a[href^=\"/agreement\"]')?.search || ''")
-    judged = parse_qs(link.removeprefix("?")).get("run", [""])[0]
-    return list(dict(reversed(found)).values()), judged
+    return list(dict(reversed(found)).values())
 
 
 def stops(place: Place) -> Iterator[Stop]:
@@ -170,7 +163,7 @@ def stops(place: Place) -> Iterator[Stop]:
             ("two answers compared", _query(**run, which="all"), ROWS_THERE, "j\ue007", WHOLE_TEXTS),
         ],
         "/configuration": [
-            ("configuration", of_run, "!document.body.innerText.includes('is being found out')"),
+            ("configuration", of_run),
             *another * [("configurations that differ", _query(**both, only="differences"))],
         ],
         "/continuations": [
@@ -194,7 +187,6 @@ def stops(place: Place) -> Iterator[Stop]:
                 (f"a row of {name} rendered", _query(data=name, row=0, **{"as": "rendered"})),
             )
         ],
-        "/agreement": [("judge and rule", _query(run=one)) for one in [place.judged] if one],
         "/timeline": [("timeline", of_run), ("the timeline's first two seconds", _query(**run, to=2))],
         "/notes": [("notes", of_run), ("notes of all experiments",)],
     }

@@ -29,16 +29,13 @@ def rows() -> list[Row]:
 
 
 def prepared(folder: Path) -> Path:
-    """Parquet, JSON lines and a W&B table in a folder."""
+    """Parquet and JSON lines in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_parquet(folder / "sums.parquet", rows())
     lines = [{"question": f"trip {n}", "answer": 3 * n, "odd": n if n % 2 else "even"} for n in range(6)]
     lines[1]["question"] = HOSTILE
     text = "\n\n".join(map(json.dumps, lines))
     (folder / "trips.jsonl").write_text(text + '\n{"question": "half \\ud800"}\n{"question": "torn')
-    columns = ["step", *(f"{part}_{n}" for n in (1, 2) for part in ("input", "output", "score"))]
-    data = [[step, "asked", HOSTILE, 0.5, "asked too", "answered", step] for step in range(3)]
-    (folder / "validation.table.json").write_text(json.dumps({"columns": columns, "data": data}))
     return folder
 
 

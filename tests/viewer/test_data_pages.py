@@ -14,9 +14,6 @@ from tests.viewer.recorded import begin_run, record_iteration, trajectory
 from tests.viewer.test_hostile_answers import Elements
 from treetune.vocabulary import Trajectory
 from treetune_view.app import SEEN as MARK
-from treetune_view.pages.agreement import Agreement
-
-JUDGED = {"task": {"grader": {"type": "judge", "rule": {"type": "math"}}}}
 
 
 def judged(judge: float | None, rule: float, number: int, domain: str) -> Trajectory:
@@ -39,12 +36,12 @@ def link_with(page: str, words: str) -> str:
 def test_data_sets_are_listed_and_followed(viewer: Viewer) -> None:
     assert "No data set is known" in viewer.page("/data")
     prepared(viewer.folder / "data")
-    viewer.record(**JUDGED)
+    viewer.record()
     page = viewer.page("/data")
     mark = {MARK: mark_of(page)}
     assert viewer.get("/data", mark).status_code == 204
-    assert "data/sums.parquet" in page and "agreement?run=run" in page
-    assert "trips" not in viewer.page("/data?search=wandb")
+    assert "data/sums.parquet" in page
+    assert "trips" not in viewer.page("/data?search=parquet")
     assert "Nothing is like that" in viewer.page("/data?search=zzz")
     with (viewer.folder / "data" / "trips.jsonl").open("a") as file:
         file.write("\n")
@@ -71,7 +68,7 @@ def test_rows_are_filtered_sorted_and_counted_in_bars_that_lead_to_them(viewer: 
 
 @pytest.mark.parametrize(
     ("name", "row"),
-    [("data/sums.parquet", 0), ("data/trips.jsonl", 1), ("data/validation.table.json", 0), ("weak", 0)],
+    [("data/sums.parquet", 0), ("data/trips.jsonl", 1), ("weak", 0)],
 )
 def test_a_hostile_row_adds_no_element(viewer: Viewer, name: str, row: int) -> None:
     prepared(viewer.folder / "data")
@@ -92,46 +89,24 @@ def test_answers_of_an_estimate_stand_beneath_their_row(viewer: Viewer) -> None:
     assert "What is 3 + 3?" in page
 
 
-def test_judge_and_rule_are_compared_where_both_graded(viewer: Viewer) -> None:
+def test_answers_that_judge_and_rule_see_differently_are_a_click_away(viewer: Viewer) -> None:
     verdicts = [(1.0, 1.0)] * 5 + [(0.0, 0.0)] * 3 + [(1.0, 0.0)] * 2 + [(None, 1.0)]
     made = [judged(judge, rule, n, "math" if n % 2 else "logic") for n, (judge, rule) in enumerate(verdicts)]
-    record_iteration(begin_run(viewer.folder / "run", **JUDGED), 0, made)
+    record_iteration(begin_run(viewer.folder / "run"), 0, made)
     viewer.record("plain")
-    page = viewer.page("/agreement?run=run")
-    assert "<b>0.800</b> of 10 answers" in page and "1 answer was graded by the rule alone" in page
-    assert "Cohen's kappa <b>0.600</b>" in page and "By domain" in page
-    link = link_with(page, "number.judge+%3E%3D+1%3B+number.rule+%3C+1")
-    assert "<b>2</b> answers" in viewer.page(link)
-    assert "where judge and rule agree" in viewer.page("/answers?run=run")
-    assert "graded by a judge and by a rule" in viewer.refusal("/agreement?run=plain", 404)
-
-
-@pytest.mark.parametrize(
-    ("counts", "share", "kappa"),
-    [
-        (((0, 0), (0, 9)), 1.0, None),
-        (((0, 0), (0, 0)), None, None),
-        (((25, 25), (25, 25)), 0.5, 0.0),
-        (((20, 5), (10, 15)), 0.7, 0.4),  # Cohen's two readers of 50 proposals
-    ],
-)
-def test_kappa_is_not_told_where_nothing_varies(
-    counts: tuple, share: float | None, kappa: float | None
-) -> None:
-    found = Agreement("x", counts)
-    assert (found.share, found.kappa) == (share, kappa if kappa is None else pytest.approx(kappa))
+    page = viewer.page("/answers?run=run")
+    assert "<b>2</b> answers" in viewer.page(link_with(page, "number.judge+%3E%3D+1%3B+number.rule+%3C+1"))
+    assert "judge alone" not in viewer.page("/answers?run=plain")
 
 
 def test_data_pages_are_drawn_in_a_browser_and_fit(shown: Shown, folder: Path) -> None:
     prepared(folder / "data")
     estimate(folder / "weak")
-    record_iteration(begin_run(folder / "run"), 0, [judged(1.0, n % 2, n, "math") for n in range(4)])
     for path in (
         "/data",
         "/rows?data=data/sums.parquet",
         "/row?data=data/sums.parquet&row=0&as=rendered",
         "/row?data=weak&row=0",
-        "/agreement?run=run",
     ):
         shown.open(path, width=420, dark=True)
         assert shown.wrong() == [], path

@@ -74,6 +74,12 @@ def _licences(options: argparse.Namespace) -> Licences:
     return Licences(options.license, options.data_license, options.base_model)
 
 
+def _output(formats: str) -> Argument:
+    """Returns the argument for the file; its ending is one of the formats."""
+    words = f"its ending is the format: {formats}"
+    return Argument("--output", {"type": Path, "required": True, "metavar": "FILE", "help": words})
+
+
 CHECKPOINT = Argument(
     "checkpoint", {"type": Path, "metavar": "CHECKPOINT", "help": "such as EXPERIMENT_DIR/checkpoints/last"}
 )
@@ -101,19 +107,8 @@ COMMANDS = (
         (
             Argument("experiment", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
             Argument("--set", {"metavar": "NAME", "help": "of the evaluation; default: the only one"}),
-            Argument(
-                "--iteration",
-                {"type": int, "metavar": "N", "help": "after so many iterations; default: the newest"},
-            ),
-            Argument(
-                "--output",
-                {
-                    "type": Path,
-                    "required": True,
-                    "metavar": "FILE",
-                    "help": "its ending is the format: .eval, .json or .parquet",
-                },
-            ),
+            Argument("--iteration", {"type": int, "metavar": "N", "help": "default: the newest"}),
+            _output(".eval, .json or .parquet"),
         ),
     ),
     Command(
@@ -125,15 +120,7 @@ COMMANDS = (
         ("treetune export_notes experiments/quickstart/vineppo --output notes.parquet",),
         (
             Argument("experiments", {"type": Path, "nargs": "+", "metavar": "EXPERIMENT_DIR"}),
-            Argument(
-                "--output",
-                {
-                    "type": Path,
-                    "required": True,
-                    "metavar": "FILE",
-                    "help": "its ending is the format: .parquet or .jsonl",
-                },
-            ),
+            _output(".parquet or .jsonl"),
         ),
     ),
     Command(
@@ -144,7 +131,7 @@ COMMANDS = (
         " its licence, base model, versions, configuration, and how to make the weights again.",
         (
             "treetune model_card experiments/quickstart/vineppo/checkpoints/last --license mit --output"
-            " README.md",
+            " README.md"
         ),
         (
             CHECKPOINT,
@@ -160,7 +147,7 @@ COMMANDS = (
         " The token is the environment's HF_TOKEN. --dry-run shows what would be sent and asks nobody.",
         (
             "treetune push_to_hub experiments/quickstart/vineppo/checkpoints/last me/vineppo-tiny --license"
-            " mit --dry-run",
+            " mit --dry-run"
         ),
         (
             CHECKPOINT,

@@ -3,7 +3,6 @@ here."""
 
 from treetune_view.page import Page
 from treetune_view.pages import (
-    agreement,
     answer,
     answers,
     compare,
@@ -15,22 +14,7 @@ from treetune_view.pages import (
     timeline,
 )
 
-_HOME, _RUN = experiments.PAGES
-_DATA, *_ROWS = data.PAGES
-_ANSWERS, *_PROBLEMS = answers.PAGES
-
-PAGES: tuple[Page, ...] = (
-    _HOME,
-    _DATA,
-    _RUN,
-    *timeline.PAGES,
-    _ANSWERS,
-    *_PROBLEMS,
-    *answer.PAGES,
-    *compare.PAGES,
-    *continuations.PAGES,
-    *configuration.PAGES,
-    *notes.PAGES,
-    *agreement.PAGES,
-    *_ROWS,
+_ROOMS = (experiments, timeline, answers, answer, compare, continuations, configuration, notes, data)
+PAGES: tuple[Page, ...] = tuple(
+    sorted((page for room in _ROOMS for page in room.PAGES), key=lambda page: page.place != "top")
 )

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from treetune.vocabulary import CORRECT_SCORE
 from treetune_view.notes import labels_in_use
 from treetune_view.page import Page, View, paged
-from treetune_view.pages.agreement import graded_by_both
-from treetune_view.store import NotThere, Run
+from treetune_view.store import NotThere
 from treetune_view.store.answers import Answers
 from treetune_view.store.folders import digest
 from treetune_view.store.index import Source
@@ -98,7 +97,7 @@ def show(view: View) -> Response:
         title_of=lambda row: by_name[row["source"]].title if row["source"] in by_name else row["source"],
         outcomes=OUTCOMES,
         sizes=SIZES,
-        both_graded=graded_by_both(columns),
+        both_graded="number.judge" in columns and "number.rule" in columns,
         domains=domains,
         sortable=[name for name in columns if name not in NOT_FOR_SORTING],
         shown=[name for name in further if name in columns and name not in ALWAYS],
@@ -286,46 +285,10 @@ def _earlier_rates(answers: Answers, of: str) -> dict[str, tuple[str, float]]:
     return {row["problem"]: (there[row["source"]].title, row["rate"]) for row in rows}
 
 
-# One problem along training
-
-
 def show_problem(view: View) -> Response:
-    """`?run=` (also several), `?problem=`."""
-    problem = view.text("problem")
-    by_run = {run.name: _answers_to(view, run, problem) for run in [view.run, *view.runs[1:]]}
-    if not any(by_run.values()):
-        raise NotThere(f"there is no answer to {problem!r} in {', '.join(by_run)}")
-    asked = next(one["asked"] for rows in by_run.values() for row in rows for one in row["answers"])
-    return view.render("problem_answers.html", problem=problem, asked=asked or "", by_run=by_run)
-
-
-def _answers_to(view: View, run: Run, problem: str) -> list[dict[str, Any]]:
-    """Returns the answers to a problem by file: how many, how many are right, and those that are shown."""
-    answers = view.store.answers(run)
-    if not answers.columns():
-        return []
-    sources = answers.sources()
-    rows = answers.sql(
-        """
-        SELECT *, count(*) OVER own AS total, count(*) FILTER (score >= ?) OVER own AS right_ones
-        FROM answers WHERE problem = ? WINDOW own AS (PARTITION BY source)
-        QUALIFY row_number() OVER (PARTITION BY source ORDER BY row) <= ? ORDER BY row
-        """,
-        [CORRECT_SCORE, problem, max(LEAST, MOST // max(1, len(sources)))],
-    )
-    by_source: dict[str, list[dict[str, Any]]] = {}
-    for row in whole(rows):
-        by_source.setdefault(row["source"], []).append(row)
-    return [
-        {
-            "source": source,
-            "total": own[0]["total"],
-            "right": own[0]["right_ones"],
-            "answers": sorted(own, key=lambda row: row["sample"] or 0),
-        }
-        for source in sources
-        if (own := by_source.get(source.name))
-    ]
+    """Leads to all answers to a problem along training: `?run=` (also several) and `?problem=`."""
+    query = {"run": [run.name for run in view.runs], "group": view.text("problem")}
+    return RedirectResponse(view.address("/answers", **query, of="everything", sort=PLACE), 303)
 
 
 def mark_of_answers(view: View) -> str:

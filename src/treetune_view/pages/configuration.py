@@ -1,4 +1,4 @@
-"""A configuration as it was evaluated, where each value comes from, and where two of them differ."""
+"""A configuration as it was evaluated, and where two of them differ."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from starlette.responses import Response
 
 from treetune.config.explain import key_paths, value_at
 from treetune_view.page import Page, View
-from treetune_view.store.folders import digest
-from treetune_view.store.origins import Origins, origins
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, str]:
@@ -36,17 +34,9 @@ def show(view: View) -> Response:
         if (only == "everything" or name in different)
         and search in f"{name} {' '.join(v or '' for v in values)}".casefold()
     ]
-    made = None
-    if len(view.runs) == 1:
-        made = view.store.later(
-            "origins",
-            view.run,
-            lambda: origins(experiment),
-            lambda error: Origins(problem=f"{type(error).__name__}: {error}"),
-        )
     return view.render(
         "configuration.html",
-        origins=made,
+        command=experiment.command if len(view.runs) == 1 else None,
         keys=listed,
         total=len(keys),
         only=only,
@@ -54,13 +44,4 @@ def show(view: View) -> Response:
     )
 
 
-PAGES = (
-    Page(
-        "/configuration",
-        "Configuration",
-        show,
-        place="run",
-        key="c",
-        mark=lambda view: digest(view.store.mark(view.runs), view.store.made),
-    ),
-)
+PAGES = (Page("/configuration", "Configuration", show, place="run", key="c"),)

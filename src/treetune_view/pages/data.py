@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from treetune_view.page import Page, View, paged
 from treetune_view.pages.answers import SIZES, question_of
-from treetune_view.store import Run
 from treetune_view.store.folders import digest
 from treetune_view.store.queries import parsed
 from treetune_view.store.readers import answers_to
@@ -24,7 +23,6 @@ KINDS = {
     "parquet": "Parquet",
     "lines": "JSON lines",
     "saved": "saved data set",
-    "table": "W&B table",
     "estimate": "difficulty",
 }
 
@@ -59,23 +57,7 @@ def show(view: View) -> Response:
         "data.html",
         sets=paged(view, sets, LISTED),
         kinds=KINDS,
-        judged=[run for run in view.store.runs() if _is_judged_twice(view, run)],
     )
-
-
-def _is_judged_twice(view: View, run: Run) -> bool:
-    """Returns whether an experiment's configuration has a judge with a rule beside it."""
-
-    def has_both(config: Any) -> bool:
-        if isinstance(config, Mapping):
-            both = config.get("type") == "judge" and config.get("rule") is not None
-            return both or any(map(has_both, config.values()))
-        return isinstance(config, list) and any(map(has_both, config))
-
-    try:
-        return has_both(view.store.experiment(run).config)
-    except (ValueError, OSError):  # the list of experiments says so
-        return False
 
 
 # Rows

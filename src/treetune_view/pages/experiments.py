@@ -10,28 +10,27 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from markupsafe import Markup
 from starlette.responses import Response
 
 from treetune.runtime.console import duration
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune_view.charts import number, thinned
+from treetune_view.charts import number
 from treetune_view.curves import (
     OVER,
-    PHASES,
     bunches,
     chosen_charts,
     evaluation_charts,
     events_of,
     events_of_several,
     metric_names,
-    phase_seconds,
-    phase_totals,
     setting_of,
     usual_charts,
 )
 from treetune_view.experiment import Accuracy, Experiment, Status
 from treetune_view.page import Page, View, paged
 from treetune_view.pages.configuration import flat
+from treetune_view.report.recorded import TimesSection
 from treetune_view.store import Run
 
 SHOWN = 400
@@ -228,16 +227,6 @@ def show_run(view: View) -> Response:
         events = []
     statuses = {run.name: view.store.status(run) for run in view.runs}
     names = [name for name in view.request.query_params.getlist("metric") if name]
-    # Seconds by phase: of all iterations, and bars of each (of neighbours, where there are many).
-    rows = phase_seconds(first)
-    totals = phase_totals(rows)
-    times = {
-        "totals": totals,
-        "words": PHASES,
-        "whole": math.fsum(totals.values()),
-        "iterations": len(rows),
-        "bars": thinned(rows),
-    }
     return view.render(
         "run.html",
         experiment=first,
@@ -252,7 +241,7 @@ def show_run(view: View) -> Response:
         together=together,
         over=over,
         axes=tuple(OVER),
-        times=times,
+        times=Markup(TimesSection().html(first)) if len(experiments) == 1 else "",
         events=events,
     )
 

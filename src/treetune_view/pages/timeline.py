@@ -1,5 +1,5 @@
-"""The timeline of an experiment: lanes of spans, from its timelines, or reckoned from its metrics;
-drawn along true time, added up in a table, and as a Chrome trace."""
+"""The timeline of an experiment: lanes of spans, drawn along true time, added up in a table, and as a Chrome
+trace."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from starlette.responses import Response
 
 from treetune.runtime.console import PHASES
 from treetune.store.timeline import SUFFIX, Process, Span, read_timeline
-from treetune_view.experiment import Experiment
 from treetune_view.page import Page, View
-from treetune_view.store.catalogue import Store
 from treetune_view.store.folders import Run, digest, stat_of
 from treetune_view.templates import in_seconds
 from treetune_view.text import visible
@@ -73,13 +71,11 @@ class Lane:
 
 @dataclass(frozen=True)
 class Times:
-    """All lanes, from `start` to `end`. Where `reckoned`, no run wrote when its phases began: they are laid
-    out in their order before each iteration's end. `damaged` says which lines of files are left out."""
+    """All lanes, from `start` to `end`. `damaged` says which lines of files are left out."""
 
     lanes: Sequence[Lane]
     start: float
     end: float
-    reckoned: bool = False
     damaged: Sequence[str] = ()
 
     @property
@@ -97,13 +93,10 @@ def files_of(run: Run) -> list[Path]:
     return sorted(paths, key=lambda path: path.name != f"run{SUFFIX}")
 
 
-def times_of(store: Store, run: Run) -> Times | None:
+def times_of(run: Run) -> Times | None:
     """Reads all timelines of a run; None where nothing has happened yet."""
     now, files = time.time(), files_of(run)
     lanes = [lane for path in files for lane in _lanes(run, path, now)]
-    reckoned = not any(lane.who == "run" for lane in lanes)
-    if reckoned:
-        lanes = [*_reckoned(store.experiment(run)), *lanes]
     spans = [span for lane in lanes for span in lane.spans]
     if not spans:
         return None
@@ -112,7 +105,7 @@ def times_of(store: Store, run: Run) -> Times | None:
         for path in files
         if (lines := _read(path, stat_of(path))[1])
     ]
-    return Times(lanes, min(one.start for one in spans), max(one.end for one in spans), reckoned, damaged)
+    return Times(lanes, min(one.start for one in spans), max(one.end for one in spans), damaged)
 
 
 @functools.lru_cache(maxsize=64)
@@ -205,22 +198,6 @@ def _is_alive(run: Run, who: str, process: Process) -> bool:
     return True
 
 
-def _reckoned(one: Experiment) -> Iterator[Lane]:
-    """Yields one lane: each iteration's phases in the loop's order; the last ends when its line was
-    written."""
-    spans = []
-    for row in one.metrics:
-        seconds = {phase: row.get(f"seconds/{phase}", 0.0) for phase in (*PHASES, "other")}
-        at = row.get("wall_time", 0.0) - sum(seconds.values())
-        for phase, taken in seconds.items():
-            if taken > 0:
-                words, about = f"iteration {row['iteration'] + 1}", {"iteration": row["iteration"]}
-                spans.append(ShownSpan(phase, phase, at, at + taken, words, about=about))
-                at += taken
-    if spans:
-        yield Lane("run", "phases", spans)
-
-
 def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
     """Returns complete events for chrome://tracing and Perfetto, in microseconds since the experiment began:
     a process for each that wrote, a thread for each of its lanes. What goes on ends where it was asked for.
@@ -250,7 +227,7 @@ def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
                     "args": {key: value for key, value in about.items() if value not in ("", None)},
                 }
             )
-    about_it = {"experiment": name, "began": began, "reckoned": times.reckoned if times else False}
+    about_it = {"experiment": name, "began": began}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about_it}
 
 
@@ -297,7 +274,7 @@ class Window:
 
 def show(view: View) -> Response:
     """`?run=`, `?from=` and `?to=` in seconds since the beginning, `?lane=` (its spans alone)."""
-    times = times_of(view.store, view.run)
+    times = times_of(view.run)
     if times is None:
         return view.render("timeline.html", times=None)
     began, window = times.start, _window(view, times)
@@ -341,7 +318,7 @@ def show(view: View) -> Response:
 
 def trace(view: View) -> Response:
     """`?run=`: the whole timeline for chrome://tracing or Perfetto."""
-    made = chrome_trace(view.run.name, times_of(view.store, view.run))
+    made = chrome_trace(view.run.name, times_of(view.run))
     name = re.sub(r"[^\w.-]+", "-", view.run.name, flags=re.ASCII).strip("-.") or "experiment"
     return Response(
         json.dumps(made),

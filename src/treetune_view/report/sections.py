@@ -1,12 +1,10 @@
-"""Sections of a report and drawings of answers: what each is, and the lists of both."""
+"""Sections of a report: what one is, and the list of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from treetune.vocabulary import Episode
-from treetune_view.drawings import NOTE, ThreadedAnswer, threads_html
 from treetune_view.experiment import Experiment
 
 
@@ -37,29 +35,7 @@ class ReportSection:
         _SECTIONS.append(cls())
 
 
-class AnswerDrawing:
-    """Draws answers that a list of steps doesn't do justice to. Defining a sub-class adds it.
-
-    Answers that a drawing takes go first among those that are shown, over the width of the page.
-    """
-
-    note: ClassVar[str]
-    """Explains the drawing, once above all answers, as HTML."""
-
-    def applies(self, episode: Episode) -> bool:
-        raise NotImplementedError
-
-    def html(self, answer: ThreadedAnswer) -> str:
-        """Returns the answer below its prompt; its trajectory is there where it is stored."""
-        raise NotImplementedError
-
-    def __init_subclass__(cls, **kwargs: object) -> None:
-        super().__init_subclass__(**kwargs)
-        _DRAWINGS.append(cls())
-
-
 _SECTIONS: list[ReportSection] = []
-_DRAWINGS: list[AnswerDrawing] = []
 
 
 def all_sections() -> tuple[ReportSection, ...]:
@@ -67,18 +43,3 @@ def all_sections() -> tuple[ReportSection, ...]:
     from treetune_view.report import recorded, episodes  # noqa: F401, I001  (they define them, in this order)
 
     return tuple(_SECTIONS)
-
-
-def drawing_of(episode: Episode) -> AnswerDrawing | None:
-    """Returns the first drawing that takes the answer."""
-    return next((drawing for drawing in _DRAWINGS if drawing.applies(episode)), None)
-
-
-class ThreadsDrawing(AnswerDrawing):
-    note = NOTE
-
-    def applies(self, episode: Episode) -> bool:
-        return any(stretch.branch for stretch in episode.stretches)
-
-    def html(self, answer: ThreadedAnswer) -> str:
-        return threads_html(answer)

@@ -67,6 +67,9 @@ PATIENCE_S = 0.6
 LONGEST_S = 3.0
 """How long it looks for a page: what is too short for signatures may stand nowhere in a million texts."""
 
+AS_THEY_CAME = r"source[1] DESC, try_cast(regexp_extract(source, '\d+') AS INTEGER), source, row"
+"""The order of what nobody sorted: iterations, then evaluations."""
+
 LOG = logging.getLogger("treetune_view")
 
 
@@ -136,6 +139,12 @@ class Answers:
             threading.Thread(target=self._make, args=(missing, self._working), daemon=True).start()
         self._seen = (time.monotonic(), indexed)
         return indexed
+
+    def read_now(self, source: Source) -> None:
+        """Makes the index of one source, and asks no other from now on. Raises ValueError for a file that
+        can't be read."""
+        build(source, self._cache / source.name)
+        self._look_again_s, self._seen = math.inf, (time.monotonic(), [self._indexed(source)])
 
     def problems(self) -> list[str]:
         """Returns messages on what keeps files from being shown."""
@@ -220,7 +229,7 @@ class Answers:
         known, own = self.columns(), self.columns(question.sources)
         where, values = condition(question.filters, known, own)
         where = f"{where} AND {among(question.among)}"
-        by = order(question, known, own)
+        by = order(question, known, own, "source, row" if question.sort else AS_THEY_CAME)
         if question.search:
             return self._search(question, relation, where, values, by)
         cursor = self._cursor()
@@ -240,8 +249,9 @@ class Answers:
             return 1
         own = self.columns(question.sources)
         where, values = condition(question.filters, known, own)
+        by = order(question, known, own, "source, row" if question.sort else AS_THEY_CAME)
         numbered = (
-            f"SELECT source, row, row_number() OVER (ORDER BY {order(question, known, own)}) AS number"
+            f"SELECT source, row, row_number() OVER (ORDER BY {by}) AS number"
             f" FROM {relation} WHERE {where} AND {among(question.among)}"
         )
         text = f"SELECT number FROM ({numbered}) WHERE source = ? AND row = ?"
@@ -361,7 +371,11 @@ class Answers:
         rows = self.ask(Question(sources=(source,), filters=(Filter("answer", "=", answer),), size=1)).rows
         if not rows:
             raise NotThere(f"there is no answer {answer!r} in {source} of {self.run.name}")
-        [one], row = self._chosen({source}), rows[0]
+        return self.whole(rows[0])
+
+    def whole(self, row: Mapping[str, Any]) -> Answer:
+        """Returns the answer of a row of the index. Raises ValueError where its file is another by now."""
+        [one] = self._chosen({row["source"]})
         about, files = one.about, one.source
         assert about is not None
         if files.kind == "evaluation":

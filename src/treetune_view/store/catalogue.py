@@ -79,8 +79,6 @@ class Store:
         self._notes: dict[Run, Notes] = {}
         self.data = DataSets(self, files, look_again_s)
         """Prepared data sets."""
-        self.made = 0
-        """How much `later` has made."""
         self._cached: dict[tuple[str, str], tuple[str, Any]] = {}
 
     # Experiments
@@ -182,30 +180,6 @@ class Store:
         self._cached[what, run.name] = (mark, value)
         return value
 
-    def later(
-        self, what: str, run: Run, make: Callable[[], Value], failed: Callable[[Exception], Value]
-    ) -> Value | None:
-        """Works as `known`, for what takes seconds: None until a thread has made it, which changes `made`.
-        `failed` gives the value after an error."""
-        mark = self.mark([run])
-        with self._lock:
-            cached = self._cached.get((what, run.name))
-            if cached is not None and cached[0] == mark:
-                return cached[1]
-            self._cached[what, run.name] = (mark, None)
-
-        def work() -> None:
-            try:
-                value = make()
-            except Exception as error:  # whatever it was, a page waits for an end
-                value = failed(error)
-            with self._lock:
-                self._cached[what, run.name] = (mark, value)
-                self.made += 1
-
-        threading.Thread(target=work, daemon=True).start()
-        return None
-
     def mark(self, runs: Sequence[Run]) -> str:
         """Returns another text as soon as anything of these experiments may have changed."""
         return digest([(run.name, *marks_of(run)) for run in runs])
@@ -221,8 +195,7 @@ class DataSets:
                 raise ValueError(f"there is no file or folder {file} (looked for in {Path.cwd()})")
             if kind_of(file) is None:
                 raise ValueError(
-                    f"{file} is no data set: give Parquet (.parquet), JSON lines (.jsonl), the JSON of a W&B"
-                    " table, or a folder"
+                    f"{file} is no data set: give Parquet (.parquet), JSON lines (.jsonl) or a folder"
                 )
         self._store, self._files, self._look_again_s = store, list(files), look_again_s
         self._lock = threading.Lock()
@@ -301,13 +274,12 @@ class DataSets:
         """Returns what an experiment's configuration names, and where that lies: paths are relative to the
         folder of its command."""
         from treetune.tasks.sources import files_matching
-        from treetune_view.store.origins import command_of
 
         try:
             one = self._store.experiment(run)
         except (ValueError, OSError):  # the list of experiments says so
             return []
-        folder = Path((command_of(one.manifest) or {}).get("folder", Path.cwd()))
+        folder = Path((one.command or {}).get("folder", Path.cwd()))
         named = []
         for name in dict.fromkeys(_names_in(one.config)):
             try:

@@ -1,12 +1,9 @@
-"""The files of data sets, and how DuckDB and Arrow read them: saved splits, W&B's tables, estimates of
-difficulty."""
+"""The files of data sets, and how DuckDB and Arrow read them: saved splits, estimates of difficulty."""
 
 from __future__ import annotations
 
-import functools
 import glob
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,28 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from treetune_view.store.folders import stat_of
 from treetune_view.store.queries import conversation, literal, quoted
-from treetune_view.text import writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LARGEST_TABLE = 256 * 2**20
-"""Bytes of a W&B table's JSON: it is read as a whole."""
-
 COUNTED = "pass_rate, correct, answers, mean_reward, mean_tokens, unfinished"
 
-Kind = Literal["parquet", "lines", "saved", "table", "estimate"]
-"""Parquet; JSON lines; a split that ``save_to_disk`` wrote; a W&B table's JSON; what `estimate_difficulty`
-found."""
+Kind = Literal["parquet", "lines", "saved", "estimate"]
+"""Parquet; JSON lines; a split that ``save_to_disk`` wrote; what `estimate_difficulty` found."""
 
 ESTIMATE, SPLITS, SPLIT = "estimate.json", "dataset_dict.json", "dataset_info.json"
 """Files that say what a folder is: of `estimate_difficulty`, of a saved data set, of one split of it."""
 
-ENDINGS = (".parquet", ".jsonl", ".json")
-_TABLE = re.compile(rb'\s*\{\s*"(?:_type|columns|column_types|ncols)"')
-"""The beginning of a W&B table."""
-
-_PART = re.compile(r"(input|output|score)_(\d+)")
+ENDINGS = (".parquet", ".jsonl")
 _GRADES = (
     "{'row': 'BIGINT', 'sample': 'BIGINT', 'reward': 'DOUBLE', 'correct': 'BOOLEAN', 'outcome': 'VARCHAR',"
     " 'complete': 'BOOLEAN', 'tokens': 'BIGINT'}"
@@ -73,20 +61,8 @@ def kind_of(path: Path) -> Kind | None:
         if (path / ESTIMATE).is_file():
             return "estimate"
         return "saved" if (path / SPLIT).is_file() and (path / "state.json").is_file() else None
-    if path.suffix == ".json":
-        return "table" if _begins_as_table(path, stat_of(path)) else None
     kinds: dict[str, Kind] = {".parquet": "parquet", ".jsonl": "lines"}
     return kinds.get(path.suffix)
-
-
-@functools.lru_cache(maxsize=4096)
-def _begins_as_table(path: Path, _: object) -> bool:
-    """Reads the file again only when it is another."""
-    try:
-        with path.open("rb") as file:
-            return _TABLE.match(file.read(200)) is not None
-    except OSError:
-        return False
 
 
 def file_in_sql(path: Path) -> str:
@@ -112,68 +88,6 @@ def saved_split(folder: Path) -> pa.Table:
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"the data set in {folder} can't be read: {error}") from error
     return pa.concat_tables(parts)
-
-
-def wandb_table(path: Path) -> pa.Table:
-    """Reads the rows of a W&B table's JSON (``columns`` and ``data``). A table of validation answers, in
-    which each row is a step with ``input_1``, ``output_1``, ``score_1``, ``input_2`` and so on, has a row for
-    each answer instead: step, example, input, output, score. Raises ValueError for another JSON.
-
-    https://github.com/LLM360/Reasoning360 shows such tables.
-    """
-    import pyarrow as pa
-
-    if path.stat().st_size > LARGEST_TABLE:
-        raise ValueError(
-            f"{path} has {path.stat().st_size:,} bytes, and a W&B table is read up to {LARGEST_TABLE:,}:"
-            " write its rows as JSON lines or Parquet"
-        )
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} can't be read as JSON: {error}") from error
-    columns, data = (content.get(key) if isinstance(content, dict) else None for key in ("columns", "data"))
-    if not (
-        isinstance(columns, list)
-        and isinstance(data, list)
-        and columns
-        and all(isinstance(row, list) and len(row) == len(columns) for row in data)
-    ):
-        raise ValueError(
-            f"{path} is no W&B table: it should have columns, a list of names, and data, whose rows are as"
-            " long"
-        )
-    names: list[str] = []
-    for name in (writable(str(column)) for column in columns):
-        own, number = name, 2  # DuckDB tells no names apart that differ in the size of letters alone
-        while own.casefold() in map(str.casefold, names):
-            own, number = f"{name}_{number}", number + 1
-        names.append(own)
-    rows = [dict(zip(names, row, strict=True)) for row in data]
-    if any(_PART.fullmatch(name) for name in names):
-        unfolded = []
-        for number, row in enumerate(rows):
-            examples: dict[int, dict[str, Any]] = {}
-            for name, value in row.items():
-                if part := _PART.fullmatch(name):
-                    examples.setdefault(int(part[2]), {})[part[1]] = value
-            for example, parts in sorted(examples.items()):
-                unfolded.append({"step": row.get("step", number), "example": example, **parts})
-        rows, names = unfolded, ["step", "example", "input", "output", "score"]
-    return pa.table({name: _array([row.get(name) for row in rows]) for name in names})
-
-
-def _array(values: list[Any]) -> pa.Array:
-    """Makes a column of one type: of values as they are where they have one, otherwise of text or JSON."""
-    import pyarrow as pa
-
-    if not any(isinstance(value, str | list | dict) for value in values):
-        try:
-            return pa.array(values)
-        except (pa.ArrowException, OverflowError):
-            pass
-    texts = [one if isinstance(one, str | None) else json.dumps(one, ensure_ascii=False) for one in values]
-    return pa.array([None if text is None else writable(text) for text in texts], pa.string())
 
 
 # Estimates of difficulty

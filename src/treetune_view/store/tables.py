@@ -28,7 +28,7 @@ from treetune_view.store.queries import (
     order,
     quoted,
 )
-from treetune_view.store.readers import DataSet, file_in_sql, rates, saved_split, wandb_table
+from treetune_view.store.readers import DataSet, file_in_sql, rates, saved_split
 
 if TYPE_CHECKING:
     import duckdb
@@ -305,7 +305,7 @@ class Table:
         if self.data.kind == "estimate":
             text, note = rates(path, ROW)
             return f"({text})", note
-        table = saved_split(path) if self.data.kind == "saved" else wandb_table(path)
+        table = saved_split(path)
         self._arrow = table.append_column(ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
         return "arrow_table", ""
 
