@@ -131,7 +131,7 @@ COMMANDS = (
         " its licence, base model, versions, configuration, and how to make the weights again.",
         (
             "treetune model_card experiments/quickstart/vineppo/checkpoints/last --license mit --output"
-            " README.md"
+            " README.md",
         ),
         (
             CHECKPOINT,
@@ -147,7 +147,7 @@ COMMANDS = (
         " The token is the environment's HF_TOKEN. --dry-run shows what would be sent and asks nobody.",
         (
             "treetune push_to_hub experiments/quickstart/vineppo/checkpoints/last me/vineppo-tiny --license"
-            " mit --dry-run"
+            " mit --dry-run",
         ),
         (
             CHECKPOINT,
