@@ -126,7 +126,8 @@ def offline_vllm(settings: dict[str, Any], turns: Turns) -> None:
     for question in turns:
         prompts = [vllm.TokensPrompt(prompt_token_ids=r["prompt_ids"]) for r in question["requests"]]
         sampling = [
-            vllm.SamplingParams(**r["sampling"], logprobs=0, detokenize=False) for r in question["requests"]
+            vllm.SamplingParams(**{"logprobs": 0} | r["sampling"], detokenize=False)
+            for r in question["requests"]
         ]
         start = time.perf_counter()
         outputs = llm.generate(prompts, sampling, use_tqdm=False)

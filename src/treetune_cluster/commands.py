@@ -91,7 +91,7 @@ def _write_start(root: PolicyIteration, folder: Path) -> None:
 def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
     """Serves until the server ends, and returns its exit code. KeyboardInterrupt ends it, and is raised
     again."""
-    from treetune.inference.client import Client, ServerFailure
+    from treetune.inference.client import SAMPLES, Client, ServerFailure
     from treetune.inference.key import DESCRIPTION
     from treetune.inference.launch import ServerProcess, diagnosis, last_lines, listens
     from treetune.inference.server import warm_up
@@ -108,7 +108,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
         while (code := process.exit_code()) is None:
             if not is_ready and listens(port, launch.host):
                 try:
-                    client.post(process.address(), "/v1/completions", warm_up(1), timeout=60.0)
+                    client.post(process.address(), SAMPLES, warm_up(1), timeout=60.0)
                 except ServerFailure:
                     time.sleep(POLL_S)
                     continue

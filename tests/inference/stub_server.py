@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from treetune.inference.client import SAMPLES
 from treetune.inference.key import NAMED_WEIGHTS, ROUTE, Served
 
 FAULTS = Path(sys.argv[-1])
@@ -74,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(409, {"error": refusal.decode()})
         with (FAULTS / "paths").open("a") as file:
             file.write(self.path + "\n")
-        if self.path == "/v1/completions":
+        if self.path == SAMPLES:
             self.complete(body)
         elif self.path.startswith(("/sleep", "/wake_up")):
             if self.path == "/sleep?level=2":
@@ -103,9 +104,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def complete(self, body: dict[str, Any]) -> None:
         if body["cache_salt"] == "warm-up":
-            return self.answer(200, {"choices": []})
+            return self.answer(200, {"samples": []})
+        sampling = body["sampling"]
         with (FAULTS / "asked.jsonl").open("a") as file:
-            kept = {key: body[key] for key in ("prompt", "seed", "n", "priority")}
+            kept = {key: (body | sampling)[key] for key in ("prompt", "seed", "n", "priority")}
             file.write(json.dumps({**kept, "server": os.getpid()}) + "\n")
         if (slow := FAULTS / "slow").is_file():
             time.sleep(float(slow.read_text()))
@@ -116,23 +118,17 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(60)
         if take("refuses"):
             return self.answer(400, {"error": "no such thing"})
-        if len(body["prompt"]) + body["max_tokens"] > CONTEXT:
+        if len(body["prompt"]) + sampling["max_tokens"] > CONTEXT:
             return self.answer(400, {"error": "longer than the context"})
-        choices = []
-        for index in range(body["n"]):
-            ids, logprobs = sample(Handler.weights, body["prompt"], body["seed"] + index, body["max_tokens"])
-            choices.append(
-                {
-                    "index": index,
-                    "token_ids": ids,
-                    "logprobs": {"token_logprobs": logprobs} if "logprobs" in body else None,
-                    "finish_reason": "length",
-                }
-            )
+        samples = []
+        for index in range(sampling["n"]):
+            seed, tokens = sampling["seed"] + index, sampling["max_tokens"]
+            ids, logprobs = sample(Handler.weights, body["prompt"], seed, tokens)
+            known = logprobs if sampling["logprobs"] is not None else None
+            samples.append({"token_ids": ids, "logprobs": known, "finish_reason": "length"})
         if take("forgets-a-logprob"):
-            choices[0]["logprobs"]["token_logprobs"].pop()
-        # In no particular order: the index is what counts.
-        self.answer(200, {"choices": choices[::-1]})
+            samples[0]["logprobs"].pop()
+        self.answer(200, {"samples": samples})
 
     def answer(self, status: int, body: dict[str, Any]) -> None:
         text = json.dumps(body).encode()

@@ -19,6 +19,7 @@ from treetune.inference.base import (
     SamplingParams,
     TransferMethod,
 )
+from treetune.inference.client import SAMPLES
 from treetune.inference.engine import VllmEngine
 from treetune.inference.guard import descendants
 from treetune.inference.launch import ServerLaunch
@@ -113,7 +114,7 @@ class Stub:
     def paths(self) -> list[str]:
         """What the server was asked since the last call, without samples."""
         file = self.faults / "paths"
-        found = [path for path in file.read_text().splitlines() if path != "/v1/completions"]
+        found = [path for path in file.read_text().splitlines() if path != SAMPLES]
         file.write_text("")
         return found
 

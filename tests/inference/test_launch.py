@@ -153,7 +153,9 @@ def test_a_server_answers_those_alone_who_know_its_key(monkeypatch: pytest.Monke
     known = [(name.lower().encode(), value.encode()) for name, value in key.header("secret").items()]
     assert statuses(known) == [200]
     assert statuses([]) == statuses([(b"authorization", b"Bearer other")]) == [401]
-    module, name = option(launch(), "middleware").rsplit(".", 1)
+    command = launch().command(Path("/weights"), 1)
+    outermost = [after for before, after in zip(command, command[1:]) if before == "--middleware"][-1]
+    module, name = outermost.rsplit(".", 1)
     assert getattr(importlib.import_module(module), name) is key.KeyRequired
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
+from urllib.request import Request as UrlRequest
 from urllib.request import urlopen
 
 import pytest
@@ -29,9 +31,10 @@ from treetune.inference.base import (
     Tolerance,
     TransferMethod,
 )
-from treetune.inference.client import Address
+from treetune.inference.client import MODEL_NAME, SAMPLES, Address
 from treetune.inference.engine import VllmEngine, start_engine
 from treetune.inference.journal import JournaledEngine
+from treetune.inference.key import header
 from treetune.inference.settings import VllmSettings
 from treetune.models.sources import TinyModel
 from treetune.vocabulary import TokenIds
@@ -126,7 +129,7 @@ def engine(policies: list[Policy], tmp_path_factory: pytest.TempPathFactory) -> 
     found.close()
 
 
-@pytest.mark.parametrize("path", ["/collective_rpc", "/v1/completions", "/reset_prefix_cache", "/health"])
+@pytest.mark.parametrize("path", ["/collective_rpc", "/v1/completions", SAMPLES, "/health"])
 def test_nobody_is_answered_without_the_key(engine: VllmEngine, path: str) -> None:
     with pytest.raises(HTTPError, match="401"):
         urlopen(engine._replicas[0].server.ready().url + path, data=b"{}", timeout=10)
@@ -143,6 +146,33 @@ def requests(count: int, *, n: int = 3, length: int = 12, max_tokens: int = 40) 
         )
         for _ in range(count)
     ]
+
+
+def test_a_whole_answer_is_what_vllms_own_route_streams(engine: VllmEngine) -> None:
+    """Tokens, log-probs to the bit, and ends, of sequences that are handed on token by token."""
+    asked = requests(1, n=8, max_tokens=200)[0]
+    address = engine._replicas[0].server.ready()
+    body = {"model": MODEL_NAME, "prompt": asked.prompt_ids.tolist(), "n": asked.n, "seed": asked.seed}
+    body |= {"max_tokens": 200, "logprobs": 0, "return_token_ids": True, "stream": True}
+    streamed: list[list[Any]] = [[[], [], None] for _ in range(asked.n)]
+    question = UrlRequest(address.url + "/v1/completions", json.dumps(body).encode(), header(address.key))
+    question.add_header("Content-Type", "application/json")
+    events = 0
+    with urlopen(question, timeout=60) as answer:
+        for line in answer:
+            if not line.startswith(b"data: {"):
+                continue
+            for choice in json.loads(line[6:])["choices"]:
+                events += 1
+                one = streamed[choice["index"]]
+                one[0] += choice["token_ids"]
+                one[1] += choice["logprobs"]["token_logprobs"]
+                one[2] = choice["finish_reason"]
+    assert events > 10 * asked.n, "it isn't kept for whoever reads along"
+    whole = engine.generate([asked])[0]
+    assert [[list(one.token_ids), list(one.logprobs), one.finish_reason] for one in whole] == streamed
+    unread = engine.generate([replace(asked, reads_logprobs=False)])[0]
+    assert [(one.token_ids.tolist(), one.logprobs) for one in unread] == [(ids, None) for ids, _, _ in streamed]
 
 
 def gap(policy: Policy, asked: list[Request], results: list[list[Completion]]) -> float:

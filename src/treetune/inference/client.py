@@ -22,6 +22,9 @@ T = TypeVar("T")
 MODEL_NAME = "policy"
 """The model's name in a server."""
 
+SAMPLES = "/treetune/samples"
+"""A server's route that samples (`treetune.inference.whole_answers`)."""
+
 KEEP_ALIVE_S = 3.0
 """Seconds that a connection is kept for the next request."""
 
@@ -63,48 +66,43 @@ def parts_of(index: int, request: Request, largest: int) -> list[RequestPart]:
 
 
 def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dict[str, Any]:
-    """Returns the body that asks for a part. It has one prompt: a server gives all prompts of one body the
-    same seeds. Each of `end_ids` ends a sample, and stays in it.
+    """Returns the body that asks `SAMPLES` for a part: ids of a prompt, and vLLM's own sampling parameters.
+    Sample i has the seed ``seed + i``. Each of `end_ids` ends a sample, and stays in it.
+
+    The answer has ``samples``, each with ``token_ids``, their ``logprobs`` if they were asked for, and its
+    ``finish_reason``.
     """
     sampling = part.request.sampling
-    body: dict[str, Any] = {
-        "model": MODEL_NAME,
+    return {
         "prompt": part.request.prompt_ids.tolist(),
-        "n": part.n,
-        "seed": part.request.seed + part.first,
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
+        "sampling": {
+            "n": part.n,
+            "seed": part.request.seed + part.first,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "logprobs": 0 if part.request.reads_logprobs else None,
+            "stop_token_ids": [*end_ids, *sampling.stop_ids],
+            "stop": list(sampling.stop),
+        },
         "priority": part.request.priority,
-        "return_token_ids": True,
         # Cached prefixes of other weights can't be met under another salt.
         "cache_salt": f"version-{version}",
     }
-    if part.request.reads_logprobs:
-        body |= {"logprobs": 0, "return_tokens_as_token_ids": True}
-    if end_ids or sampling.stop_ids:
-        body["stop_token_ids"] = [*end_ids, *sampling.stop_ids]
-    if sampling.stop:
-        body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
-    return body
 
 
 def completions_of(
     answer: Mapping[str, Any], part: RequestPart, version: int, seconds: float = 0.0
 ) -> list[Completion]:
     """Returns a part's samples in their order. Raises ServerFailure if anything is missing."""
-    n, read = part.n, part.request.reads_logprobs
-    choices = sorted(answer.get("choices", ()), key=lambda choice: choice["index"])
-    if len(choices) != n:
-        raise ServerFailure(f"asked for {n} samples, got {len(choices)}")
+    samples, read = answer.get("samples", ()), part.request.reads_logprobs
+    if len(samples) != part.n:
+        raise ServerFailure(f"asked for {part.n} samples, got {len(samples)}")
     completions = []
-    for choice in choices:
-        ids = choice.get("token_ids") or ()
-        logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
-        reason = choice.get("finish_reason")
-        known = not read or (len(ids) == len(logprobs) and None not in logprobs)
-        if reason not in ("stop", "length") or not ids or not known:
+    for sample in samples:
+        ids, logprobs, reason = sample["token_ids"], sample["logprobs"] or (), sample["finish_reason"]
+        if reason not in ("stop", "length") or not ids or (read and len(ids) != len(logprobs)):
             raise ServerFailure(
                 f"a sample has {len(ids)} token ids, {len(logprobs)} log-probs, finish_reason {reason!r}"
             )

@@ -77,9 +77,9 @@ class KeyRequired:
             return
         headers = dict(scope["headers"])
         if not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
-            await _answer(send, 401, b"this server asks for a key")
+            await respond(send, 401, b"this server asks for a key")
         elif scope.get("path") == ROUTE:
-            await _answer(send, 200, self._served.describe(scope["query_string"].decode()))
+            await respond(send, 200, self._served.describe(scope["query_string"].decode()))
         elif (meant := headers.get(NAMED_WEIGHTS.lower().encode())) is None:
             await self._app(scope, receive, send)
         else:
@@ -87,7 +87,7 @@ class KeyRequired:
 
     async def _sample_from(self, meant: str, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
         if refusal := self._served.refusal(meant):
-            await _answer(send, 409, refusal)
+            await respond(send, 409, refusal)
             return
         refused = False
 
@@ -95,13 +95,14 @@ class KeyRequired:
             nonlocal refused
             if message["type"] == "http.response.start" and (refusal := self._served.refusal(meant)):
                 refused = True
-                await _answer(send, 409, refusal)
+                await respond(send, 409, refusal)
             elif not refused:
                 await send(message)
 
         await self._app(scope, receive, checked)
 
 
-async def _answer(send: Send, status: int, body: bytes) -> None:
+async def respond(send: Send, status: int, body: bytes) -> None:
+    """Answers an ASGI request."""
     await send({"type": "http.response.start", "status": status, "headers": []})
     await send({"type": "http.response.body", "body": body})

@@ -46,6 +46,7 @@ BACKENDS: Mapping[TransferMethod, str] = {
 """vLLM's names of the transfers."""
 
 WORKER_EXTENSION = "treetune.inference.shared_memory_worker.WorkerExtension"
+WHOLE_ANSWERS = "treetune.inference.whole_answers"
 
 READ_PER_SECOND = GIB / 5
 """Bytes that a server reads of its weights in a second, at least: an estimate, half of what a slow shared
@@ -117,6 +118,9 @@ class ServerLaunch:
         command += ["--max-num-batched-tokens", str(tokens)]
         # Answers before continuations of others, which wait in one queue with them.
         command += ["--scheduling-policy", "priority"]
+        # Nobody reads an answer before it is whole, nor statistics of each token.
+        scheduler = "AsyncWholeAnswers" if cuda and settings.async_scheduling else "WholeAnswers"
+        command += ["--scheduler-cls", f"{WHOLE_ANSWERS}.{scheduler}", "--disable-log-stats"]
         command += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
         # The model's own generation_config would change temperature, top-p and top-k behind our back.
         command += ["--generation-config", "vllm"]
@@ -127,6 +131,8 @@ class ServerLaunch:
         # Log-probs of the distribution that was really sampled from, after temperature and top-p.
         command += ["--logprobs-mode", "processed_logprobs"]
         command += ["--no-enable-log-requests", "--disable-uvicorn-access-log"]
+        # The last one is asked first.
+        command += ["--middleware", f"{WHOLE_ANSWERS}.SamplesRoute"]
         command += ["--middleware", f"{key.__name__}.{key.KeyRequired.__name__}"]
         command += [f"--{'' if settings.caches_prefixes(device) else 'no-'}enable-prefix-caching"]
         command += [f"--{'' if settings.async_scheduling else 'no-'}async-scheduling"]

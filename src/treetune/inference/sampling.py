@@ -14,6 +14,7 @@ import numpy as np
 
 from treetune.inference.base import Completion, Later
 from treetune.inference.client import (
+    SAMPLES,
     Address,
     Client,
     RequestPart,
@@ -186,7 +187,7 @@ class Sampling:
         try:
             before = time.monotonic()
             body = payload(part, self._version, self._client.end_ids)
-            answer = await self._client.ask(server.address, "/v1/completions", body, self._timeout)
+            answer = await self._client.ask(server.address, SAMPLES, body, self._timeout)
             seconds = time.monotonic() - before
             completions = completions_of(answer, part, self._version, seconds)
         except ServerFailure as failure:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.inference.base import EngineError, EngineLaunch
-from treetune.inference.client import MODEL_NAME, Address, Client, ServerFailure
+from treetune.inference.client import SAMPLES, Address, Client, ServerFailure
 from treetune.inference.launch import (
     END_S,
     ServerLaunch,
@@ -286,7 +286,7 @@ class OwnServer(Server):
             with contextlib.suppress(ServerFailure):
                 # Two sizes of batch: what is compiled at the first use is compiled for one and for many.
                 for n in (1, 3):
-                    self._client.post(process.address(), "/v1/completions", warm_up(n), timeout=left)
+                    self._client.post(process.address(), SAMPLES, warm_up(n), timeout=left)
                 return
             time.sleep(POLL_S)
 
@@ -408,13 +408,5 @@ def poison_file(address_file: Path, epoch: int) -> Path:
 
 def warm_up(n: int) -> dict[str, Any]:
     """Returns the smallest request that takes every step which real ones take."""
-    return {
-        "model": MODEL_NAME,
-        "prompt": [0],
-        "n": n,
-        "seed": 0,
-        "max_tokens": 2,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "cache_salt": "warm-up",
-    }
+    sampling = {"n": n, "seed": 0, "max_tokens": 2, "logprobs": 0}
+    return {"prompt": [0], "sampling": sampling, "priority": 0, "cache_salt": "warm-up"}
