@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks import report  # noqa: E402
+from benchmarks import pairs as report  # noqa: E402
 from benchmarks.pairs import in_turns, timed  # noqa: E402
 from treetune.inference.base import Completion, EngineLaunch, Request, SamplingParams  # noqa: E402
 from treetune.inference.engine import VllmEngine  # noqa: E402

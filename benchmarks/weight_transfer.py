@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks import report  # noqa: E402
+from benchmarks import pairs as report  # noqa: E402
 from benchmarks.pairs import in_turns  # noqa: E402
 from treetune.inference.settings import Engines, VllmSettings  # noqa: E402
 from treetune.models.policy_files import write_for_engine  # noqa: E402

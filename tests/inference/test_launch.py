@@ -154,8 +154,8 @@ def test_a_server_answers_those_alone_who_know_its_key(monkeypatch: pytest.Monke
     assert statuses(known) == [200]
     assert statuses([]) == statuses([(b"authorization", b"Bearer other")]) == [401]
     command = launch().command(Path("/weights"), 1)
-    outermost = [after for before, after in zip(command, command[1:]) if before == "--middleware"][-1]
-    module, name = outermost.rsplit(".", 1)
+    last = max(number for number, word in enumerate(command) if word == "--middleware")
+    module, name = command[last + 1].rsplit(".", 1)
     assert getattr(importlib.import_module(module), name) is key.KeyRequired
 
 

@@ -172,7 +172,9 @@ def test_a_whole_answer_is_what_vllms_own_route_streams(engine: VllmEngine) -> N
     whole = engine.generate([asked])[0]
     assert [[list(one.token_ids), list(one.logprobs), one.finish_reason] for one in whole] == streamed
     unread = engine.generate([replace(asked, reads_logprobs=False)])[0]
-    assert [(one.token_ids.tolist(), one.logprobs) for one in unread] == [(ids, None) for ids, _, _ in streamed]
+    assert [(one.token_ids.tolist(), one.logprobs) for one in unread] == [
+        (ids, None) for ids, _, _ in streamed
+    ]
 
 
 def gap(policy: Policy, asked: list[Request], results: list[list[Completion]]) -> float:

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from treetune.inference.base import EngineLaunch
-from treetune.inference.launch import ServerLaunch
-from treetune.inference.settings import VllmSettings
-from treetune.inference.whole_answers import JOINED, AsyncWholeAnswers, WholeAnswers
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import RequestStatus
+
+from treetune.inference.base import EngineLaunch
+from treetune.inference.launch import ServerLaunch
+from treetune.inference.settings import VllmSettings
+from treetune.inference.whole_answers import JOINED, AsyncWholeAnswers, WholeAnswers
 
 
 def outputs_of(name: str, tokens: int, reads_logprobs: bool = True) -> list[EngineCoreOutput]:
@@ -108,7 +108,7 @@ def test_nothing_is_kept_of_a_request_that_was_given_up(
     scheduler: WholeAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asks(scheduler, "one")
-    first, second, *_ = outputs_of("one", 40)
+    first, *_ = outputs_of("one", 40)
     step(scheduler, first)
     ended = [scheduler.requests["one"]]
     monkeypatch.setattr(Scheduler, "finish_requests", lambda *_: ended)
