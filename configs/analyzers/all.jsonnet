@@ -2,7 +2,6 @@
 (import 'weight_distance.jsonnet')
 + (import 'diversity.jsonnet')
 + (import 'advantage_distribution.jsonnet')
-+ (import 'gradient_variance.jsonnet')
 + (import 'kl_to_reference.jsonnet')
 + (import 'action_ranking.jsonnet')
 + (import 'value_accuracy.jsonnet')

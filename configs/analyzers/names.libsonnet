@@ -9,9 +9,6 @@
   // How different the answers to one problem are, over the iterations.
   diversity: { analyzers+: [{ type: 'diversity' }] },
 
-  // Noise of the gradient on minibatches of 16 episodes, at every checkpoint whose episodes are there.
-  gradient_variance: { analyzers+: [{ type: 'gradient_variance', checkpoints: 'all', minibatch_size: 16 }] },
-
   // KL to the start weights and accuracy, along the checkpoints.
   kl_to_reference: { analyzers+: [{ type: 'kl_to_reference', split: 'validation', problems: 128, samples: 4 }] },
 

@@ -133,14 +133,12 @@ local chosen_among(every, rule) = {
 local methods = {
   vineppo(model, data):: (import '../methods/vineppo.jsonnet') + policy_gradient(model, data)
                          + (import '../analyzers/value_accuracy.jsonnet')
-                         + (import '../analyzers/gradient_variance.jsonnet')
                          + (import '../analyzers/advantage_distribution.jsonnet')
                          + (import '../analyzers/action_ranking.jsonnet')
                          + { credit+: data.max_states },
 
   ppo(model, data):: (import '../methods/ppo.jsonnet') + policy_gradient(model, data)
                      + (import '../analyzers/value_accuracy.jsonnet')
-                     + (import '../analyzers/gradient_variance.jsonnet')
                      + (import '../analyzers/action_ranking.jsonnet')
                      + {
                        credit+: { critic+: { learning_rate: null, value_clip: 0.2 } },

@@ -27,9 +27,10 @@ from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.session import Session
 from treetune.trainers.ranks import Ranks
+from treetune.trainers.tokens import units_of
 from treetune_lab.analyzers.command import compare_analyses, run_analyzers
 from treetune_lab.analyzers.credit_microscope import OWN, TRUTH, CreditMicroscope, choose
-from treetune_lab.analyzers.gradients import gradient_sums
+from treetune_lab.analyzers.gradients import Loss
 from treetune_lab.analyzers.step_credit import Shown, StepCredit
 from treetune_lab.arena.worth import measured_ratio, words_of
 from treetune_lab.values.sampled import Bisect
@@ -40,7 +41,6 @@ VALUES = {"type": "value_accuracy", "prompts": 2, **ROLLOUTS}
 EVERY_ANALYZER = [
     {**VALUES, "checkpoints": "all"},
     {"type": "action_ranking", "candidates": 12, "alternatives": 40, "at_least": 2, **ROLLOUTS},
-    {"type": "gradient_variance", "checkpoints": "all", "minibatch_size": 2},
     {
         "type": "credit_bench",
         "problems": 2,
@@ -136,7 +136,6 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
     assert numbers["answers"] == {"0": "stored", "1": "stored", "2": "sampled"}, "the run ended there"
     estimators = {"monte_carlo_1", "monte_carlo_3"} | ({"critic"} if name == "gae" else set())
     assert set(numbers["by_checkpoint"]["2"]["estimators"]) == estimators
-    assert set(result(base, name, "gradient_variance")["numbers"]["by_checkpoint"]) == {"0", "1"}
     of_bench = result(base, name, "credit_bench")["numbers"]["by_checkpoint"]["2"]["methods"]
     assert set(of_bench) == {"true advantages", "GRPO", "VinePPO"}
     assert of_bench["GRPO"]["cost"] == 1.0 < of_bench["VinePPO"]["cost"]
@@ -198,10 +197,12 @@ def test_the_gradient_of_all_episodes_is_the_one_that_the_trainer_took(
     """At the weights that sampled them, advantages and all: an iteration off, and it would differ."""
     config = experiment(base, name, VALUES)
     with Session.open(config, PLAIN, "analysis") as session:
-        _, (row,) = gradient_sums(session, point, minibatch_size=8, minibatches=1, seed=0)
+        episodes = read_episodes(session.directory.iteration(point) / "episodes.arrow")
+        loss, gradients = Loss(session, point, episodes).gradients(units_of(episodes, in_pairs=False))
     taken = ExperimentDirectory(base / name).read_metrics()[point]
-    assert row["gradient_norm"] == pytest.approx(taken["train/grad_norm"], rel=1e-4)
-    assert row["loss"] == pytest.approx(taken["train/loss"], rel=1e-4, abs=1e-6)
+    norm = sum(float(one.double().square().sum()) for one in gradients) ** 0.5
+    assert norm == pytest.approx(taken["train/grad_norm"], rel=1e-4)
+    assert loss == pytest.approx(taken["train/loss"], rel=1e-4, abs=1e-6)
 
 
 def test_answers_of_other_weights_than_the_checkpoints_are_refused(base: Path) -> None:
@@ -209,13 +210,8 @@ def test_answers_of_other_weights_than_the_checkpoints_are_refused(base: Path) -
     folder = base / "group" / "iterations"
     shutil.rmtree(folder / "0001")
     shutil.copytree(folder / "0000", folder / "0001")
-    settings = (
-        {"type": "gradient_variance", "checkpoints": [1], "minibatch_size": 2},
-        {**VALUES, "checkpoints": [1]},
-    )
-    code, _ = analyse(base, "group", *settings)
+    code, _ = analyse(base, "group", {**VALUES, "checkpoints": [1]})
     assert code == 1
-    assert not (base / "group" / "analyses" / "gradient_variance").exists()
     assert not (base / "group" / "analyses" / "value_accuracy").exists()
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,60 +25,11 @@ from treetune_lab.analyzers.advantage_distribution import AdvantageDistribution,
 from treetune_lab.analyzers.distance import KlToReference, answer_kl, distances, group_of
 from treetune_lab.analyzers.diversity import distinct_ngrams, overlap
 from treetune_lab.analyzers.figures import Bootstrap, correlation, mean_of, right_side
-from treetune_lab.analyzers.gradients import GradientSums
 from treetune_lab.analyzers.points import choose, evenly
 from treetune_lab.analyzers.step_credit import QUANTILE, Shown, step_credit
 from treetune_lab.analyzers.stored import state_values
 from treetune_lab.analyzers.true_values import ESTIMATE, TRUTH, choose_states, continued
 from treetune_lab.analyzers.value_accuracy import ValueAccuracy
-
-# Gradients
-
-VECTORS = {(1.0, 0.0): 0.5, (3.0, 2.0): 0.25, (-1.0, 4.0): 0.25}
-"""A gradient that is one of three, with these probabilities."""
-
-
-def sums_of(gradients: Sequence[np.ndarray], batch_size: int, *shape: int) -> dict[str, Any]:
-    """Of gradients of two weights."""
-    sums = GradientSums(batch_size=batch_size)
-    for row in gradients:
-        first = math.prod(shape)
-        sums.add([torch.tensor(row[:first]).reshape(shape), torch.tensor(row[first:])])
-    return sums.numbers()
-
-
-@pytest.mark.parametrize("count", [2, 3, 4])
-def test_variance_and_norm_of_the_gradient_are_unbiased(count: int) -> None:
-    mean = sum(p * np.array(g) for g, p in VECTORS.items())
-    variance = sum(p * np.square(np.array(g) - mean).sum() for g, p in VECTORS.items())
-    expected = {"variance": 0.0, "squared_norm": 0.0}
-    for drawn in itertools.product(VECTORS, repeat=count):
-        numbers = sums_of(np.array(drawn), 8, 1)
-        for name in expected:
-            expected[name] += math.prod(VECTORS[v] for v in drawn) * numbers[name]
-    assert expected == pytest.approx({"variance": variance, "squared_norm": np.square(mean).sum()})
-
-
-def test_gradient_statistics_equal_those_of_all_gradients_at_once() -> None:
-    gradients = np.random.default_rng(0).normal(0.5, 1.0, size=(12, 30))
-    numbers = sums_of(gradients, 16, 2, 5)
-    variance = gradients.var(0, ddof=1).sum()
-    norm = np.square(gradients.mean(0)).sum() - variance / 12
-    products = gradients @ gradients.T
-    expected = {
-        "variance": variance,
-        "noise_scale": 16 * variance / norm,
-        "relative_variance": variance / norm,
-        "cosine": products[~np.eye(12, dtype=bool)].mean() / products.diagonal().mean(),
-    }
-    assert {name: numbers[name] for name in expected} == pytest.approx(expected)
-
-
-def test_a_gradient_that_drowns_in_noise_has_no_noise_scale() -> None:
-    assert sums_of(np.array([[1.0, 0.0], [-1.0, 0.0]]), 4, 1)["noise_scale"] is None
-    with pytest.raises(ValueError, match="1 minibatches"):
-        sums_of(np.ones((1, 2)), 4, 1)
-
 
 # KL
 

@@ -17,7 +17,6 @@ from treetune.vocabulary import joined
 from treetune_lab.analyzers.advantage_distribution import AdvantageDistribution
 from treetune_lab.analyzers.command import run_analyzers
 from treetune_lab.analyzers.credit_bench import CreditBench
-from treetune_lab.analyzers.gradient_variance import GradientVariance
 from treetune_lab.analyzers.stored import critic_at, distributions_at, policy_at, state_values
 from treetune_lab.analyzers.true_values import ByEngine
 from treetune_lab.literature.forking_tokens import ForkingTokens
@@ -81,11 +80,10 @@ def test_analyses_lend_the_critic_of_their_point(tmp_path: Path) -> None:
     methods = {"critic": ALONE, "beside": BESIDE, "forking": ForkingTokens(), "exact": exact}
     analyzers = (
         CreditBench(methods=methods, truth=ByEngine(samples=4), problems=2, checkpoints=(1,)),
-        GradientVariance(minibatch_size=2, checkpoints=(1,)),
         AdvantageDistribution(),
     )
     config = trained(small(tmp_path, credit=ALONE))
-    names = ("credit_bench", "gradient_variance", "advantage_distribution")
+    names = ("credit_bench", "advantage_distribution")
     plain = {**PLAIN, "analyzers": [{"type": name} for name in names]}
     assert run_analyzers(replace(config, analyzers=analyzers), plain) == 0
     numbers = read_result(directory_of(config).analysis("credit_bench"))["numbers"]

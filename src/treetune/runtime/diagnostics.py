@@ -51,7 +51,7 @@ class Diagnostics:
     al., 2018, arXiv:1812.06162), because that needs gradients at two batch sizes or of single sequences:
     more backward passes in every iteration, for an alarm. What the author saw is that the norm does not
     settle with small batches, and that can be read from what every run records. A trend or one large
-    spike raises it as well; the analyzer `gradient_variance` measures the noise itself.
+    spike raises it as well.
 
     `on_collapse` ``stop`` ends the run as soon as one of the signs in `stopping` counts, and until then
     always keeps the newest checkpoint from before such a sign was first seen. The defaults leave the

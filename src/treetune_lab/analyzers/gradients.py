@@ -1,20 +1,19 @@
-"""Gradients of stored episodes in plain PyTorch: their noise, and those of single problems."""
+"""Gradients of stored episodes in plain PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from treetune.rollouts.base import Credit
 from treetune.rollouts.credit import Outcome
-from treetune.rollouts.storage import read_episodes
-from treetune.seeds import derive_seed, derived_random
+from treetune.seeds import derive_seed
 from treetune.trainers.base import Trainer
 from treetune.trainers.batches import Minibatch, micro_batches
 from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainers.preparation import prepare, scores_old_logprobs
-from treetune.trainers.tokens import Sequences, Unit, units_of
+from treetune.trainers.tokens import Sequences, Unit
 from treetune.trainers.update import micro_batch_loss
 from treetune.vocabulary import Episode
 from treetune_lab.analyzers.stored import StoredModels
@@ -25,95 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from treetune.runtime.session import Session
-
-
-@dataclass
-class GradientSums:
-    """Adds up minibatches' gradients; keeps their sum and the sum of their squared norms.
-
-    With M independent minibatches of B episodes each and gradients g:
-
-    * ``variance``: (Σ|g|² − |Σg|²/M) / (M − 1), the trace of the covariance of one g, unbiased;
-    * ``squared_norm``: |Σg|²/M² − variance/M, the squared norm of the expected gradient, unbiased (and
-      so below 0 at times, where it drowns in the noise);
-    * ``noise_scale``: B · variance / squared_norm, the number of episodes at which noise and signal
-      are equally large (McCandlish et al., arXiv:1812.06162, eq. 2.9); None where the norm drowned;
-    * ``cosine``: (|Σg|² − Σ|g|²) / ((M − 1) · Σ|g|²), how alike two minibatches' gradients are.
-    """
-
-    batch_size: int
-    count: int = 0
-    squares: float = 0.0
-    total: list[Tensor] = field(default_factory=list)
-
-    def add(self, gradients: list[Tensor]) -> None:
-        """Adds one minibatch's gradients, a tensor for each parameter."""
-        import torch
-
-        self.count += 1
-        self.squares += sum(float(g.double().square().sum()) for g in gradients)
-        if not self.total:
-            self.total = [torch.zeros_like(g, dtype=torch.float64) for g in gradients]
-        for sum_, gradient in zip(self.total, gradients, strict=True):
-            sum_ += gradient
-
-    def numbers(self) -> dict[str, float | None]:
-        """The statistics above. Raises ValueError for fewer than two minibatches."""
-        if self.count < 2:
-            raise ValueError(f"{self.count} minibatches tell nothing about a variance: take smaller ones")
-        m = self.count
-        of_sum = sum(float(t.square().sum()) for t in self.total)
-        variance = (self.squares - of_sum / m) / (m - 1)
-        squared_norm = of_sum / m**2 - variance / m
-        return {
-            "minibatches": float(m),
-            "variance": variance,
-            "squared_norm": squared_norm,
-            "relative_variance": variance / squared_norm if squared_norm > 0 else None,
-            "noise_scale": self.batch_size * variance / squared_norm if squared_norm > 0 else None,
-            "cosine": (of_sum - self.squares) / ((m - 1) * self.squares) if self.squares > 0 else None,
-        }
-
-
-def gradient_sums(
-    session: Session,
-    point: int,
-    minibatch_size: int,
-    minibatches: int,
-    seed: int,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[GradientSums, list[dict[str, Any]]]:
-    """Sums over minibatches of the episodes of iteration `point`, and one row for each minibatch.
-
-    Raises ValueError where the episodes were not sampled by the weights after `point` iterations.
-    """
-    path = session.directory.iteration(point) / "episodes.arrow"
-    episodes = read_episodes(path)
-    versions = {episode.policy_version for episode in episodes}
-    if versions != {point}:
-        raise ValueError(
-            f"{path} holds episodes of the policy versions {sorted(versions)}, and not of the weights after"
-            f" {point} iterations alone: their gradient at these weights would be another"
-        )
-    loss = Loss(session, point, episodes)
-    order = units_of(episodes, in_pairs=loss.settings.objective.needs_pairs)
-    derived_random(seed, point, "gradients").shuffle(order)
-    starts = range(0, len(order) - minibatch_size + 1, minibatch_size)
-    chosen = [order[start : start + minibatch_size] for start in starts][:minibatches]
-    sums, rows = GradientSums(minibatch_size), []
-    for number, minibatch in enumerate(chosen):
-        value, gradients = loss.gradients(minibatch)
-        sums.add(gradients)
-        rows.append(
-            {
-                "checkpoint": point,
-                "episodes": [episodes[i].trajectory for unit in minibatch for i in unit],
-                "loss": value,
-                "gradient_norm": sum(float(g.double().square().sum()) for g in gradients) ** 0.5,
-            }
-        )
-        progress(number + 1, len(chosen))
-    return sums, rows
 
 
 class Loss:
