@@ -34,7 +34,7 @@ def show_help(options: argparse.Namespace) -> int:
     """Prints a command's help, a group's commands with their examples, everything, or one screen."""
     topic, groups = options.topic, _groups()
     if topic in BY_NAME:
-        grammar().parse_args([topic, "--help"])  # ends the program
+        grammar(topic).parse_args([topic, "--help"])  # ends the program
     if topic is None:
         say(overview())
     elif topic == "all":
@@ -149,7 +149,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     _refuse_unknown(shared, rest)
     if rest[:1] in (["-h"], ["--help"]):
         rest = ["help"]
-    options = grammar().parse_args(rest, namespace=options)
+    options = grammar(rest[0] if rest else "").parse_args(rest, namespace=options)
     options.command = BY_NAME[options.command].name
     return options
 
@@ -203,13 +203,14 @@ def _examples(*commands: Command) -> str:
     return "\n".join(lines)
 
 
-def grammar() -> argparse.ArgumentParser:
-    """Returns all commands and options, for help and for shells that complete them."""
+def grammar(name: str = "") -> argparse.ArgumentParser:
+    """Returns the options of the command called `name`, or where there is none those of all commands, for
+    help and for shells that complete them."""
     parser = _Parser(prog="treetune", allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="version, commit, Python")
     _add_shared(parser, default=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS.values():
+    for command in [BY_NAME[name]] if name in BY_NAME else COMMANDS.values():
         sub = commands.add_parser(
             SHORT.get(command.name, command.name),
             aliases=[command.name] if command.name in SHORT else [],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 _TOKEN = re.compile(
@@ -82,12 +84,10 @@ def replace_imports(text: str, instead: Callable[[str, str], str]) -> str:
     return "".join([*pieces, text[end:]])
 
 
-def _import_tokens(text: str) -> Iterator[tuple[Token, Token]]:
-    previous: Token | None = None
-    for token in tokens(text):
-        if token.kind == "string" and previous is not None and previous.text in _IMPORTS:
-            yield previous, token
-        previous = token
+@lru_cache(maxsize=1024)  # a library is imported by many files
+def _import_tokens(text: str) -> Sequence[tuple[Token, Token]]:
+    pairs = itertools.pairwise(tokens(text))
+    return [(before, token) for before, token in pairs if token.kind == "string" and before.text in _IMPORTS]
 
 
 def mentions(text: str, name: str) -> bool:
