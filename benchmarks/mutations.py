@@ -4,8 +4,13 @@
 
 A mutation changes one place in a function: an operator, a bound, a constant, a condition, a statement that
 goes, what is returned. Their order is by a hash of their names, without line numbers: nearly the same where
-other code changes. Code and tests are those of commits, in a copy of the tree. Tests that fail without a
-mutation are left out. A command that was stopped goes on from its file of outcomes.
+other code changes. Code and tests are those of commits, in a copy of the tree.
+
+Of the files of tests those come first that are called as the module, then those that import it, those that
+import who imports it, those of its room. The first failure ends a try, and so does a budget of CPU seconds:
+who reads "survived" knows that nothing near caught it, and not what the whole suite would. A test that fails
+is tried without the mutation as well, and left out from then on if it fails there. A command that was
+stopped goes on from its file of outcomes.
 """
 
 from __future__ import annotations
@@ -19,19 +24,26 @@ import json
 import math
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_FILES, SECONDS = 12, 120
+MOST_FILES, HANGS_AFTER_S = 12, 180
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-m", "not server and not slow", "-p", "no:cacheprovider"]
+SPENT = """
+import os
+def pytest_runtest_teardown(item, nextitem):
+    if sum(os.times()[:4]) > float(os.environ["CPU_SECONDS"]):
+        item.session.shouldstop = "the budget is spent"
+"""
+PASSED = (0, 2, 5)  # all of them; all until the budget was spent; there are none
 FAILED = r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$"
 
 PAIRS = [(ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.And, ast.Or), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE)]
@@ -123,8 +135,7 @@ def choice(root: Path) -> dict[str, list[str]]:
     names = [".".join(path.with_suffix("").parts).removeprefix("src.") for path in paths]
     files = {name.removesuffix(".__init__"): path for name, path in zip(names, paths)}
     imports = {module: imported(root / path, module, files) for module, path in files.items()}
-    collected = set(re.findall(r"^(tests/.+?\.py)::", pytest(root, 600, "--collect-only")[1], re.M))
-    tests = [name for name, path in files.items() if str(path) in collected and ".style." not in name]
+    tests = [name for name, path in files.items() if path.name.startswith("test_") and ".style." not in name]
 
     def rank(module: str, test: str) -> tuple[bool, int, bool, int, str]:
         words = re.findall(r"[a-z]+", module)[1:]
@@ -142,24 +153,43 @@ def choice(root: Path) -> dict[str, list[str]]:
     return chosen
 
 
-def pytest(root: Path, seconds: int, *options: str) -> tuple[int, str]:
-    """Returns the exit code, -9 where the time is over, and what was printed. Writes no stale bytecode."""
-    environment = os.environ | {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = ["timeout", "--signal=KILL", str(seconds), *PYTEST, f"--basetemp={root.parent}/temp", *options]
+def pytest(root: Path, cpu_seconds: int, *options: str) -> tuple[int, list[str]]:
+    """Returns the exit code, and the first test that failed, if any did."""
+    path = os.pathsep.join([str(root / "src"), str(root.parent)])
+    environment = os.environ | {"PYTHONPATH": path, "CPU_SECONDS": str(cpu_seconds), "OMP_NUM_THREADS": "1"}
+    command = ["timeout", "--signal=KILL", str(HANGS_AFTER_S), *PYTEST, "-x", "-p", "spent", *options]
     with tempfile.TemporaryFile("w+") as output:
+        command.append(f"--basetemp={root.parent}/temp")
         done = subprocess.run(command, cwd=root, env=environment, stdout=output, stderr=output, check=False)
         output.seek(0)
-        return done.returncode, output.read()
+        return done.returncode, re.findall(FAILED, output.read(), re.M)[:1]
 
 
-def tried(root: Path, mutation: dict[str, Any], options: Sequence[str]) -> dict[str, Any]:
-    """Returns a mutation, and whether these tests caught it."""
-    content, started = (path := root / mutation["file"]).read_bytes(), time.monotonic()
-    path.write_bytes(content[: mutation["first"]] + mutation["after"].encode() + content[mutation["last"] :])
-    code, output = pytest(root, SECONDS, "-x", *options)
-    path.write_bytes(content)
-    by, seconds = re.findall(FAILED, output, re.M)[:1], round(time.monotonic() - started, 1)
-    return {**mutation, "caught": code not in (0, 5), "by": by, "code": code, "seconds": seconds}
+def tried(
+    root: Path, mutation: dict[str, Any], tests: Sequence[str], failing: list[str], cpu_seconds: int
+) -> dict[str, Any]:
+    """Returns a mutation, and whether these tests caught it; adds to `failing` what fails without it."""
+    path = root / mutation["file"]
+    content, begun = path.read_bytes(), cpu_of_children()
+    changed = content[: mutation["first"]] + mutation["after"].encode() + content[mutation["last"] :]
+    while True:
+        options = [*tests, *(f"--deselect={test}" for test in failing)]
+        path.write_bytes(changed)
+        code, by = pytest(root, cpu_seconds, *options)
+        path.write_bytes(content)
+        is_caught = bool(by) or code not in PASSED
+        if not is_caught or pytest(root, cpu_seconds, *(by or options))[0] in PASSED:
+            break
+        if not by:
+            raise RuntimeError(f"{tests} end with {code} where nothing is changed: mend them first")
+        failing += by
+    spent = round(cpu_of_children() - begun, 1)
+    return {**mutation, "caught": is_caught, "by": by, "code": code, "cpu_seconds": spent}
+
+
+def cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def table(outcomes: Sequence[dict[str, Any]]) -> str:
@@ -167,9 +197,12 @@ def table(outcomes: Sequence[dict[str, Any]]) -> str:
     n, caught, z = len(outcomes), len(outcomes) - len(survived), 1.96
     half = z * math.sqrt(caught * len(survived) / n + z * z / 4)
     low, high = ((caught + z * z / 2 + side) / (n + z * z) for side in (-half, half))  # Wilson's interval
-    head = "| mutations | caught | by time | survived | share caught | 95 % interval |\n|" + "---:|" * 6
-    late = sum(one["code"] == -9 for one in outcomes)
-    row = f"| {n} | {caught} | {late} | {len(survived)} | {caught / n:.1%} | {low:.1%} to {high:.1%} |\n"
+    columns = ["mutations", "caught", "by time", "survived", "share caught", "95 % interval", "CPU s each"]
+    late = sum(one["code"] in (-9, 137) for one in outcomes)
+    seconds = sum(one["cpu_seconds"] for one in outcomes) / n
+    share = [f"{caught / n:.1%}", f"{low:.1%} to {high:.1%}", f"{seconds:.0f}"]
+    head = f"| {' | '.join(columns)} |\n|" + "---:|" * len(columns)
+    row = f"| {' | '.join(map(str, [n, caught, late, len(survived), *share]))} |\n"
     lines = [f"* {one['file']}:{one['line']}: {one['before']}  ->  {one['after']}" for one in survived]
     return "\n".join([head, row, *sorted(lines)])
 
@@ -178,6 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--number", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cpu-seconds", type=int, default=20, help="of the tests of one mutation")
     parser.add_argument("--tests", default="HEAD", metavar="COMMIT", help="whose tests are tried")
     parser.add_argument("--out", type=Path, default=Path(os.devnull), help="a JSON file of outcomes")
     options = parser.parse_args()
@@ -187,33 +221,29 @@ def main() -> None:
         shutil.rmtree(root / "tests")
         commit = subprocess.check_output(["git", "rev-parse", options.tests], cwd=ROOT, text=True).strip()
         subprocess.run(["git", "checkout", "--quiet", commit, "--", "tests"], cwd=root, check=True)
-        print(table(list(outcomes(root, options.number, options.seed, options.out))))
+        (root.parent / "spent.py").write_text(SPENT)
+        # Bytecode that holds its source's hash: a mutation may be as long as what it replaces, and as old.
+        hashed = ["compileall", "-q", "--invalidation-mode", "checked-hash", "src"]
+        subprocess.run([sys.executable, "-m", *hashed], cwd=root, check=True)
+        print(table(list(outcomes(root, options))))
 
 
-def outcomes(root: Path, number: int, seed: int, out: Path) -> Iterator[dict[str, Any]]:
+def outcomes(root: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields each mutation that is drawn, whether it was caught and by which test."""
     every = itertools.chain.from_iterable(mutations(path, root) for path in root.glob("src/**/*.py"))
-    order = {hashlib.sha256(f"{seed} {one['name']}".encode()).digest(): one for one in every}
-    draw, chosen = [order[drawn] for drawn in sorted(order)[:number]], choice(root)
-    known = json.loads(out.read_text()) if out.is_file() else {"seconds": {}, "failing": [], "outcomes": {}}
-    seconds, tried_before = known["seconds"], known["outcomes"]
-    wanted = {file for one in draw if one["name"] not in tried_before for file in chosen[one["file"]]}
-    if files := sorted(wanted - seconds.keys()):
-        _, output = pytest(root, 7200, "--durations=0", "--continue-on-collection-errors", *files)
-        known["failing"] += re.findall(FAILED, output, re.M)
-        seconds |= dict.fromkeys(files, 0.0)
-        for figure, file in re.findall(r"^([\d.]+)s \w+ +(\S+?\.py)::", output, re.M):
-            seconds[file] += float(figure)
-    print(len(seconds), "files of tests; these fail without a mutation:", known["failing"], flush=True)
+    order = {hashlib.sha256(f"{options.seed} {one['name']}".encode()).digest(): one for one in every}
+    draw, chosen = [order[drawn] for drawn in sorted(order)[: options.number]], choice(root)
+    known: dict[str, Any] = {"failing": [], "outcomes": {}}
+    known |= json.loads(options.out.read_text()) if options.out.is_file() else {}
     for one in draw:
-        if one["name"] not in tried_before:
-            until_now = itertools.accumulate(seconds[file] for file in chosen[one["file"]])
-            tests = [file for file, spent in zip(chosen[one["file"]], until_now) if spent < SECONDS / 2]
-            outcome = tried(root, one, [*tests, *(f"--deselect={test}" for test in known["failing"])])
+        if one["name"] not in known["outcomes"]:
+            tests = chosen[one["file"]]
+            outcome = tried(root, one, tests, known["failing"], options.cpu_seconds) if tests else None
+            outcome = outcome or {**one, "caught": False, "by": [], "code": 5, "cpu_seconds": 0.0}
             print("caught" if outcome["caught"] else "survived", one["name"], *outcome["by"], flush=True)
-            tried_before[one["name"]] = {**outcome, "tests": tests}
-            out.write_text(json.dumps(known, indent=1))
-        yield tried_before[one["name"]]
+            known["outcomes"][one["name"]] = {**outcome, "tests": tests}
+            options.out.write_text(json.dumps(known, indent=1))
+        yield known["outcomes"][one["name"]]
 
 
 if __name__ == "__main__":
