@@ -13,6 +13,7 @@ from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import MEASURE_AGAIN
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import config_hash, read_record
+from treetune_lab.paired import paired
 from treetune_tables.columns import Area, Column, number_in
 from treetune_tables.curves import (
     Cost,
@@ -33,7 +34,6 @@ from treetune_tables.statistics import (
     of_shares,
     over_seeds,
     over_seeds_and_problems,
-    paired_test,
 )
 
 
@@ -219,7 +219,7 @@ def _compared(table: Reproduction, cell: CellResult, other: CellResult) -> Compa
     else:
         numbers = [own[seed].value - theirs[seed].value for seed in common]
         difference, differences = over_seeds(numbers, kind), [{"": number} for number in numbers]
-    p = paired_test(differences)
+    *_, p = paired(differences)
     return Comparison(cell.row.name, other.row.name, cell.column, len(common), difference, p)
 
 

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -78,18 +79,26 @@ class Guard:
     """Middleware that lets those pass who know the token, from this machine, in a page of the viewer's own:
     it checks Host, method, origin and token, and adds the headers of every answer."""
 
-    def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str] = HOSTS) -> None:
-        self._app, self._token, self._hosts = app, token, hosts
+    def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str] = HOSTS, base_url: str = "") -> None:
+        outside = urlsplit(base_url)
+        self._app, self._token, self._base = app, token, outside.path.rstrip("/")
+        self._hosts = [*hosts, *([outside.hostname] if outside.hostname else [])]
+        self._origin = f"{outside.scheme}://{outside.netloc}"
         # Cookies know no port: several viewers behind one name must not take each other's.
         self.cookie = "treetune-" + hashlib.sha256(token.encode()).hexdigest()[:12]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        # A proxy may have taken its path away, or not; what pages lead to has it (`View.render`).
+        path = "/" + scope["path"].removeprefix(self._base).lstrip("/")
+        scope = {**scope, "path": path, "base": self._base}
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                if headers.get("Location", "").startswith("/"):
+                    headers["Location"] = self._base + headers["Location"]
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
                 # What runs wrote is kept nowhere; the viewer's own files are asked for again by their mark.
@@ -113,7 +122,7 @@ class Guard:
         if request.method not in (*READING, *WRITING):
             return _refused(f"{request.method} is nothing that this viewer does.", 405)
         own = [f"{scheme}://{host.netloc}" for scheme in ("http", "https")]  # a proxy may speak TLS for it
-        if request.method in WRITING and request.headers.get("origin") not in own:
+        if request.method in WRITING and request.headers.get("origin") not in (*own, self._origin):
             return _refused("Only a page of this viewer may send it something.")
         given = request.query_params.get("token")
         if given is not None and self._is_token(given):
@@ -141,14 +150,15 @@ def _refused(message: str, status: int = 403) -> Response:
 # Pages
 
 
-def application(store: Store, token: str, hosts: Sequence[str] = HOSTS) -> ASGIApp:
-    """Returns the viewer of what is in the store, for those who know the token and ask for one of `hosts`."""
+def application(store: Store, token: str, hosts: Sequence[str] = HOSTS, base_url: str = "") -> ASGIApp:
+    """Returns the viewer of what is in the store, for those who know the token and ask for one of `hosts`.
+    Behind a proxy, browsers have it at `base_url`."""
     routes = [
         Route(page.path, _endpoint(page, store), methods=["GET", "POST"] if page.save else ["GET"])
         for page in PAGES
     ]
     app = Starlette(routes=[*routes, Mount(ASSETS, StaticFiles(directory=templates.ASSETS))])
-    return Guard(app, token, hosts)
+    return Guard(app, token, hosts, base_url)
 
 
 def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
@@ -204,6 +214,7 @@ def serve(
     read_only: bool = False,
     host: str = HOST,
     token: str | None = None,
+    base_url: str = "",
 ) -> None:
     """Says the address, then answers there until it is interrupted. Without a `port`: `PORT`, or the next
     that is free. Where it is `read_only`, nobody can write notes. Without a `token` it is this user's own.
@@ -223,18 +234,23 @@ def serve(
         raise ValueError(
             f"the token has {len(token)} characters and must have {LEAST_TOKEN}: it is the only lock"
         )
+    if base_url and not re.match("https?://[^/]+/", base_url):
+        raise ValueError(
+            f"--base-url is {base_url} and must be a whole address, such as https://HUB/user/ME/"
+        )
     hosts = [*HOSTS, host, *([socket.gethostname(), socket.getfqdn()] if host in EVERY_ADDRESS else [])]
     with _listening(port, host) as listening:
         own = listening.getsockname()[1]
         named = socket.getfqdn() if host in EVERY_ADDRESS else f"[{host}]" if ":" in host else host
-        say(f"http://{named}:{own}/{'' if folders else 'data'}?token={token}")
+        address = f"{base_url.rstrip('/')}/" if base_url else f"http://{named}:{own}/"
+        say(f"{address}{'' if folders else 'data'}?token={token}")
         if host in HOSTS:
             say(f"From another machine: ssh -N -L {own}:{HOST}:{own} MACHINE there, and the same address.")
         else:
             say(f"Who can read what is sent to {host} can look in: put TLS before it, or use ssh -L.")
         say("Ctrl-C ends it.")
         config = uvicorn.Config(
-            application(store, token, hosts),
+            application(store, token, hosts, base_url),
             log_level="warning",
             access_log=False,
             server_header=False,

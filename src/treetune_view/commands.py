@@ -15,7 +15,8 @@ def view(options: argparse.Namespace) -> int:
 
     paths = [Path(path) for path in options.paths] or [Path("experiments")]
     token = options.token or os.environ.get("TREETUNE_VIEWER_TOKEN")
-    serve(paths, say, options.port, read_only=options.read_only, host=options.host, token=token)
+    given = {name: getattr(options, name) for name in ("read_only", "host", "base_url")}
+    serve(paths, say, options.port, token=token, **given)
     return 0
 
 
@@ -60,6 +61,7 @@ COMMANDS = (
             Argument("--port", {"type": int, "metavar": "N", "help": "default: 6680, or the next free one"}),
             Argument("--token", {"metavar": "WORD", "help": "default: TREETUNE_VIEWER_TOKEN, else your own"}),
             Argument("--host", {"default": "127.0.0.1", "help": "such as 0.0.0.0 in a container"}),
+            Argument("--base-url", {"default": "", "metavar": "URL", "help": "its address behind a proxy"}),
             Argument("--read-only", {"action": "store_true", "help": "write no notes either"}),
         ),
     ),

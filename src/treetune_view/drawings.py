@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from treetune.vocabulary import Column, Episode, Segment, Trajectory, are_sampled, token_array
+from treetune.vocabulary import Branch, Column, Episode, Segment, Trajectory, are_sampled, token_array
 from treetune_lab.analyzers.step_credit import Shown
 from treetune_threads.fork_join import EVENTS
 from treetune_threads.format import TAGS, TagIds
@@ -326,6 +326,10 @@ class SharedStep:
     following: list[SharedStep] = field(default_factory=list)
     expected: float = 0.0
     branches: int = 1
+    thread: str = ""
+    """The thread that it lies in, as ``1.2``: block and thread, and so on inwards."""
+    earned: float | None = None
+    """The reward of a turn by itself."""
 
 
 def tree_html(
@@ -335,8 +339,9 @@ def tree_html(
     depth: int = 0,
     address: Callable[[int, int | None], str] | None = None,
 ) -> str:
-    """Returns the tree of all answers to one problem, whose steps have values, from the step on that answer
-    `this` has after so many (`depth`); and a table of that answer's own steps. `texts` are of all tokens.
+    """Returns the tree of all answers to one problem from the step on that answer `this` has after so many
+    (`depth`); and a table of that answer's own steps. Steps are credit's, turns among them; where there are
+    threads, what was written or injected at a time, one thread after the other. `texts` are of all tokens.
     `address` gives that of an answer, or of the tree from one of its steps on."""
     path = [_shared_steps(group)]
     while following := [step for step in path[-1].following if this in step.answers]:
@@ -355,7 +360,7 @@ def tree_html(
         return address(number, max(0, step.depth - 1) if above is None else step.depth)
 
     top = path[min(depth, len(path) - 1)]
-    deepest = max(len(group[number].step_ends) for number in top.answers) - top.depth
+    deepest = max(len(_ends(group[number])) for number in top.answers) - top.depth
     high = min(HIGH, max(LEAST_HIGH, ROOM * len(top.answers)))
     unit, width = high / len(top.answers), WIDE / (deepest + 1)
     drawn: list[dict[str, Any]] = []  # rectangles, with classes of the value and of the advantage
@@ -376,6 +381,7 @@ def tree_html(
                 "words": _words_of(step, group, texts),
                 "href": href_of(step, above),
                 "here": here,
+                "thread": step.thread,
             }
         )
         for one in _folded(step.following, FOLDED_BELOW / unit, on_path):
@@ -424,8 +430,10 @@ def _words_of(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) 
         what = f"{step.branches} branches of about the same value"
     elif step.depth:
         what = visible("".join(text_of_each(texts, step.ids)))[: OF_A_STEP + 1].replace("\n", " ↵ ")
+    what = f"thread {step.thread}: {what}" if step.thread else what
     facts = [what, f"{'value behind it' if known else 'mean reward'} {step.expected:.3f}{bounds}"]
     facts += [f"advantage {step.advantage:+.3f}"] if step.advantage is not None else []
+    facts += [f"earned {step.earned:+.3g}"] if step.earned is not None else []
     return " · ".join([*facts, f"{_counted(len(step.answers), 'answer')}, {right} right"])
 
 
@@ -433,22 +441,27 @@ def _shared_steps(group: Sequence[Episode]) -> SharedStep:
     """Returns the prompt, with all steps that follow it."""
     values = group[0].step_values
     root = SharedStep(0, value=Shown(values[0]) if values else None)
-    known_steps: dict[tuple[int, bytes], SharedStep] = {}
-    """By the step before (its id) and the tokens."""
+    known_steps: dict[tuple[int, Branch, bytes], SharedStep] = {}
+    """By the step before (its id), the thread and the tokens."""
     for sample, episode in enumerate(group):
         step, begin = root, 0
         values, errors = episode.step_values or (), episode.step_errors or ()
+        threaded, earned = _is_threaded(episode), episode.step_rewards
         root.answers.append(sample)
-        for depth, end in enumerate(episode.step_ends, 1):
+        for depth, (end, branch) in enumerate(_ends(episode), 1):
             ids = episode.response_ids[begin:end]
-            key = id(step), ids.tobytes()
+            key = id(step), branch, ids.tobytes()
             if key not in known_steps:  # no earlier answer went through it
                 error = errors[depth] if depth < len(errors) else None
-                known = depth < len(values) and (error is None or math.isfinite(error))
+                known = depth < len(values) and (error is None or math.isfinite(error)) and not threaded
                 value = Shown.of(values[depth], error, 0.0, max(1.0, episode.reward)) if known else None
                 own = episode.advantages[begin:end] if episode.advantages is not None else np.empty(0)
+                own = own[episode.trained[begin:end]] if len(own) else own
                 mean = float(own.sum()) / len(own) if len(own) else None
                 known_steps[key] = SharedStep(depth, ids, value, mean)
+                known_steps[key].thread = " ".join(f"{block + 1}.{thread + 1}" for block, thread in branch)
+                if depth <= len(earned) and not threaded:
+                    known_steps[key].earned = earned[depth - 1]
                 step.following.append(known_steps[key])
             step, begin = known_steps[key], end
             step.answers.append(sample)
@@ -459,6 +472,18 @@ def _shared_steps(group: Sequence[Episode]) -> SharedStep:
         rewards = [group[number].reward for number in step.answers]
         step.expected = step.value.value if step.value else sum(rewards) / len(rewards)
     return root
+
+
+def _is_threaded(episode: Episode) -> bool:
+    return any(one.branch for one in episode.stretches)
+
+
+def _ends(episode: Episode) -> Sequence[tuple[int, Branch]]:
+    """Returns where the steps of an answer end in the tree, and the thread of each."""
+    if _is_threaded(episode):
+        return [(one.end, one.branch) for one in episode.stretches]
+    ends = episode.step_ends or (len(episode.response_ids),)
+    return [(end, ()) for end in ends]
 
 
 def _folded(steps: Sequence[SharedStep], least: float, kept: Collection[int] = ()) -> list[SharedStep]:

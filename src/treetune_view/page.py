@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
 
@@ -107,6 +109,8 @@ class View:
     def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         """Fills in the template; `view` is this."""
         text = templates.render(template, view=self, **values)
+        if base := self.request.scope["base"]:  # text of runs can't hold this: its quotes are escaped
+            text = re.sub(r'((?:href|src|action|data-later)=")/', rf"\1{escape(base)}/", text)
         # Half a character of somebody's is no reason to show nothing.
         return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
 

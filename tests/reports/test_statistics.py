@@ -13,6 +13,7 @@ from scipy import stats
 
 from tests.reports import fabricated
 from tests.reports.plans import ACCOUNT, ROWS, config, plan_of
+from treetune_lab.paired import paired
 from treetune_tables.columns import Area, Column, Reach
 from treetune_tables.curves import NotReached, area_under, cost_to_reach
 from treetune_tables.measure import measure
@@ -23,7 +24,6 @@ from treetune_tables.statistics import (
     of_shares,
     over_seeds,
     over_seeds_and_problems,
-    paired_test,
     stretch,
 )
 from treetune_tables.text import as_markdown
@@ -134,7 +134,7 @@ def test_holms_correction_is_that_of_a_worked_example_and_rejects_what_his_proce
 @pytest.mark.parametrize("shape", [(1, 40), (8, 1)], ids=["one seed", "a number a seed"])
 def test_where_one_thing_varies_it_is_students_test_over_that(shape: tuple[int, int]) -> None:
     values = np.random.default_rng(2).normal(0.1, 0.3, shape)
-    assert paired_test(by_problem(values)) == pytest.approx(stats.ttest_1samp(values.ravel(), 0).pvalue)
+    assert paired(by_problem(values))[2] == pytest.approx(stats.ttest_1samp(values.ravel(), 0).pvalue)
 
 
 def test_with_both_it_is_the_quasi_f_of_two_crossed_random_effects() -> None:
@@ -149,7 +149,7 @@ def test_with_both_it_is_the_quasi_f_of_two_crossed_random_effects() -> None:
     degrees = spread**2 / (seeds**2 / 2 + problems**2 / 3 + rest**2 / 6)
     t = mean / math.sqrt(spread / 12)
     assert spread > max(seeds, problems)
-    assert paired_test(by_problem(values)) == pytest.approx(2 * stats.t.sf(t, degrees))
+    assert paired(by_problem(values))[2] == pytest.approx(2 * stats.t.sf(t, degrees))
 
 
 def test_where_there_is_no_difference_one_is_found_as_seldom_as_the_level_says() -> None:
@@ -157,14 +157,12 @@ def test_where_there_is_no_difference_one_is_found_as_seldom_as_the_level_says()
     generator, tries, found = np.random.default_rng(4), 600, 0
     for _ in range(tries):
         values = generator.normal(0, 0.05, (8, 1)) + generator.normal(0, 0.15, (1, 60))
-        found += paired_test(by_problem(values + generator.normal(0, 0.4, (8, 60)))) < 0.05
+        found += paired(by_problem(values + generator.normal(0, 0.4, (8, 60))))[2] < 0.05
     assert 0.02 < found / tries < 0.075  # of 600: 0.05 ± 2.9 standard errors
 
 
 def test_nothing_that_varies_is_no_difference_or_certain() -> None:
-    made = [
-        paired_test(by_problem(values)) for values in (np.zeros((3, 5)), np.ones((3, 5)), np.ones((1, 1)))
-    ]
+    made = [paired(by_problem(values))[2] for values in (np.zeros((3, 5)), np.ones((3, 5)), np.ones((1, 1)))]
     assert made == [1.0, 0.0, None]
 
 

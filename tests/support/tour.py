@@ -145,6 +145,7 @@ def stops(place: Place) -> Iterator[Stop]:
             ),
             ("answers that none is like", _query(**run, search="no answer has this")),
         ],
+        "/answers/histograms": [("histograms of answers", _query(**everything))],
         "/answer": [
             *((f"answer as {way}", _query(**answer, **{"as": way})) for way in place.ways),
             *(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from treetune_view.store import NotThere, Run, Store
 from treetune_view.store.answers import Answers
 from treetune_view.store.columns import mean_and_least
 from treetune_view.store.queries import Filter, Question
+from treetune_view.store.signatures import SignatureWriter, may_hold
 from treetune_view.store.tokens import OF_CREDIT, tokens_of
 
 MEASURED = ("e1-validation",)
@@ -285,3 +287,17 @@ def test_the_index_is_kept_for_the_next_viewer(answers: Answers, tmp_path: Path)
     again = Store([tmp_path / "run"], tmp_path / "cache")
     assert again.answers(again.runs()[0]).ask(Question()).total == 60
     assert mtimes((tmp_path / "cache").rglob("*.parquet")) == made
+
+
+def test_signatures_of_long_answers_are_longer_so_that_a_search_looks_into_few(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    letters = list("abcdefghijklmnopqrstuvwxyz")
+    words = ["".join(random.choice(letters, 6)) for _ in range(1000)]
+    texts = [" ".join(random.choice(words, 9000)) for _ in range(40)]
+    texts[7] += " needles"
+    writer = SignatureWriter(tmp_path / "bits")
+    for start in (0, 25):
+        writer.add(pa.array(texts[start : start + 25]))
+    writer.close()
+    found = may_hold(tmp_path / "bits", 40, "Needles")
+    assert found[7] and found.sum() < 10

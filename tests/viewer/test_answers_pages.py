@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.reports import threaded
 from tests.reports.synthetic import CODEC
 from tests.viewer.conftest import FIRST, Viewer, mark_of
 from tests.viewer.recorded import begin_run, episode, record_iteration, trajectory
@@ -214,6 +215,50 @@ def test_problems_that_flipped_are_found(viewer: Viewer) -> None:
     assert "<b>0</b> better in the second, <b>1</b> worse" in page
     pair = viewer.page("/compare", **where, problem="train/0")
     assert "<mark>0</mark> and 0" in pair and "<mark>1</mark> and 0" in pair
+
+
+def test_seeds_of_two_settings_are_compared_over_problems_and_seeds(viewer: Viewer) -> None:
+    for setting, rights in (("a", (0, 1)), ("b", (1, 2))):
+        for seed, right in enumerate(rights):
+            run = begin_run(viewer.folder / f"{setting}{seed}", seed=seed, credit={"type": setting})
+            sampled = [trajectory(i, 0, "1", correct=i < 3 * right) for i in range(6)]
+            record_iteration(run, 0, sampled)
+    page = viewer.page("/compare", run=["a0", "a1", "b0", "b1"])
+    assert "<b>6</b> problems alike, in <b>2</b> seeds of each" in page
+    assert "Mean change <b>+0.5000</b>" in page and "p = <b>" in page
+    assert "<b>6</b> better in the second, <b>0</b> worse; <b>3</b> flipped to right" in page
+    begin_run(viewer.folder / "c", credit={"type": "c"})
+    wrong = viewer.refusal("/compare", 400, run=["a0", "b0", "c"])
+    assert "3 experiments are 3 settings with 0 seeds in common" in wrong
+
+
+def test_histograms_above_the_list_filter_it(viewer: Viewer) -> None:
+    viewer.record(iterations=2)
+    asked = {"run": "run", "of": "iterations", "where": "tokens > 1"}
+    page = viewer.page("/answers/histograms", **asked)
+    drawn = re.findall("<figcaption><code>(.*?)</code>", page)
+    assert drawn == ["reward", "tokens", "advantage_size"]
+    links = [unescape(one) for one in re.findall(r'<a href="(/answers[^"]*where[^"]*)"><title>', page)]
+    counts = [int(one) for one in re.findall(r"<title>.*?: (\d+) answers?</title>", page)]
+    assert len(links) == len(counts) > 3
+    for link, count in zip(links, counts, strict=True):
+        assert f"<b>{count}</b> answer" in viewer.page(link)
+
+
+def test_threads_and_turns_are_steps_of_the_same_tree(viewer: Viewer) -> None:
+    run = begin_run(viewer.folder / "run")
+    block = threaded.Fork((threaded.Thread(" b</Thread>"), threaded.Thread(" c</Thread>")))
+    answer = threaded.trajectory([" a", block, "</Parallel> d"])
+    threaded.write_answers(run.iteration(0), [answer], [threaded.episode(answer, (0.5,))])
+    page = viewer.page("/answer", run="run", source="i1", answer="train/1#0", **{"as": "tree"})
+    assert "thread 1.1: " in page and "thread 1.2: " in page and page.count("within") > 2
+    turns = replace(episode(trajectory(0, 0, "one\ntwo")), step_values=None, step_rewards=(0.25, 0.5))
+    other = begin_run(viewer.folder / "turns")
+    record_iteration(other, 0, [trajectory(0, 0, "one\ntwo")])
+    write_episodes(other.iteration(0) / "episodes.arrow", [turns], CODEC)
+    (other.iteration(0) / "token_signals.arrow").unlink()
+    page = viewer.page("/answer", run="turns", source="i1", answer="train/0#0", **{"as": "tree"})
+    assert "earned +0.25" in page and "earned +0.5" in page
 
 
 def test_every_answer_of_a_tree_is_drawn_or_counted_and_can_be_reached(

@@ -64,7 +64,20 @@ def anything(folder: Path) -> None:
     lines(folder / "mine.jsonl", row, row | {"score": 0})
 
 
-@pytest.mark.parametrize("write", [verl, verifiers, inspect_json, inspect_eval, anything])
+def slime(folder: Path) -> None:
+    """As `--save-debug-rollout-data` writes."""
+    import torch
+
+    folder.mkdir(parents=True)
+    row = {
+        "group_index": 0, "index": 0, "prompt": ASKED, "tokens": [1, 2, 3], "response": SAID, "label": "2",
+        "response_length": 2, "reward": 1.0, "status": "completed", "metadata": {},
+    }  # fmt: skip
+    samples = [row, row | {"index": 1, "reward": {"score": 0.0, "format": 1.0}}]
+    torch.save({"rollout_id": 7, "samples": samples}, folder / "rollout_7.pt")
+
+
+@pytest.mark.parametrize("write", [verl, verifiers, inspect_json, inspect_eval, anything, slime])
 def test_a_run_of_another_trainer_is_listed_read_and_grouped(viewer: Viewer, write: Any) -> None:
     write(viewer.folder / "theirs" / "dump")
     assert "answers of another trainer" in viewer.page("/")
@@ -84,6 +97,23 @@ def test_steps_of_a_dump_follow_each_other_and_numbers_can_be_asked_for(viewer: 
     assert "<b>4</b> answers" in viewer.page(
         "/answers", run="dump", of="everything", where="number.numbers/acc = 1"
     )
+
+
+class Harm:
+    def __reduce__(self) -> Any:
+        return print, ("it ran",)
+
+
+def test_a_dump_that_would_run_something_is_refused(viewer: Viewer, capsys: Any) -> None:
+    import torch
+
+    folder = viewer.folder / "theirs"
+    folder.mkdir()
+    row = {"prompt": ASKED, "response": SAID, "reward": 1.0, "metadata": Harm()}
+    torch.save({"rollout_id": 7, "samples": [row]}, folder / "0.pt")
+    assert "can&#39;t be read" in viewer.page("/answers", run="theirs", of="everything")
+    torch.save({"weights": torch.zeros(3)}, folder / "0.pt")
+    assert viewer.store.runs() == [] and "it ran" not in capsys.readouterr().out
 
 
 def test_files_that_hold_no_answers_are_no_run(viewer: Viewer) -> None:

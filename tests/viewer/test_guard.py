@@ -1,6 +1,7 @@
 """Who may look, what every answer says to the browser, and what the viewer needs before it answers."""
 
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from tests.viewer.conftest import TOKEN
+from tests.viewer.conftest import TOKEN, Viewer
 from treetune_view.app import _kept_token, application, serve
 from treetune_view.store import Store
 
@@ -154,3 +155,25 @@ def test_another_host_is_asked_for_by_its_name_alone_and_a_proxy_may_speak_tls(s
     assert asking.post("/answer", headers={"origin": "https://evil.example"}).status_code == 403
     other = TestClient(app, base_url="http://elsewhere.example")
     assert "asked for as 127.0.0.1 or viewer.lab.example" in other.get("/").text
+
+
+@pytest.mark.parametrize("beginning", ["", "/user/me/proxy/6680"])
+def test_behind_a_proxy_with_a_path_all_links_have_it_whether_the_proxy_takes_it_away_or_not(
+    viewer: Viewer, beginning: str
+) -> None:
+    viewer.record()
+    base = "/user/me/proxy/6680"
+    app = application(viewer.store, TOKEN, base_url=f"https://hub.example{base}/")
+    asking = TestClient(app, base_url="http://127.0.0.1:6680", follow_redirects=False)
+    entered = asking.get(f"{beginning}/answers", params={"token": TOKEN, "run": "run"})
+    assert entered.headers["location"] == f"{base}/answers?run=run"
+    page = asking.get(f"{beginning}/answers?run=run").text
+    links = re.findall(r'(?:href|src|action|data-later)="(/[^"]*)', page)
+    assert len(links) > 20 and [one for one in links if not one.startswith(base + "/")] == []
+    assert asking.get(f"{beginning}/assets/viewer.js").status_code == 200
+    first = asking.get(f"{beginning}/answer?run=run&page=1")
+    assert first.headers["location"].startswith(f"{base}/answer?")
+    origin = {"origin": "https://hub.example"}
+    assert asking.post(f"{beginning}/answer?run=none", headers=origin).status_code == 404, "no origin's fault"
+    with pytest.raises(ValueError, match="--base-url is /x and must be a whole address"):
+        serve([viewer.folder], print, base_url="/x")

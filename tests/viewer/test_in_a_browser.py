@@ -75,7 +75,7 @@ def test_every_page_of_an_experiment_is_reached_by_keys_and_shows_where_the_focu
     shown.viewer.record(iterations=2)
     shown.open("/")
     for keys, page in (
-        ("j\ue007", "/run"), ("ga", "/answers"), ("j\ue007", "/answer"), ("a", "/problem"),
+        ("j\ue007", "/run"), ("ga", "/answers"), ("j\ue007", "/answer"), ("a", "/answers"),
         ("gm", "/compare"), ("gc", "/configuration"), ("gt", "/timeline"), ("gr", "/run"), ("ge", "/"),
     ):  # fmt: skip
         shown.press(keys)
@@ -119,6 +119,29 @@ def test_a_run_that_goes_on_is_followed_without_a_reload(shown: Shown) -> None:
     shown.wait("document.body.innerText.includes('finished') && document.body.innerText.includes('4 of 4')")
 
     assert shown.script("return window.notReloaded && document.querySelector('#log').checked")
+
+
+def test_curves_are_zoomed_together_and_the_address_keeps_it(shown: Shown) -> None:
+    shown.viewer.record(iterations=20)
+    shown.open("/run?run=run&from=5&to=9")
+    shown.wait(DRAWN)
+    # What a chart draws is read off the labels of its axis: these are drawn, so a drag says where it is.
+    before = shown.script("return [...document.querySelectorAll('canvas')].map((one) => one.toDataURL())")
+    from selenium.webdriver import ActionChains
+
+    over = shown.driver.find_element("css selector", ".u-over")
+    drag = ActionChains(shown.driver).move_to_element_with_offset(over, -60, 0)
+    drag.click_and_hold().move_by_offset(80, 0).release().perform()
+    shown.wait("!location.search.includes('from=5&')")
+    fields = "[...document.querySelectorAll('#curves-form [type=number]')]"
+    chosen = shown.script(f"return {fields}.map((one) => Number(one.value))")
+    assert 5 < chosen[0] < chosen[1] < 9
+    after = shown.script("return [...document.querySelectorAll('canvas')].map((one) => one.toDataURL())")
+    assert len(after) == len(before) > 5
+    assert all(one != other for one, other in zip(before, after, strict=True)), "all of them together"
+    twice = "dispatchEvent(new MouseEvent('dblclick', { bubbles: true }))"
+    shown.script(f"document.querySelector('.u-over').{twice}")
+    shown.wait("!location.search.includes('from')")
 
 
 def test_answers_are_read_labelled_and_left_by_keys_alone(shown: Shown) -> None:

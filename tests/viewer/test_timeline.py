@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.viewer.conftest import Viewer
-from tests.viewer.recorded import begin_run
+from tests.viewer.recorded import begin_run, record_iteration
+from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.journal import sealed_line
 from treetune_view.pages.timeline import chrome_trace, clock, times_of
 from treetune_view.store import Store
@@ -72,6 +73,8 @@ def test_lanes_say_who_did_what_when_and_what_was_cut_off(viewer: Viewer) -> Non
         "engine: process": [("engine", 0.5, 5, "")],
         "engine: server": [("starts", 0.5, 1, ""), ("answers", 1, 3, "")],
     }
+    record_iteration(ExperimentDirectory(viewer.folder / "run"), 0)
+    assert "9,000 tokens a second" in viewer.page("/timeline?run=run"), "what its servers did meanwhile"
     # What belongs to a server has the server's number and not the run's.
     page = viewer.page("/timeline?run=run")
     assert "start 1, pid 77: its process ended" in page and "watched by process 11 on here" in page

@@ -15,6 +15,13 @@
   }
   const faint = (ink, percent) => `color-mix(in srgb, ${ink} ${percent}%, transparent)`;
   const log = () => document.getElementById('log')?.checked || false;
+  // What all charts show of their axis: two fields of the form, so that it is in the address.
+  const ends_of_axis = () => ['from', 'to'].map((name) => document.querySelector(`#curves-form [name=${name}]`));
+  const zoom = () => ends_of_axis().map((field) => (field?.value ? Number(field.value) : null));
+  function zoomed(values) {
+    ends_of_axis().forEach((field, i) => { if (field) field.value = values[i]; });
+    ends_of_axis()[0]?.dispatchEvent(new Event('input', { bubbles: true }));
+  }
   const smoothing = () => Number(document.getElementById('smoothing')?.value || 0);
 
   function number(value) {
@@ -38,8 +45,10 @@
 
   // Of what lines and bands need. A band (of few seeds) that is much wider than the lines are is cut.
   function extent(lines) {
-    const all = (values) => values.filter((value) => value !== null && value !== undefined);
-    const ys = lines.flatMap((line) => all(line.y)), bounds = lines.flatMap((line) => [...all(line.low || []), ...all(line.high || [])]);
+    const [from, to] = zoom();
+    const seen = (x) => (from === null || x >= from) && (to === null || x <= to);
+    const all = (line, values) => values.filter((value, i) => value !== null && value !== undefined && seen(line.x[i]));
+    const ys = lines.flatMap((line) => all(line, line.y)), bounds = lines.flatMap((line) => [...all(line, line.low || []), ...all(line, line.high || [])]);
     if (!ys.length) return [0, 1];
     const low = Math.min(...ys), high = Math.max(...ys), most = 1.5 * (high - low || Math.abs(low) || 1);
     return around(Math.max(low - most, Math.min(low, ...bounds)), Math.min(high + most, Math.max(high, ...bounds)));
@@ -64,7 +73,7 @@
   }
 
   function options(chart, width) {
-    const factor = smoothing(), { xs, column } = table(chart);
+    const factor = smoothing(), { xs, column } = table(chart), [from, to] = zoom();
     const data = [xs], series = [{ label: chart.x_name, value: (_, value) => number(value) }], bands = [];
     chart.lines.forEach((line) => {
       const ink = colour(`c${line.colour}`), dash = DASHES[line.dash % DASHES.length];
@@ -92,12 +101,16 @@
     const axis = { stroke: colour('soft'), grid: { stroke: colour('line'), width: 1 }, ticks: { show: false }, font: '12px system-ui' };
     return { data, made: {
       width, height: HEIGHT, series, bands, padding: [null, 52, null, null],
-      scales: { x: { time: false }, y: scale },
+      scales: { x: { time: false, ...(from !== null || to !== null ? { range: () => [from ?? xs[0], to ?? xs.at(-1)] } : {}) }, y: scale },
       axes: [{ ...axis, grid: { show: false }, size: 34, incrs: whole ? WHOLE : undefined }, { ...axis, size: 58, values: (_, ticks) => ticks.map(number) }],
       legend: { live: true, markers: { width: 0 } },
-      cursor: { points: { size: 7 }, y: false },
+      cursor: { points: { size: 7 }, y: false, drag: { setScale: false }, bind: { dblclick: () => () => zoomed(['', '']) } },
       hooks: {
         ready: [(plot) => plot.setLegend({ idx: xs.length - 1 })], draw: [(plot) => { events(plot, chart.events); ends(plot, series); }],
+        setSelect: [(plot) => {
+          const { left, width: wide } = plot.select;
+          if (wide > 4) zoomed([left, left + wide].map((at) => Number(plot.posToVal(at, 'x').toPrecision(6))));
+        }],
         setCursor: [(plot) => happened(plot, chart.events)],
       },
     } };
@@ -167,7 +180,10 @@
     theme = now;
   }
   document.addEventListener('treetune:changed', changed);
-  document.addEventListener('input', (event) => { if (['log', 'smoothing'].includes(event.target.id)) draw(true); });
+  document.addEventListener('input', (event) => {
+    if (event.target.name === 'over') zoomed(['', '']);  // another axis
+    if (['log', 'smoothing', 'from', 'to'].some((name) => [event.target.id, event.target.name].includes(name))) draw(true);
+  });
   let later = null;
   addEventListener('resize', () => { clearTimeout(later); later = setTimeout(() => draw(true), 120); });
   changed();

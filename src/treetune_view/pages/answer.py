@@ -101,9 +101,8 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     made = made_of_credit(config)
     colours = colourings(tokens, made)
     own, depth = answer.episode, view.integer("depth", 0)
-    valued = own is not None and bool(own.step_values) and not any(one.branch for one in own.stretches)
     credited = own is not None and own.advantages is not None and answer.source.episodes is not None
-    further = ("credit",) * credited + ("tree",) * valued
+    further = ("credit",) * credited + ("tree",) * (own is not None)
     forms = _forms(tokens, further)
     form = view.choice("as", forms)
     everything = bool(view.choice("all", ("", "1")))
@@ -119,7 +118,7 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
         drawn = ThreadedAnswer(tokens.texts or (), answer.episode, answer.trajectory, scale)
         drawing = Markup(threads_html(drawn))
     elif form == "tree" and own is not None:
-        group = [one for one in answers.group(answer.source.name, answer.row["problem"]) if one.step_values]
+        group = answers.group(answer.source.name, answer.row["problem"])
         this = next((i for i, one in enumerate(group) if one.trajectory == own.trajectory), 0)
 
         base = view.here(answer=None, depth=None, all=None, **{"as": None})

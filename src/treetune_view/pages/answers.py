@@ -18,6 +18,7 @@ from treetune_view.store.answers import Answers
 from treetune_view.store.folders import digest
 from treetune_view.store.index import Source
 from treetune_view.store.queries import Filter, Question, among, condition, parsed
+from treetune_view.store.tables import Bar, Histogram
 
 SIZES = ("50", "20", "200")
 """Rows of one page; the first where the address doesn't say."""
@@ -38,6 +39,8 @@ LARGEST = "advantage_size"
 """The column that answers are sorted by where the address doesn't say: those with the most credit first."""
 USUAL = ("advantage_mean", LARGEST, "first_value")
 """Numbers that a row shows where there are any and the address names none."""
+COUNTED = ("reward", "tokens", LARGEST)
+"""What histograms above the list are of."""
 PLACE = "place"
 """The order in which answers are stored, as addresses and the list call it."""
 
@@ -97,12 +100,34 @@ def show(view: View) -> Response:
         title_of=lambda row: by_name[row["source"]].title if row["source"] in by_name else row["source"],
         outcomes=OUTCOMES,
         sizes=SIZES,
+        histograms="/answers/histograms" + view.here().removeprefix(view.page.path),
+        drawn_as=digest(answers.mark(), view.request.url.query),
         both_graded="number.judge" in columns and "number.rule" in columns,
         domains=domains,
         sortable=[name for name in columns if name not in NOT_FOR_SORTING],
         shown=[name for name in further if name in columns and name not in ALWAYS],
         address_of=lambda row: address_of(view, row, **listed_as(view) | {"page": question.page}),
     )
+
+
+def show_histograms(view: View) -> Response:
+    """Takes the address of the list: what is counted above it comes after it."""
+    answers = view.store.answers(view.run)
+    question, _ = asked_of(view, answers)
+    drawn = answers.histograms(question, COUNTED)
+    return rendered_histograms(view, [one for one in drawn if len(one.bars) > 1], "answers", view.run.name)
+
+
+def rendered_histograms(view: View, drawn: Sequence[Histogram], of: str, name: str) -> Response:
+    """Shows histograms of a list of rows or answers, which their bars filter."""
+
+    def with_bar(own: Histogram, bar: Bar) -> str:
+        inside = f"{own.column} >= {bar.low!r}; {own.column} < {bar.high!r}"
+        where = "; ".join(filter(None, [view.text("where").strip(), inside]))
+        return f"/{of}" + view.here(where=where, page=None).removeprefix(view.page.path)
+
+    back = f"/{of}" + view.here().removeprefix(view.page.path)
+    return view.render("histograms.html", histograms=drawn, with_bar=with_bar, of=of, name=name, back=back)
 
 
 def files_of(answers: Answers) -> dict[str, list[Source]]:
@@ -305,6 +330,7 @@ PAGES = (
         key="a",
         mark=lambda view: digest(view.store.answers(view.run).mark(), view.store.notes(view.run).mark()),
     ),
+    Page("/answers/histograms", "Histograms", show_histograms, mark=mark_of_answers),
     Page("/problems", "Problems", show_problems, place="run", key="p", mark=mark_of_answers),
     Page("/problem", "Problem", show_problem, mark=mark_of_answers),
 )

@@ -4,14 +4,16 @@ answers to one of them side by side."""
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 
 from treetune.vocabulary import CORRECT_SCORE
+from treetune_lab.paired import paired
+from treetune_view.curves import setting_of
 from treetune_view.page import Page, View, paged
 from treetune_view.pages.answers import mark_of_answers, whole
 from treetune_view.store import NotThere, Run
@@ -25,7 +27,7 @@ SHOWN = 100
 LONGEST = 6000
 """Characters of each text that are compared."""
 
-WHICH = ("flipped", "better", "worse", "all")
+WHICH = ("flipped", "flipped to right", "flipped to wrong", "better", "worse", "all")
 
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 
@@ -34,59 +36,67 @@ Side = tuple[Run, Source]
 """A file of answers of an experiment."""
 
 
-@dataclass(frozen=True)
-class Both:
-    """A problem that both were asked: the share of right answers of each, and how it changed."""
-
-    problem: str
-    first: float
-    second: float
-    change: float
-
-    def belongs_to(self, which: str) -> bool:
-        """Returns whether it is flipped (more often right than wrong on one side, and not on the other),
-        better or worse."""
-        if which == "flipped":
-            return (self.first > 0.5) != (self.second > 0.5)
-        return which == "all" or (self.change > 0 if which == "better" else self.change < 0)
-
-
 def show(view: View) -> Response:
-    """`?run=` (one or two), `?first=`, `?second=` (files), `?which=`, `?page=`; `?problem=` for two answers
-    side by side, `?a=` and `?b=` which of its answers on either side, from 0 as the file has them."""
-    runs = [view.run, view.runs[-1]]
-    sides = _sides(view, runs)
-    shares = [
-        {
-            row["problem"]: row["share"]
-            for row in view.store.answers(run).sql(
-                f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share FROM answers"
-                " WHERE score IS NOT NULL GROUP BY problem",
-                sources=(source.name,),
-            )
-        }
-        for run, source in sides
-    ]
-    both = [
-        Both(name, first, shares[1][name], shares[1][name] - first)
-        for name, first in shares[0].items()
-        if name in shares[1]
-    ]
-    both.sort(key=lambda one: (-abs(one.change), one.problem))
+    """`?run=` (one, two, or seeds of two settings), `?first=`, `?second=` (files), `?which=`, `?page=`;
+    `?problem=` for two answers side by side, `?a=` and `?b=` which of its answers on either side, from 0 as
+    the file has them."""
+    seeds = _seeds(view)
+    sides = _sides(view, list(seeds[0]))
+    pairs = [[_shares(view, run, side[1].name) for run, side in zip(pair, sides)] for pair in seeds]
+    # Problems that all were asked, in each the share of right answers: means over seeds.
+    names = sorted(set(pairs[0][0]).intersection(*(own for pair in pairs for own in pair)))
+    differences = [{name: pair[1][name] - pair[0][name] for name in names} for pair in pairs]
+    both = list[dict[str, Any]]()
+    for name in names:
+        first, second = (math.fsum(pair[side][name] for pair in pairs) / len(pairs) for side in (0, 1))
+        kinds = {"all", "better" if second > first else "worse" if second < first else "same"}
+        if (first > 0.5) != (second > 0.5):  # more often right than wrong in one of them alone
+            kinds |= {"flipped", "flipped to right" if second > first else "flipped to wrong"}
+        both.append({"problem": name, "first": first, "second": second, "kinds": kinds})
+    both.sort(key=lambda one: -abs(one["second"] - one["first"]))
     which, problem = view.choice("which", WHICH), view.text("problem")
     return view.render(
         "compare.html",
         sides=sides,
-        there=[view.store.answers(run).sources() for run in runs],
+        there=[view.store.answers(run).sources() for run, _ in sides],
         both=both,
-        listed=paged(view, [one for one in both if one.belongs_to(which)], SHOWN),
+        listed=paged(view, [one for one in both if which in one["kinds"]], SHOWN),
         which=which,
-        options=WHICH,
-        better=sum(one.belongs_to("better") for one in both),
-        worse=sum(one.belongs_to("worse") for one in both),
+        counts={one: sum(one in own["kinds"] for own in both) for one in WHICH},
+        seeds=len(seeds),
+        test=paired(differences) if names else None,
         problem=problem,
         pair=_pair(view, sides, problem) if problem else None,
     )
+
+
+def _shares(view: View, run: Run, source: str) -> dict[str, float]:
+    """Returns the share of right answers by problem."""
+    rows = view.store.answers(run).sql(
+        f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share FROM answers"
+        " WHERE score IS NOT NULL GROUP BY problem",
+        sources=(source,),
+    )
+    return {row["problem"]: row["share"] for row in rows}
+
+
+def _seeds(view: View) -> list[tuple[Run, Run]]:
+    """Returns what is compared: one pair of experiments, or the seeds that two settings have in common.
+    Raises ValueError for experiments that are no such thing."""
+    if len(view.runs) < 3:
+        return [(view.run, view.runs[-1])]
+    settings: dict[str, dict[Any, Run]] = {}
+    for run in view.runs:
+        config = view.store.experiment(run).config
+        settings.setdefault(setting_of(config), {})[config.get("seed")] = run
+    alike = set.intersection(*(set(own) for own in settings.values()))
+    if len(settings) != 2 or not alike:
+        raise ValueError(
+            f"these {len(view.runs)} experiments are {len(settings)} settings with {len(alike)} seeds in"
+            " common: compare two experiments, or the seeds of two settings"
+        )
+    first, second = settings.values()
+    return [(first[seed], second[seed]) for seed in sorted(alike, key=str)]
 
 
 def _sides(view: View, runs: Sequence[Run]) -> list[Side]:

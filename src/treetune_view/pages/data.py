@@ -9,11 +9,11 @@ from typing import Any
 from starlette.responses import Response
 
 from treetune_view.page import Page, View, paged
-from treetune_view.pages.answers import SIZES, question_of
+from treetune_view.pages.answers import SIZES, question_of, rendered_histograms
 from treetune_view.store.folders import digest
 from treetune_view.store.queries import parsed
 from treetune_view.store.readers import answers_to
-from treetune_view.store.tables import BEGINNING, CHARACTERS, ROW, Bar, Histogram, Table
+from treetune_view.store.tables import BEGINNING, CHARACTERS, ROW, Table
 from treetune_view.text import SHOWN, cut, visible
 
 LISTED = 100
@@ -102,20 +102,9 @@ def show_histograms(view: View) -> Response:
     table = view.store.data.table(data)
     question = question_of(view, parsed(view.text("where"), table.kinds, "rows"))
     drawn = table.histograms(_drawn(view, table), question.filters, question.search)
-
-    def with_bar(own: Histogram, bar: Bar) -> str:
-        """Returns the address of the rows that a bar counts."""
-        inside = f"{own.column} >= {bar.low!r}; {own.column} < {bar.high!r}"
-        where = "; ".join(filter(None, [view.text("where").strip(), inside]))
-        return "/rows" + view.here(where=where, page=None).removeprefix(view.page.path)
-
-    return view.render(
-        "histograms.html",
-        data=data,
-        # What is the same in all rows is drawn for who asks for it.
-        histograms=[one for one in drawn if view.text("histogram") or len(one.bars) > 1],
-        with_bar=with_bar,
-    )
+    # What is the same in all rows is drawn for who asks for it.
+    chosen = [one for one in drawn if view.text("histogram") or len(one.bars) > 1]
+    return rendered_histograms(view, chosen, "rows", data.name)
 
 
 def _drawn(view: View, table: Table) -> Sequence[str]:

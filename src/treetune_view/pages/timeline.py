@@ -11,14 +11,16 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from starlette.responses import Response
 
 from treetune.runtime.console import PHASES
+from treetune.runtime.directory import SAMPLED_TOKENS
 from treetune.store.timeline import SUFFIX, Process, Span, read_timeline
 from treetune_view.page import Page, View
 from treetune_view.store.folders import Run, digest, stat_of
@@ -93,10 +95,11 @@ def files_of(run: Run) -> list[Path]:
     return sorted(paths, key=lambda path: path.name != f"run{SUFFIX}")
 
 
-def times_of(run: Run) -> Times | None:
-    """Reads all timelines of a run; None where nothing has happened yet."""
+def times_of(run: Run, load: Mapping[int, str] = MappingProxyType({})) -> Times | None:
+    """Reads all timelines of a run; None where nothing has happened yet. `load` is what its servers did in
+    each iteration (from 0), in words."""
     now, files = time.time(), files_of(run)
-    lanes = [lane for path in files for lane in _lanes(run, path, now)]
+    lanes = [lane for path in files for lane in _lanes(run, path, now, load)]
     spans = [span for lane in lanes for span in lane.spans]
     if not spans:
         return None
@@ -118,7 +121,7 @@ def _read(path: Path, stat: object) -> tuple[list[Process], list[int]]:
         return [], []
 
 
-def _lanes(run: Run, path: Path, now: float) -> Iterator[Lane]:
+def _lanes(run: Run, path: Path, now: float, load: Mapping[int, str]) -> Iterator[Lane]:
     who = path.relative_to(run.directory.logs).as_posix().removesuffix(SUFFIX)
     processes, _ = _read(path, stat_of(path))
     alive = bool(processes) and _is_alive(run, who, processes[-1])
@@ -140,6 +143,8 @@ def _lanes(run: Run, path: Path, now: float) -> Iterator[Lane]:
             about = {key: value for key, value in span.about.items() if value is not None}
             iteration = about.get("iteration")
             facts = [f"iteration {iteration + 1}"] if isinstance(iteration, int) else []
+            if isinstance(iteration, int) and span.name == "generation":
+                facts += filter(None, [load.get(iteration)])
             facts += [f"{key} {value}" for key, value in about.items() if key not in ("iteration", "why")]
             words = ": ".join(filter(None, (", ".join(facts), str(about.get("why", "")))))
             kind = _kind(span, phases)
@@ -274,7 +279,7 @@ class Window:
 
 def show(view: View) -> Response:
     """`?run=`, `?from=` and `?to=` in seconds since the beginning, `?lane=` (its spans alone)."""
-    times = times_of(view.run)
+    times = times_of(view.run, _load(view))
     if times is None:
         return view.render("timeline.html", times=None)
     began, window = times.start, _window(view, times)
@@ -316,9 +321,19 @@ def show(view: View) -> Response:
     )
 
 
+def _load(view: View) -> dict[int, str]:
+    """Returns what servers sampled in each iteration, as its metrics have it: of all servers together."""
+    load = {}
+    for row in view.store.experiment(view.run).metrics:
+        speed, tokens = row.get("engine/tokens_per_second"), row.get(SAMPLED_TOKENS)
+        said = [f"{tokens:,.0f} tokens of answers"] if tokens else []
+        load[row["iteration"]] = ", ".join([*said, *([f"{speed:,.0f} tokens a second"] if speed else [])])
+    return {iteration: words for iteration, words in load.items() if words}
+
+
 def trace(view: View) -> Response:
     """`?run=`: the whole timeline for chrome://tracing or Perfetto."""
-    made = chrome_trace(view.run.name, times_of(view.run))
+    made = chrome_trace(view.run.name, times_of(view.run, _load(view)))
     name = re.sub(r"[^\w.-]+", "-", view.run.name, flags=re.ASCII).strip("-.") or "experiment"
     return Response(
         json.dumps(made),

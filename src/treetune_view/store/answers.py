@@ -45,6 +45,7 @@ from treetune_view.store.queries import (
     order,
 )
 from treetune_view.store.signatures import SHORTEST, lowered, may_hold
+from treetune_view.store.tables import Histogram, histograms_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -240,6 +241,16 @@ class Answers:
         # What is sorted and passed over has two columns then, and not all.
         keys = cursor.execute(f"SELECT source, row {rest}", values).fetchall()
         return Result(self._rows_at(keys), total, True)
+
+    def histograms(self, question: Question, columns: Sequence[str]) -> list[Histogram]:
+        """Counts columns of the answers that the question is about, but for its search."""
+        relation, own = self._relation(question.sources), self.columns(question.sources)
+        chosen = [name for name in columns if name in own]
+        if relation is None or not chosen:
+            return []
+        where, values = condition(question.filters, self.columns(), own)
+        rows, cursor = f"{relation} WHERE {where} AND {among(question.among)}", self._cursor()
+        return histograms_of(lambda text: cursor.execute(text, values), rows, chosen)
 
     def page_of(self, question: Question, row: Mapping[str, Any]) -> int:
         """Returns the page of the question (but for its search) that has this row of the index; 1 where none

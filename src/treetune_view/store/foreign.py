@@ -2,7 +2,8 @@
 was answered and what that earned, and Inspect's logs.
 
 Read are verl's dumps (`trainer.rollout_data_dir`, `validation_data_dir`: input, output, gts, score, step),
-rollouts of verifiers and prime-rl (prompt, completion, answer, reward, example_id), Inspect's logs (.json and
+rollouts of verifiers and prime-rl (prompt, completion, answer, reward, example_id), slime's dumps
+(`--save-debug-rollout-data`, .pt: prompt, response, label, reward, group_index), Inspect's logs (.json and
 .eval), and whatever else names its fields like that.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import pickle
 import re
 import zipfile
 from collections import Counter
@@ -19,14 +21,14 @@ from typing import Any
 
 from treetune_view.store.folders import digest, stat_of
 
-ENDINGS = (".jsonl", ".eval", ".json")
+ENDINGS = (".jsonl", ".eval", ".json", ".pt")
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     "text": ("response", "completion", "output", "generation"),
     "reward": ("score", "reward", "scores"),
     "prompt": ("prompt", "input", "question", "problem"),
     "gold": ("gts", "gold", "ground_truth", "answer", "target", "label"),
-    "problem": ("example_id", "problem_id", "uid", "id"),
+    "problem": ("example_id", "problem_id", "group_index", "uid", "id"),
 }
 """By what a row has here, the names that others give it; the first that is there is taken."""
 
@@ -58,7 +60,8 @@ def common_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
         text = [one.get("message", {}) for one in text.get("choices", ())]
     if isinstance(reward, Mapping):  # Inspect's scores by their scorer, of which the first counts
         said = next((one for one in reward.values() if isinstance(one, Mapping)), {})
-        reward = RIGHT.get(said.get("value"), said.get("value")) if _is_plain(said.get("value")) else None
+        value = said.get("value", next(iter(reward.values()), None))  # slime's are numbers by their names
+        reward = RIGHT.get(value, value) if _is_plain(value) else None
     if not isinstance(reward, int | float) or text is None or found["prompt"] is None:
         return None
     prompt, gold = _written(found["prompt"]), found["gold"]
@@ -118,6 +121,15 @@ def rows_in(path: Path, *, may_be_torn: bool = False) -> Iterator[tuple[int, Map
                 if archive.getinfo(name).file_size > LARGEST_SAMPLE_BYTES:
                     raise ValueError(f"{name} unpacks to more than {LARGEST_SAMPLE_BYTES:,} bytes")
                 yield place, json.loads(archive.read(name))
+    elif path.suffix == ".pt":
+        try:
+            import torch
+
+            # Numbers, texts and tensors alone: whatever else a pickle asks for is refused.
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+        except (ImportError, pickle.UnpicklingError, RuntimeError) as error:
+            raise ValueError(f"{path} can't be read, which takes torch: {error}") from error
+        yield from enumerate(loaded["samples"])
     else:
         yield from enumerate(json.loads(path.read_bytes())["samples"])
 
@@ -152,6 +164,12 @@ def holds_answers(path: Path) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _holds_answers(path: Path, stat: object) -> bool:
     try:
+        if path.suffix == ".pt":  # a checkpoint may be as large as it likes: it is not unpickled for this
+            with zipfile.ZipFile(path) as archive:
+                [name] = [one for one in archive.namelist() if one.endswith("/data.pkl")]
+                with archive.open(name) as pickled:
+                    head = pickled.read(HEAD_BYTES)
+            return all(word in head for word in (b"rollout_id", b"samples", b"response"))
         with path.open("rb") as file:
             head = file.readline(HEAD_BYTES) if path.suffix == ".jsonl" else file.read(HEAD_BYTES)
         if path.suffix == ".json":  # all in one: read when it is asked for

@@ -36,7 +36,7 @@ from treetune_view.text import writable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 5
+VERSION = 6
 """Version of the files of an index and their columns: another one makes all anew."""
 
 ROWS_IN_GROUP = 2048

@@ -221,18 +221,9 @@ class Table:
         self.check_numeric(columns)
 
         def count() -> list[Histogram]:
-            # The file is gone through once: x0, x1, … are null for what is no finite number.
             where, values, matching = self._where(filters, search)
-            given = [f"CAST({quoted(name)} AS DOUBLE) AS x{i}" for i, name in enumerate(columns)]
-            finite = [f"if(isfinite(x{i}), x{i}, NULL) AS x{i}" for i in range(len(columns))]
-            numbers = self._query(
-                f"CREATE TEMP TABLE numbers AS SELECT {', '.join(finite)}"
-                f" FROM (SELECT {', '.join(given)} FROM {self._all} WHERE {where})",
-                values,
-                matching,
-            )
-            made = (_histogram(numbers, name, f"x{i}") for i, name in enumerate(columns))
-            return [one for one in made if one is not None]
+            rows = f"{self._all} WHERE {where}"
+            return histograms_of(lambda text: self._query(text, values, matching), rows, columns)
 
         key = "histograms", tuple(columns), tuple(filters), search
         return self._cached(key, count) if columns else []
@@ -423,6 +414,17 @@ def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[Column]:
 
 
 # Histograms
+
+
+def histograms_of(ask: Callable[[str], Any], rows: str, columns: Sequence[str]) -> list[Histogram]:
+    """Counts the columns of the rows, which are a text behind FROM; `ask` has the values of its `?`."""
+    # All are gone through once: x0, x1, … are null for what is no finite number.
+    given = [f"CAST({quoted(name)} AS DOUBLE) AS x{i}" for i, name in enumerate(columns)]
+    finite = [f"if(isfinite(x{i}), x{i}, NULL) AS x{i}" for i in range(len(columns))]
+    chosen = f"SELECT {', '.join(given)} FROM {rows}"
+    numbers = ask(f"CREATE TEMP TABLE numbers AS SELECT {', '.join(finite)} FROM ({chosen})")
+    made = (_histogram(numbers, name, f"x{i}") for i, name in enumerate(columns))
+    return [one for one in made if one is not None]
 
 
 def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histogram | None:
