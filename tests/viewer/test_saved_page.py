@@ -60,6 +60,7 @@ def test_a_page_is_saved_as_one_file_that_shows_the_same_and_asks_for_nothing(
         allowed = {"behavior": "allow", "downloadPath": str(folder)}
         shown.driver.execute_cdp_cmd("Browser.setDownloadBehavior", allowed)
         shown.open(path)
+        shown.wait("document.querySelector('.counted')?.childElementCount !== 0")  # the histograms
         shown.script(first)
         looks = shown.script(LOOKS)
         shown.press("e")
