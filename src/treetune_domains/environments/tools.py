@@ -109,22 +109,22 @@ class Tool(Registrable):
 class Function(Tool):
     """A Python function with type hints and a docstring of Google's form (``Args:``)."""
 
-    function: str
+    path: str
     """Its module and name, ``my_package.tools.weather``."""
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        return self.function.rpartition(".")[2]
+        return self.path.rpartition(".")[2]
 
     def missing(self) -> Sequence[str]:
         try:
             self.functions()
         except (ImportError, AttributeError, ValueError) as error:
-            return [f"the function {self.function} can't be imported: {error}"]
+            return [f"the function {self.path} can't be imported: {error}"]
         return ()
 
     def functions(self) -> Functions:
-        module, _, name = self.function.rpartition(".")
+        module, _, name = self.path.rpartition(".")
         return {name: getattr(importlib.import_module(module), name)}
 
 
@@ -268,6 +268,8 @@ class Tools(Environment):
             )
         if self.is_native and self.call is not None:
             raise ValueError(f"call is a pattern of tags, and format is {self.format!r}: leave one out")
+        if not self.is_native and any(tool.isolation == "service" for tool in self.tools):
+            raise ValueError("tools of an MCP server take several arguments: set format to that of the model")
         # A dataclass's own fields would be keys of the configuration.
         object.__setattr__(self, "reads_specials", self.is_native)
         if any(tool.isolation == "service" for tool in self.tools):
@@ -309,7 +311,11 @@ class Tools(Environment):
         return [words for tool in self.tools for words in tool.missing()]
 
     def offered(self) -> Sequence[Mapping[str, Any]]:
-        return [schema for tool in self.tools for schema in tool.schemas()] if self.is_native else ()
+        schemas = [schema for tool in self.tools for schema in tool.schemas()] if self.is_native else []
+        names = [schema["function"]["name"] for schema in schemas]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two tools are called {', '.join(twice)}: leave one out")
+        return schemas
 
     def calls(self, action: str) -> list[Call]:
         """Returns the calls of a turn in their order; none where it is the answer."""
