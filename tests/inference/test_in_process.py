@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from treetune.inference.base import (
     SamplingParams,
 )
 from treetune.inference.engine import start_engine
+from treetune.inference.in_process import FEWEST_ROWS
 from treetune.inference.settings import InProcessSettings
 from treetune.models.tokenizer import character_tokenizer
 from treetune.vocabulary import TokenIds
@@ -184,6 +186,15 @@ def test_what_follows_from_answers_is_numbered_on_and_goes_first(folder: Path) -
     assert seen[0] == 0
     assert seen.index(3) < seen.index(1) < seen.index(2), "the continuation waits for all answers"
     assert all(len(one) == 1 for one in results)
+
+
+def test_a_promise_that_nothing_follows_from_ends_sampling_after_many_answers_at_once(folder: Path) -> None:
+    promise: Future[None] = Future()
+    later = [Later(promise, list)]
+    threading.Timer(0.1, promise.set_result, [None]).start()
+    many = [request([i % 9 + 1], seed=i, most=1) for i in range(3 * FEWEST_ROWS)]
+    results = engine(folder).generate(many, lambda index, completions: later if index == 0 else [])
+    assert len(results) == len(many)
 
 
 def test_weights_that_were_not_taken_are_found_by_the_canary(folder: Path, tmp_path: Path) -> None:

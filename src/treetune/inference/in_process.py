@@ -235,11 +235,11 @@ class _Batch:
 
     def admit(self, samples: Sequence[_Sample]) -> None:
         """Puts samples into free rows, with the keys and values of their prompts but the last token."""
-        if not samples and 2 * max(len(self.samples), FEWEST_ROWS) > self._height:
+        everybody = [*self.samples.values(), *samples]
+        if not everybody or (not samples and 2 * max(len(everybody), FEWEST_ROWS) > self._height):
             return
         prompts = {s.request.prompt_ids.tobytes(): s.request.prompt_ids for s in samples}
         computed = dict(self._prefill(prompts))
-        everybody = [*self.samples.values(), *samples]
         width = max([_padded(len(s.request.prompt_ids) + s.request.sampling.max_tokens) for s in everybody])
         kept = list(self.samples)
         if len(everybody) > self._height or width > self._width or 2 * len(everybody) <= self._height:

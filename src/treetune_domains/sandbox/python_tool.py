@@ -6,12 +6,10 @@ import contextlib
 import os
 import selectors
 import subprocess
-import threading
 import time
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Annotated, Self
-from weakref import WeakValueDictionary
 
 from annotated_types import Ge
 
@@ -68,11 +66,6 @@ class PythonTool:
         return source("console").replace("MOST = 4000", f"MOST = {self.most_bytes}", 1)
 
 
-MOST_CONSOLES = 64
-"""Consoles that a process keeps at a time. Of more, those that began first and are idle are ended; they begin
-anew, as a copy does, when they are asked again."""
-
-
 class PythonSession:
     """A Python console in a sandbox, begun with the first call. A call at a time, from the thread that began
     it.
@@ -90,7 +83,6 @@ class PythonSession:
         self._started: Started | None = None
         self._calls: list[str] = []
         """What the console has run, or is to run again before anything else."""
-        self._busy = False
 
     def run(self, code: str) -> str:
         """Runs Python code and returns what it printed, and the value of its last line. Names stay defined.
@@ -99,19 +91,9 @@ class PythonSession:
             code: The code to run.
         """
         missed: list[str] = []
-        with _LIVE_LOCK:
-            self._busy = True
-            if self._started is None:
-                missed, self._calls = self._calls, []
-                idle = [one for one in _LIVE.values() if one._started is not None and not one._busy]
-                for one in idle[: max(0, len(_LIVE) + 1 - MOST_CONSOLES)]:
-                    one.close()
-                    del _LIVE[id(one)]
-                _LIVE[id(self)] = self
-        try:
-            return [self._run(call) for call in (*missed, code)][-1]
-        finally:
-            self._busy = False
+        if self._started is None:
+            missed, self._calls = self._calls, []
+        return [self._run(call) for call in (*missed, code)][-1]
 
     def _run(self, code: str) -> str:
         """Raises SandboxUnavailable."""
@@ -134,7 +116,7 @@ class PythonSession:
         return _stopped(killed_by, limits) if killed_by else _ENDED
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_started": None, "_busy": False, "_calls": list(self._calls)}
+        return {**vars(self), "_started": None, "_calls": list(self._calls)}
 
     def __del__(self) -> None:
         self.close()
@@ -198,9 +180,6 @@ class PythonSession:
                         return None, killed_by
                     look = min(now + LOOK_SECONDS, begin + limits.seconds)
 
-
-_LIVE: WeakValueDictionary[int, PythonSession] = WeakValueDictionary()
-_LIVE_LOCK = threading.Lock()
 
 _ENDED = "[the code ended the interpreter]\n"
 
