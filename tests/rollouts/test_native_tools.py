@@ -254,20 +254,21 @@ def test_ids_logprobs_and_masks_are_those_of_one_forward_pass_over_the_templates
     assert len(cuts) > 1, "the same text, in tokens of different cuts"
 
 
+class Undescribed(Tool):
+    name = "undescribed"
+
+    def call(self, argument: str) -> str:
+        return argument
+
+
 def test_a_template_without_tools_is_refused_and_so_is_a_model_without_a_chat() -> None:
     codec = codec_of(bpe_tokenizer(), chat=Chat())
     with pytest.raises(ValueError, match="offers no tools"):
         codec.with_tools(Tools(tools=(MULTIPLY,), format="hermes").offered())
     assert codec_of(bpe_tokenizer()).with_tools is None
+    undescribed = Tools(tools=(Undescribed(),), format="hermes")
     with pytest.raises(ValueError, match=r"has no schema.*docstring"):
-
-        class Undescribed(Tool):
-            name = "undescribed"
-
-            def call(self, argument: str) -> str:
-                return argument
-
-        Tools(tools=(Undescribed(),), format="hermes").offered()
+        undescribed.offered()
 
 
 # Servers
