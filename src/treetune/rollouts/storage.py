@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treetune.rollouts.numbers import by_group
 from treetune.store.checksums import SEALED, SealingFile, verify_once, verify_stream
 from treetune.store.files import whole_file
 from treetune.vocabulary import Column, Columnar, Episode, Trajectory
@@ -123,6 +124,26 @@ def trajectories_from_bytes(data: bytes) -> list[Trajectory]:
     from treetune.rollouts.rows import trajectories_of
 
     return list(_read_stream(data, "what a rank sent", "trajectories", trajectories_of))
+
+
+def answer_row(trajectory: Trajectory) -> dict[str, Any]:
+    """Returns an answer as a line of an evaluation's ``answers.jsonl``."""
+    return {
+        "problem": trajectory.problem.id,
+        "sample": trajectory.sample,
+        **({"domain": trajectory.problem.domain} if trajectory.problem.domain else {}),
+        "prompt": trajectory.problem.prompt,
+        "gold": trajectory.problem.gold,
+        "text": trajectory.text,
+        "reward": trajectory.reward if trajectory.grade.is_known else None,
+        "outcome": trajectory.grade.outcome,
+        "extracted": trajectory.grade.extracted,
+        "finish_reason": trajectory.finish_reason,
+        "tokens": len(trajectory.response_ids),
+        **({"message": trajectory.grade.message} if not trajectory.grade.is_known else {}),
+        **({"grade": dict(trajectory.grade.numbers)} if trajectory.grade.numbers else {}),
+        **by_group(trajectory.numbers),
+    }
 
 
 # Signals and texts of tokens

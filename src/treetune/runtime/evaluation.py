@@ -17,6 +17,7 @@ from typing import Any, Literal
 from treetune.rollouts import unavailable
 from treetune.rollouts.metrics import PREFIX
 from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluated, number_metrics
+from treetune.rollouts.storage import answer_row
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim, Claims
 from treetune.runtime.console import Clock
@@ -187,7 +188,7 @@ def by_domain(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
 def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterable[Trajectory]) -> None:
     """Writes a measured set: all answers, then the summary, which has their checksum."""
     with whole_file(folder / ANSWERS) as file:
-        file.writelines(json.dumps(_row(one)) + "\n" for one in trajectories)
+        file.writelines(json.dumps(answer_row(one)) + "\n" for one in trajectories)
     # Last: it says that the set is measured.
     write_record(folder / "summary.json", summary | {"answers": digest_of(folder / ANSWERS)})
 
@@ -216,25 +217,6 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
         grade=Grade(reward=0.0, outcome="no_answer", message=message),
         step_ends=(),
     )
-
-
-def _row(trajectory: Trajectory) -> dict:
-    return {
-        "problem": trajectory.problem.id,
-        "sample": trajectory.sample,
-        **({"domain": trajectory.problem.domain} if trajectory.problem.domain else {}),
-        "prompt": trajectory.problem.prompt,
-        "gold": trajectory.problem.gold,
-        "text": trajectory.text,
-        "reward": trajectory.reward if trajectory.grade.is_known else None,
-        "outcome": trajectory.grade.outcome,
-        "extracted": trajectory.grade.extracted,
-        "finish_reason": trajectory.finish_reason,
-        "tokens": len(trajectory.response_ids),
-        **({"message": trajectory.grade.message} if not trajectory.grade.is_known else {}),
-        **({"grade": dict(trajectory.grade.numbers)} if trajectory.grade.numbers else {}),
-        **by_group(trajectory.numbers),
-    }
 
 
 def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:

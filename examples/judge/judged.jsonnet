@@ -1,0 +1,11 @@
+// GRPO with a language model's verdict as the reward; the rule counts how often the two agree.
+(import 'quickstart/grpo.jsonnet') + (import '../laptop.libsonnet') + {
+  experiment_name: 'judge/judged',
+  iterations: 5,
+  checkpoints: { every: 5 },
+  task+: { grader: {
+    type: 'judge',
+    endpoint: { base_url: 'http://127.0.0.1:8123/v1', model: 'stand-in', temperature: 0, max_tokens: 256 },
+    rule: { type: 'final_answer', marker: '#' },
+  } },
+}

@@ -1,0 +1,2 @@
+// The same with GRPO's credit, to compare.
+(import 'first_mistake.jsonnet') + { experiment_name: 'own_credit/grpo', credit: { type: 'group', std: false } }
