@@ -15,6 +15,7 @@ GENERATED = ("results", "reference")
 
 PAGES = [
     *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("examples/*.md")),
     *sorted(ROOT.glob("examples/*/*.md")),
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name not in GENERATED),
 ]

@@ -1,5 +1,6 @@
-// Rows that are always or never solved teach nothing: they go.
+// Rows that the model always or never solves teach it nothing: they go.
+local rates = 'data/difficulty';
 {
   type: 'filter_data',
-  rules: [{ type: 'pass_rates', low: 0.1, weak: null, high: 0.9, missing: 'stop' }],
+  rules: [{ type: 'pass_rates', strong: rates, low: 0.1, weak: rates, high: 0.9, missing: 'stop' }],
 }

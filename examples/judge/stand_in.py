@@ -1,11 +1,13 @@
-"""A judge for trying things out, behind an OpenAI-compatible address: it accepts answers that end like the reference, but
-for one in twenty, where it is mistaken."""
+"""A judge for trying things out, behind an OpenAI-compatible address. It accepts answers that end like the
+reference answer, and is mistaken about one in twenty."""
 
 import json
 import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-QUESTION = re.compile(r"Reference answer:\n(.*)\n\nAnswer to be compared:\n(.*)\n\nDoes the answer", re.DOTALL)
+QUESTION = re.compile(
+    r"Reference answer:\n(.*)\n\nAnswer to be compared:\n(.*)\n\nDoes the answer", re.DOTALL
+)
 
 
 class Judge(BaseHTTPRequestHandler):

@@ -15,14 +15,16 @@ def is_right(line: str) -> bool:
     """True for ``27+64=91``, and for the last line, ``#91``, which only repeats."""
     sum_, _, result = line.strip().partition("=")
     terms = sum_.split("+")
-    return not result or all(map(str.isdigit, [*terms, result])) and sum(map(int, terms)) == int(result)
+    if not result:
+        return True
+    return all(map(str.isdigit, [*terms, result])) and sum(map(int, terms)) == int(result)
 
 
 @Credit.register("first_mistake")
 @dataclass(frozen=True, kw_only=True)
 class FirstMistake(TokenCredit):
-    """GRPO's advantage r − mean r for all tokens of a right answer. In a wrong one, the first line whose sum is
-    wrong gets it alone; where no line is, every token does. A step's tokens are its characters here."""
+    """GRPO's advantage r − mean r for all tokens of a right answer. In a wrong one, the first line whose sum
+    is wrong gets it alone; where no line is, every token does. A token is a character here."""
 
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 

@@ -1,0 +1,105 @@
+"""Each example of the gallery comes to its end, with a smaller model and fewer answers, and is listed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+import treetune
+from tests.examples.test_own_parts_run import SAMPLED, SMALL
+from tests.support.many_runs import ROOT, run_each
+
+EXAMPLES = ROOT / "examples"
+ALPHABET = "{ model+: { alphabet: '\\n0123456789>' } }"
+
+
+def run(name: str, *more: str) -> list[str]:
+    overrides = [SMALL % "runs", *more]
+    words = [word for one in overrides for word in ("--override", one)]
+    return ["--configs", f"examples/{name}.jsonnet", *words, "run_iteration_loop"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("gallery")
+    for shipped in ("configs", "examples"):
+        (place / shipped).symlink_to(ROOT / shipped)
+    return place
+
+
+@pytest.fixture
+def judge() -> Iterator[str]:
+    """The address of the example's judge."""
+    spec = importlib.util.spec_from_file_location("stand_in", EXAMPLES / "judge/stand_in.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), module.Judge)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def program(folder: Path, *words: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "agg"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_every_run_of_the_gallery_comes_to_its_end(folder: Path, judge: str) -> None:
+    program(folder, "examples/own_data/make_rows.py")
+    asked = f"{{ task+: {{ grader+: {{ endpoint+: {{ base_url: '{judge}' }} }} }} }}"
+    printed = run_each(
+        run("own_data/sft", ALPHABET),
+        run("own_data/grpo", ALPHABET, SAMPLED),
+        run("own_credit/first_mistake", SAMPLED),
+        run("own_environment/nim", SAMPLED),
+        run("judge/judged", SAMPLED, asked),
+        cwd=folder,
+    )
+    assert printed.count("iteration 1/1") == 5
+    [metrics] = treetune.open(folder / "runs/judge/judged").metrics.to_dict("records")
+    assert metrics["judge/asked"] > 0
+
+
+def test_the_notebook_reads_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = "{ problems_per_iteration: 8, rollout+: { samples: 4 }, credit+: { samples: 2 } }"
+    run_each(run("looking_into_credit/vineppo", SAMPLED, more), cwd=folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    cells = json.loads((EXAMPLES / "read_a_run.ipynb").read_text())["cells"]
+    names: dict = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]).replace("experiments/examples", "runs"), names)
+    opened = names["run"]
+    assert len(opened.metrics) == 1 and len(opened.answers) == len(opened.episodes) == 32
+    assert set(opened.answers["set"]) == {"sampled"} and opened.answers["correct"].dtype == bool
+    by_step = opened.values.groupby("answer")
+    assert len(by_step) == 32 and (by_step["start"].min() == 0).all()
+    # VinePPO's advantages of a whole answer add up to what it earned above its prompt's value.
+    first = by_step.first()
+    assert by_step["advantage"].sum().to_numpy() == pytest.approx(
+        (first["reward"] - first["value"]).to_numpy()
+    )
+    with pytest.raises(ValueError, match="is no run"):
+        treetune.open(folder)
+
+
+def test_every_example_is_listed() -> None:
+    text = (EXAMPLES / "README.md").read_text()
+    folders = {path.parent.name for path in EXAMPLES.glob("*/README.md")}
+    assert {name for name in folders if f"({name}/README.md)" not in text} == set()
