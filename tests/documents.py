@@ -12,6 +12,8 @@ import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ("results", "reference")
+UNRUN = "<!-- not run: "
+"""Begins the line above a fence whose commands no test runs; the reason follows."""
 
 PAGES = [
     *sorted(ROOT.glob("*.md")),
@@ -23,11 +25,13 @@ PAGES = [
 
 @dataclass
 class Document:
-    """`fences` are (info string, text); `links` and `names` (what is set as code) are of the prose between
-    them, `entries` the names in the first columns of its tables."""
+    """`fences` are (info string, text), and `unrun` says of each why no test runs its commands, or nothing.
+    `links` and `names` (what is set as code) are of the prose between them, `entries` the names in the first
+    columns of its tables."""
 
     path: Path
     fences: list[tuple[str, str]] = field(default_factory=list)
+    unrun: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     entries: list[str] = field(default_factory=list)
@@ -41,6 +45,9 @@ class Document:
                 (prose if fence is None else fence).append(line)
             elif fence is None:
                 info, fence = line.strip().removeprefix("```").strip(), []
+                above = prose[-1].strip() if prose else ""
+                marked = above.startswith(UNRUN) and above.endswith(" -->")
+                self.unrun.append(above[len(UNRUN) : -len(" -->")] if marked else "")
             else:
                 self.fences.append((info, "\n".join(fence) + "\n"))
                 fence = None
@@ -54,14 +61,7 @@ class Document:
         """Environment and words of every line that a reader would type."""
         for info, text in self.fences:
             if info == "bash":
-                for line in text.replace("\\\n", " ").splitlines():
-                    words = shlex.split(line.partition(" > ")[0], comments=True)
-                    environment: dict[str, str] = {}
-                    while words and "=" in words[0] and words[0].split("=")[0].isupper():
-                        name, _, value = words.pop(0).partition("=")
-                        environment[name] = value
-                    if words:
-                        yield environment, words
+                yield from commands_in(text)
 
     @property
     def files(self) -> dict[str, str]:
@@ -75,6 +75,18 @@ class Document:
             elif info.startswith("python title="):
                 found[info.removeprefix("python title=").strip('"')] = text
         return found
+
+
+def commands_in(text: str) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """Yields environment and words of every line that a reader would type."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line.partition(" > ")[0], comments=True)
+        environment: dict[str, str] = {}
+        while words and "=" in words[0] and words[0].split("=")[0].isupper():
+            name, _, value = words.pop(0).partition("=")
+            environment[name] = value
+        if words:
+            yield environment, words
 
 
 class _Prose(HTMLParser):

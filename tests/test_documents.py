@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.documents import PAGES, ROOT, Document
+from tests.documents import PAGES, ROOT, Document, commands_in
 from treetune.cli.arguments import BY_NAME, COMMANDS
 from treetune.cli.pages import pages as reference_pages
 from treetune.config.jsonnet import configurations
@@ -28,7 +28,9 @@ REFERENCE = ROOT / "docs" / "reference"
 """Made by scripts/docs.sh, and not in git."""
 PLACES = ("configs/", "examples/", "scripts/", "docs/", "src/", "tests/")
 MAIN = "src/treetune/main.py"
-RUN_AS_IT_IS = ("check_config", "print_config", "explain_config", "list_parts", "describe")
+RUN_AS_IT_IS = ("check_config", "print_config", "explain_config", "list_parts", "describe", "plan", "schema")
+AROUND = ("cd", "source", "export", "mkdir", "cp", "kill")
+"""What the shell does around commands."""
 
 RUN_ALL = """
 import contextlib, io, json, sys
@@ -91,6 +93,17 @@ def test_every_command_is_one_and_its_configuration_is_right(name: str, tmp_path
     assert len(answers) == len(asked), done.stderr
     for (typed, _), (code, output) in zip(asked, answers, strict=True):
         assert code == 0, f"{' '.join(typed)}\n{output}"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_command_is_tried_or_says_why_not(name: str) -> None:
+    """What is no command of treetune, which the test above tries, has its reason above the fence."""
+    document = DOCUMENTS[name]
+    for (info, text), reason in zip(document.fences, document.unrun, strict=True):
+        assert info not in ("console", "sh", "shell"), "commands are in fences of bash"
+        for environment, words in commands_in(text) if info == "bash" else ():
+            ours = MAIN in words or words[0] == "treetune" or "CONFIGSTR" in environment
+            assert ours or words[0] in AROUND or len(reason) > 10, f"{name}: {' '.join(words)}"
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
