@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import inspect
-import math
-from collections.abc import Awaitable, Callable, Mapping
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
 
+from treetune.config import folders
 from treetune.config.imports import function_at
+from treetune.tasks.graders import foreign
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem
 
@@ -20,13 +24,15 @@ from treetune.vocabulary import Grade, Problem
 @Grader.register("function")
 @dataclass(frozen=True, kw_only=True)
 class FunctionGrader(Grader):
-    """A function of your own as the reward: ``path: 'my_package.rewards:score'``.
+    """A function as the reward: ``path: 'my_package.rewards:score'``, or ``'folder/file.py:score'``.
 
     It is called as ``score(response, gold)`` with two texts; where its second parameter is called `problem`,
-    it gets the whole `Problem` instead. One with verl's parameters (``data_source, solution_str,
-    ground_truth, extra_info``) gets these by their names. `arguments` are given by their names as well.
-    A coroutine function is awaited. It returns a number, a `Grade`, a dictionary with the number as
-    ``score``, or None where the response holds no answer. What earns 1 or more counts as correct.
+    it gets the whole `Problem` instead. One with the parameters of verl, TRL or verifiers gets what these
+    give (`graders/foreign.py`), one of whole batches those of one answer; a rubric, an environment with one
+    (`load_environment`) and a class of tasks of verifiers are the weighted sum of their rewards. `arguments`
+    are given by their names as well. A coroutine function is awaited. It returns a number, a `Grade`, a
+    dictionary with the number as ``score``, or None where the response holds no answer. What earns 1 or more
+    counts as correct; what else it counts is a metric, ``rewards/…``.
 
     The module is looked for like those of `imports`: among what is installed, in the working directory, in
     the folders of the configuration files. The function runs in the grader processes: one that hangs or
@@ -40,7 +46,10 @@ class FunctionGrader(Grader):
     """
 
     path: str
-    """``package.module:function``."""
+    """``package.module:function``, or ``folder/file.py:function``."""
+    python: str | None = None
+    """Another Python that runs the function, such as ``/path/to/venv/bin/python``, in a process beside each
+    grader process. This package needn't be installed there; the problem's `data` has to be JSON."""
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     isolation: Literal["process", "service"] = "process"  # type: ignore[misc]  # a setting here
     """Where it is called: in worker processes, or in threads since it waits for a service."""
@@ -50,53 +59,119 @@ class FunctionGrader(Grader):
     """Calls at a time, of a ``service``."""
 
     def __post_init__(self) -> None:
-        _check_call(self.path, function_at(self.path), self.arguments)
+        if self.python is None:
+            _check_call(self.path, self._function(), self.arguments)
+        elif self.isolation == "service":
+            raise ValueError("isolation is 'service', and another python runs in processes: leave one out")
+        elif shutil.which(self.python) is None:
+            raise ValueError(f"python is {self.python!r}, which can't be run: give the path of a Python")
 
     def prepare(self) -> None:
-        function_at(self.path)
+        if self.python is None:
+            self._function()
+        else:
+            _started(self.python, self.path)
 
     def grade(self, response: str, problem: Problem) -> Grade:
-        function = function_at(self.path)
-        positional, named = _call(function, response, problem)
-        result = function(*positional, **named, **self.arguments)
-        if inspect.isawaitable(result):
-            result = asyncio.run(_awaited(result))
-        if isinstance(result, Grade):
-            return result
-        if result is None:
+        row = {
+            "prompt": problem.prompt,
+            "gold": problem.gold,
+            "data": dict(problem.data),
+            "domain": problem.domain,
+            "messages": [vars(message) for message in problem.messages],
+        }
+        if self.python is not None:
+            reward, numbers = self._elsewhere(response, row)
+        else:
+            function = self._function()
+            if _is_plain(function):
+                about = problem if list(_parameters(function))[1:2] == ["problem"] else problem.gold
+                result = function(response, about, **self.arguments)
+                if isinstance(result, Grade):
+                    return result
+                reward, numbers = foreign.rewarded(result, self.path)
+            else:
+                reward, numbers = foreign.graded(function, self.path, response, row, self.arguments)
+        if reward is None:
             return Grade(reward=0.0, outcome="no_answer")
-        reward = result.get("score") if isinstance(result, Mapping) else result
-        if not isinstance(reward, Real) or not math.isfinite(reward):
-            raise ValueError(
-                f"{self.path} should return a finite number, a Grade, a dictionary with a number as 'score',"
-                f" or None, not {result!r}"
-            )
-        return Grade(reward=float(reward), outcome="ok")
+        return Grade(reward=reward, outcome="ok", numbers=numbers)
+
+    def _function(self) -> Any:
+        return _function(self.path)
+
+    def _elsewhere(self, response: str, row: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
+        assert self.python is not None
+        process = _started(self.python, self.path)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked = json.dumps([response, row, self.arguments])
+        try:
+            process.stdin.write(asked + "\n")
+            process.stdin.flush()
+            told = process.stdout.readline()
+        except BrokenPipeError:
+            told = ""
+        if not told:
+            _started.cache_clear()
+            raise RuntimeError(f"{self.python} ended with exit code {process.wait()}")
+        if isinstance(said := json.loads(told), str):
+            raise RuntimeError(said)
+        reward, numbers = said
+        return reward, numbers
 
 
-async def _awaited(result: Awaitable[Any]) -> Any:
-    return await result
+@functools.cache
+def _function(path: str) -> Any:
+    if not path.rpartition(":")[0].endswith(".py"):
+        function: Any = function_at(path)
+    else:
+        folders.ask_for(os.path.basename(path).partition(".")[0])
+        try:
+            function = foreign.file_function(path, folders.searched()[0])
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"path is {path!r}, which can't be loaded: {error}") from error
+    return function() if path.endswith(":load_environment") else function
 
 
-def _call(function: Callable[..., Any], response: str, problem: Problem) -> tuple[tuple, dict[str, Any]]:
-    """Returns the arguments of a reward function, by position and by name."""
-    parameters = list(inspect.signature(function).parameters)
-    if {"data_source", "solution_str", "ground_truth"} <= set(parameters):
-        source = problem.data.get("data_source", problem.domain)
-        named = {"data_source": source, "solution_str": response, "ground_truth": problem.gold}
-        if "extra_info" in parameters:
-            named["extra_info"] = problem.data.get("extra_info", dict(problem.data))
-        return (), named
-    takes_problem = parameters[1:2] == ["problem"]
-    return (response, problem if takes_problem else problem.gold), {}
+@functools.cache
+def _started(python: str, path: str) -> subprocess.Popen[str]:
+    """Returns a process that has loaded the function. It ends with this one."""
+    process = subprocess.Popen(
+        [python, foreign.__file__, path, *folders.searched()[0]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    if not process.stdout.readline():
+        raise ValueError(f"{python} can't load {path!r} (exit code {process.wait()}): its log says why")
+    return process
 
 
-def _check_call(path: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def _is_plain(function: Any) -> bool:
+    """Returns whether it is a function of no other library."""
+    if not inspect.isroutine(function):
+        return False
+    row = {"prompt": "", "gold": "", "data": {}, "domain": "", "messages": ()}
+    return foreign.offered(_parameters(function), "", row) is None
+
+
+def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
     """Raises ValueError for a function that can't be called as it is going to be."""
+    if not inspect.isroutine(function):  # a rubric: its own library calls its functions by their names
+        return
     signature = inspect.signature(function)
-    positional, named = _call(function, "response", Problem(id="", prompt="", gold="gold"))
+    row = {"prompt": "", "gold": "gold", "data": {}, "domain": "", "messages": ()}
+    named = foreign.offered(signature.parameters, "response", row)
     try:
-        signature.bind(*positional, **named, **arguments)
+        if named is None:
+            signature.bind("response", "gold", **arguments)
+        else:  # columns of the rows may be missing here
+            signature.bind_partial(**named, **arguments)
     except TypeError as error:
         raise ValueError(
             f"path names {path}{signature}, which can't be called with a response and a gold answer"
