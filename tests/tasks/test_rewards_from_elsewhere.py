@@ -15,6 +15,7 @@ import pytest
 from treetune.config import folders
 from treetune.rollouts.numbers import columns, measured
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.conformance import Case, conformance
 from treetune.tasks.graders.function import FunctionGrader
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tree import answers_of, trees_of
@@ -166,3 +167,9 @@ def test_a_weighted_sum_has_each_reward_as_a_number_and_the_outcome_of_what_fail
         assert (grade.outcome, grade.reward, grade.message) == (outcome, 0.0, "other: so")
     with pytest.raises(ValueError, match="weights has size"):
         Weighted(graders=graders, weights={"size": 1.0})
+
+
+def test_a_weighted_sum_stands_the_conformance_suite() -> None:
+    right = FunctionGrader(path="foreign_rewards.py:compute_score")
+    case = Case(PROBLEM, right=["It is 4"], wrong=["It is 5"], nearly=["4.5"], silent=[])
+    conformance(Weighted(graders={"right": right}), [case], deadline=20.0)
