@@ -38,7 +38,8 @@ def is_gold(response: str, gold: str) -> float | None:
 
 
 ELSEWHERE = {"judge": "test_judge.py", "weighted": "test_rewards_from_elsewhere.py"}
-"""Those that need something to be started or others to ask, and the file of tests that holds them against their cases."""
+"""Those that need something to be started or others to ask, and the file of tests that holds them against
+their cases."""
 
 
 def _read() -> dict[str, Labelled]:
