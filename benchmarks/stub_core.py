@@ -49,14 +49,21 @@ class StubExecutor(UniProcExecutor):
         self.done = max(self.done + len(ids) / self.rate, time.monotonic())
         time.sleep(max(0.0, self.done - time.monotonic()))
         column = np.array(ids, np.int32)[:, None]
-        output = ModelRunnerOutput(
+        self.sampled = ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=[[one] for one in ids],
             logprobs=LogprobsLists(column, -column.astype(np.float32) / 7001, np.ones(len(ids), np.int32)),
         )
-        if not non_block:
-            return output
-        future: Future[ModelRunnerOutput] = Future()
-        future.set_result(output)
-        return future
+        # Nothing is sampled from a step without tokens.
+        output = None if names else self.sampled
+        return done(output) if non_block else output
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        return done(self.sampled) if non_block else self.sampled
+
+
+def done(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +21,13 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import RequestStatus
 
+from tests.support.shipped import ROOT
 from treetune.inference.base import EngineLaunch
 from treetune.inference.launch import ServerLaunch
 from treetune.inference.settings import VllmSettings
 from treetune.inference.whole_answers import JOINED, AsyncWholeAnswers, WholeAnswers
+from treetune.models.policy_files import write_for_engine
+from treetune.models.sources import TinyModel
 
 
 def outputs_of(name: str, tokens: int, reads_logprobs: bool = True) -> list[EngineCoreOutput]:
@@ -129,3 +136,70 @@ def test_a_server_plans_ahead_beside_a_gpu_alone() -> None:
     assert chosen("cuda") == AsyncWholeAnswers.__name__
     assert issubclass(AsyncWholeAnswers, AsyncScheduler)
     assert AsyncWholeAnswers.__mro__.index(WholeAnswers) < AsyncWholeAnswers.__mro__.index(AsyncScheduler)
+
+
+@pytest.mark.slow
+def test_asynchronous_scheduling_hands_on_whole_what_it_hands_on_by_tokens(
+    tmp_path: Path,
+) -> None:
+    """vLLM's own core with two steps in flight, as beside a GPU, and no model; a cache so small that a
+    request is thrown out and begun again."""
+    source = TinyModel(layers=1, hidden_size=32, heads=1, intermediate_size=32, context_length=320)
+    model = source.load_model(0, lambda: "0123456789")
+    tokenizer = source.load_tokenizer(lambda: "0123456789")
+    write_for_engine(dict(model.named_parameters()), model.config, tokenizer, tmp_path / "weights")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TREETUNE_STUB_TOKENS_PER_SECOND": "1e9",
+    }
+    answers = []
+    for scheduler in (AsyncScheduler, AsyncWholeAnswers):
+        name = f"{scheduler.__module__}.{scheduler.__qualname__}"
+        command = [sys.executable, "-c", ASYNCHRONOUS, name, str(tmp_path / "weights")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+        answers.append(json.loads(done.stdout.splitlines()[-1]))
+    by_tokens, whole = answers
+    assert by_tokens == whole
+    assert [len(ids) for ids, _, _ in whole] == [5 + 17 * i for i in range(6) for _ in range(3)]
+
+
+ASYNCHRONOUS = """
+import json, sys
+import vllm
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.core.sched.scheduler import Scheduler
+
+settled, preempt, preempted = CpuPlatform.check_and_update_config, Scheduler._preempt_request, []
+
+def left_on(cls, config):
+    settled(config)
+    config.scheduler_config.async_scheduling = True
+
+def noted(self, request, *more, **further):
+    preempted.append(request)
+    return preempt(self, request, *more, **further)
+
+CpuPlatform.check_and_update_config = classmethod(left_on)
+Scheduler._preempt_request = noted
+llm = vllm.LLM(
+    sys.argv[2], scheduler_cls=sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=320,
+    max_num_seqs=8, block_size=32, num_gpu_blocks_override=14, enable_prefix_caching=False,
+    enable_chunked_prefill=False, distributed_executor_backend="benchmarks.stub_core.StubExecutor",
+)
+assert llm.llm_engine.engine_core.engine_core.batch_queue_size == 2
+prompts = [vllm.TokensPrompt(prompt_token_ids=[2 + i, 3, 4]) for i in range(6)]
+params = [
+    vllm.SamplingParams(n=3, seed=100 * i, max_tokens=5 + 17 * i, logprobs=0, detokenize=False)
+    for i in range(6)
+]
+samples = [one for output in llm.generate(prompts, params, use_tqdm=False) for one in output.outputs]
+assert preempted
+print(json.dumps([
+    [list(one.token_ids), [next(iter(at.values())).logprob for at in one.logprobs], one.finish_reason]
+    for one in samples
+]))
+"""

@@ -34,9 +34,10 @@ ENGINE_TOKEN = {"cpu": 65e-6, "cuda": 30e-6}
 """Seconds of the engine's own Python for each token of each sequence. On a CPU: 2.2 and 5.4 s for a rollout
 and a credit, less the model's operations (benchmark.md). Beside a GPU: between what CASPO's answers (4 s) and
 its continuations (152 s) ask for."""
-HTTP_TOKEN, HTTP_SAMPLE = 25e-6, 0.9e-3
-"""Seconds of a server's one HTTP process for each token and each sample: 0.9 and 2.3 s for the same rollout
-and credit."""
+HTTP_TOKEN, HTTP_SAMPLE = 2.5e-6, 0.1e-3
+"""Seconds of a server's one HTTP process for each token with a log-prob and each sample
+(docs/results/http_side.md: 2.8 s for a million tokens with log-probs in 3,900 samples, 0.7 s for one without
+in 5,200)."""
 FILE_BYTES = 0.9e9
 """Bytes that one thread writes into /dev/shm in a second, as they were seen on a CPU (0.7 to 1.1 GB/s);
 assumed of a disk, too. The four that write weights for the engine are assumed to write twice as fast."""
@@ -164,7 +165,7 @@ def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: floa
     found = [
         (decoding, f"{at_once:.0f} sequences at once, an H100's bandwidth"),
         (python, f"the engine's own process: {1e6 * ENGINE_TOKEN[device]:.0f} µs a token"),
-        (http, "one HTTP process a server: 25 µs a token, 0.9 ms a sample"),
+        (http, "one HTTP process a server: 2.5 µs a token, 0.1 ms a sample"),
     ]
     if not settings.async_scheduling:
         found[0] = decoding + python, found[0][1] + " and the engine's own process, one after the other"
