@@ -49,6 +49,7 @@ class HalfHour:
     folder: Path
     rehearse: bool
     until: float
+    vllms_scheduler: bool = False
     steps: list[tuple[str, str, float, Rows]] = field(default_factory=list)
     """Name, outcome, seconds and findings of each."""
     memory: list[tuple[float, int]] = field(default_factory=list)
@@ -103,7 +104,9 @@ class HalfHour:
     def watch_memory(self) -> None:
         """For ever, in a thread."""
         while True:
-            self.memory.append((time.time(), memory_in_use(self.rehearse)))
+            # nvidia-smi that is late once is no reason to look no more.
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                self.memory.append((time.time(), memory_in_use(self.rehearse)))
             time.sleep(POLL_S)
 
 
@@ -144,6 +147,10 @@ FEW = {  # for a rehearsal
 def overlay(day: HalfHour, name: str, changes: dict[str, Any]) -> Path:
     path = day.folder / "configurations" / f"{name}.jsonnet"
     text = json.dumps({"directory": str(day.folder / "experiments"), **changes}, indent=2)
+    if day.vllms_scheduler:
+        kind = "scheduler.Scheduler" if day.rehearse else "async_scheduler.AsyncScheduler"
+        arguments = ["--scheduler-cls", f"vllm.v1.core.sched.{kind}"]
+        text += " + " + json.dumps({"engines+": {"policy+": {"extra_arguments": arguments}}})
     path.write_text(text.replace('+": ', '"+: '))
     return path
 
@@ -349,6 +356,11 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--folder", type=Path, default=Path("half_hour"), help="a new one; default: half_hour"
     )
+    parser.add_argument(
+        "--vllms-scheduler",
+        action="store_true",
+        help="where servers end in treetune.inference.whole_answers: take vLLM's own scheduler",
+    )
     given = parser.parse_args()
     if given.folder.exists():
         parser.error(f"{given.folder} is there already: delete it, or name another --folder")
@@ -365,8 +377,23 @@ def main() -> int:
     folder = given.folder.resolve()
     for name in ("logs", "configurations", "experiments"):
         (folder / name).mkdir(parents=True)
-    day = HalfHour(folder, given.rehearse, time.monotonic() + 60 * given.minutes)
+    until = time.monotonic() + 60 * given.minutes
+    day = HalfHour(folder, given.rehearse, until, given.vllms_scheduler)
     threading.Thread(target=day.watch_memory, daemon=True).start()
+    try:
+        go_through(day)
+    finally:  # who stops it, or loses the machine, has what came so far
+        for path in (folder / "gpu.md", *([] if day.rehearse else [PAGE])):
+            path.write_text(page(day))
+        packed = folder.with_suffix(".tar.gz")
+        with tarfile.open(packed, "w:gz") as archive:
+            archive.add(folder, folder.name, filter=lambda one: None if one.name.endswith(HEAVY) else one)
+        print(f"{folder / 'gpu.md'}; to send: {packed}")
+    return int(any(outcome != "ok" for _, outcome, _, _ in day.steps))
+
+
+def go_through(day: HalfHour) -> None:
+    folder = day.folder
     model, start = folder / "model", folder / "experiments/quickstart/sft/checkpoints/last/policy"
     day.step("set-up", 150, set_up)
     day.step("tests", 420, gpu_tests)
@@ -384,13 +411,6 @@ def main() -> int:
     day.step("engine against LLM.generate", 300, compared, "generation", start)
     day.step("large engine against LLM.generate", 300, compared, "generation", model)
     day.step("large training against PyTorch", 180, compared, "training", model)
-    if not day.rehearse:
-        PAGE.write_text(page(day))
-    packed = folder.with_suffix(".tar.gz")
-    with tarfile.open(packed, "w:gz") as archive:
-        archive.add(folder, folder.name, filter=lambda one: None if one.name.endswith(HEAVY) else one)
-    print(f"{folder / 'gpu.md'}; to send: {packed}")
-    return int(any(outcome != "ok" for _, outcome, _, _ in day.steps))
 
 
 if __name__ == "__main__":
