@@ -35,7 +35,7 @@ def test_a_run_that_is_stopped_while_it_samples_says_so_in_one_line(
     lines = [line for line in errors.splitlines() if "machine is busy" not in line]
     assert len(lines) == 4, errors
     way, begun, first, last = lines
-    assert way.startswith("new weights come into the engine by file")
+    assert way.startswith("new weights go to the engine by file")
     assert begun == "60 training problems, 2 iterations"
     assert first.startswith("iteration 1/2")
     assert (last, process.returncode) == (said, code)

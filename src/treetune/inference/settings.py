@@ -62,7 +62,7 @@ class EngineSettings(Registrable):
         """Returns the transfer of new weights into the engine, and the reason. The ranks are on `machines`,
         in their order, train on `device`, and send `adapters` or whole weights. Raises ValueError if the
         transfer that is set isn't possible."""
-        return "file", "it is the only way of this engine"
+        return "file", "this engine takes them no other way"
 
 
 @EngineSettings.register("vllm")
@@ -285,7 +285,7 @@ class VllmSettings(EngineSettings):
             return "cuda_ipc", "each server shares the GPU of its rank"
         if "nccl" not in obstacles:
             return "nccl", "the engine has GPUs of its own on this machine"
-        return "file", "neither has the engine GPUs of its own, nor each rank one server on its GPU"
+        return "file", "no GPU is shared by a rank and its server, and the engine has no GPUs of its own"
 
     def _obstacles(self, device: str, machines: Sequence[str]) -> dict[TransferMethod, str]:
         """Returns the transfers that aren't possible, each with the reason and a remedy."""

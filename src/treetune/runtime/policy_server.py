@@ -70,7 +70,7 @@ class PolicyServer:
                 transfer, why = policy.transfer_method(
                     device=ranks.device.type, machines=ranks.machines(), adapters=sent is not None
                 )
-                session.console.say(f"new weights come into the engine by {transfer}: {why}")
+                session.console.say(f"new weights go to the engine by {transfer}: {why}")
             folder = WeightsFolder(session, sent, transfer, in_memory=policy.weights_in_memory)
             stack.callback(folder.remove)
             launch = EngineLaunch(
