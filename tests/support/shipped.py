@@ -12,7 +12,7 @@ from treetune.config import lexer
 from treetune.config.build import build
 from treetune.config.errors import ConfigError, ConfigIssue
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import Config, configurations, load
+from treetune.config.jsonnet import TABLE, Config, Layer, configurations, load, sum_of
 from treetune.runtime.base import PolicyIteration, Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,17 +27,21 @@ NAMING = (
 
 
 @cache
+def names_in(table: Path) -> dict[str, str]:
+    """The experiments' names in a table, evaluated at once and nothing else of them; `_` where there is none."""
+    names = "local all = import '%s'; { [one]: std.get(all[one], 'experiment_name', '_') for one in %s }"
+    layer = Layer(str(table), names % (TABLE, "std.objectFieldsAll(all)"), table)
+    return sum_of([layer], {})
+
+
+@cache
 def whole_configurations() -> list[str]:
     """Files that name an experiment or have a library name it, and tables; the others are fragments or bases,
     of which some (``experiment_name+:``) add to a name."""
 
     def whole(path: Path) -> bool:
         if not path.is_file():  # an entry of a table
-            try:
-                name = load([str(path)], environ={}).data.get("experiment_name", "_")
-            except ConfigError:
-                return False
-            return not name.startswith("_")
+            return not names_in(path.with_name(TABLE))[path.stem].startswith("_")
         called = any(file.endswith(NAMING) for file in lexer.imports(path.read_text()))
         return called or "experiment_name:" in path.read_text() or "tables" in path.parts
 
