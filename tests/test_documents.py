@@ -33,20 +33,27 @@ AROUND = ("cd", "source", "export", "mkdir", "cp", "kill")
 """What the shell does around commands."""
 
 RUN_ALL = """
-import contextlib, io, json, sys
+import contextlib, io, itertools, json, os, sys
+import treetune.parts
 from treetune.cli.arguments import parse
 from treetune.main import main
-for line in sys.stdin:
-    typed, tried = json.loads(line)
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            if typed:
-                parse(typed)
-            code = main(tried) if tried else 0
-        except SystemExit as end:
-            code = end.code
-    print(json.dumps([code, out.getvalue()[-500:] + err.getvalue()]))
+lines = [json.loads(line) for line in sys.stdin]
+for folder, asked in itertools.groupby(lines, lambda line: line[0]):
+    if os.fork():  # a page's own modules are called as another page's
+        os.wait()
+        continue
+    os.chdir(folder)
+    for _, typed, tried in asked:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                if typed:
+                    parse(typed)
+                code = main(tried) if tried else 0
+            except SystemExit as end:
+                code = end.code
+        print(json.dumps([code, out.getvalue()[-500:] + err.getvalue()]), flush=True)
+    os._exit(0)
 """
 
 
@@ -70,28 +77,42 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
         yield typed, typed if command in RUN_AS_IT_IS else tried
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if any(treetune_commands(DOCUMENTS[name]))])
-def test_every_command_is_one_and_its_configuration_is_right(name: str, tmp_path: Path) -> None:
-    for shipped in ("configs", "examples"):
-        (tmp_path / shipped).symlink_to(ROOT / shipped)
-    for file, text in ({} if name.startswith("examples/") else WRITTEN).items():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(text)
-    asked = list(treetune_commands(DOCUMENTS[name]))
+ASKED = {name: list(treetune_commands(document)) for name, document in DOCUMENTS.items()}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
+    """Exit code and output of every page's commands, from a folder with what its reader has."""
+    lines = []
+    for name, asked in ASKED.items():
+        folder = tmp_path_factory.mktemp("reader")
+        for shipped in ("configs", "examples"):
+            (folder / shipped).symlink_to(ROOT / shipped)
+        for file, text in ({} if name.startswith("examples/") else WRITTEN).items():
+            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).write_text(text)
+        lines += [json.dumps([str(folder), *pair]) + "\n" for pair in asked]
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL],
-        input="".join(json.dumps(pair) + "\n" for pair in asked),
+        input="".join(lines),
         env={variable: value for variable, value in os.environ.items() if not variable.startswith("APP_")}
         | {"PYTHONPATH": str(ROOT / "src")},
-        cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(answers) == len(asked), done.stderr
-    for (typed, _), (code, output) in zip(asked, answers, strict=True):
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(lines), done.stderr
+    in_order = iter(found)
+    return {name: [next(in_order) for _ in asked] for name, asked in ASKED.items()}
+
+
+@pytest.mark.parametrize("name", [name for name, asked in ASKED.items() if asked])
+def test_every_command_is_one_and_its_configuration_is_right(
+    name: str, answers: dict[str, list[tuple[int, str]]]
+) -> None:
+    for (typed, _), (code, output) in zip(ASKED[name], answers[name], strict=True):
         assert code == 0, f"{' '.join(typed)}\n{output}"
 
 

@@ -28,7 +28,7 @@ NAMING = (
 
 @cache
 def names_in(table: Path) -> dict[str, str]:
-    """The experiments' names in a table, evaluated at once and nothing else of them; `_` where there is none."""
+    """The experiments' names in a table, evaluated at once and nothing else of them; `_` for none."""
     names = "local all = import '%s'; { [one]: std.get(all[one], 'experiment_name', '_') for one in %s }"
     layer = Layer(str(table), names % (TABLE, "std.objectFieldsAll(all)"), table)
     return sum_of([layer], {})
