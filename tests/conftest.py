@@ -24,8 +24,10 @@ def quiet_machine() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with servers go first: they wait the longest."""
-    items.sort(key=lambda item: not _starts_servers(item.nodeid.partition("::")[0]))
+    """Files with servers go first, which one worker has; then those with slow tests, so that what is begun
+    last is short."""
+    files = {item: item.nodeid.partition("::")[0] for item in items}
+    items.sort(key=lambda item: (not _has(files[item], "server"), not _has(files[item], "slow")))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
@@ -39,12 +41,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ServersInOneWorker(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            return "files with servers" if _starts_servers(file) else file
+            return "files with servers" if _has(file, "server") else file
 
     return ServersInOneWorker(config, log)
 
 
 @cache
-def _starts_servers(file: str) -> bool:
-    """Whether a file of tests, named from the root, has any with the mark `server`."""
-    return "mark.server" in (Path(__file__).parents[1] / file).read_text()
+def _has(file: str, mark: str) -> bool:
+    """Whether a file of tests, named from the root, has any with this mark."""
+    return f"mark.{mark}" in (Path(__file__).parents[1] / file).read_text()

@@ -202,6 +202,7 @@ def by_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[di
     return updates(tmp_path_factory.mktemp("two"), changes, ranks=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_TWO_RANKS)
 def test_two_ranks_make_the_same_update_as_one(name, by_one_rank, by_two_ranks):
     """Packed; with every objective, also where a rank has no correct answer; with ZeRO, which reduces in
