@@ -3,6 +3,7 @@
 
     python benchmarks/viewer_bench.py make /scratch/million            # under 1 GB
     python benchmarks/viewer_bench.py measure /scratch/million         # starts a viewer, waits for its index
+    python benchmarks/viewer_bench.py make /scratch/long --iterations 5 --different 1 --tokens 16000
 
 The answers are made of sentences from a pool, with token ids, log-probs and advantages that go with them,
 and are written in the format of a run; ten iterations are made, and each is there ten times. What is
@@ -33,7 +34,7 @@ ITERATIONS, PER_ITERATION, TOKENS_EACH = 100, 10_000, 500
 SENTENCE, SENTENCES, VOCABULARY = 20, 200, 32_000
 SAMPLES = 8
 DIFFERENT = 10
-"""Iterations that are made; the others are copies of these."""
+"""Iterations that are made where nothing else is said; the others are copies of these."""
 TIMES = 5
 LONGEST_INDEX_S = 3600
 ON_A_PAGE = 50
@@ -41,8 +42,8 @@ ON_A_PAGE = 50
 RARE = "zyzzyva"
 
 
-def make(folder: Path, iterations: int) -> None:
-    """An experiment of `iterations` × `PER_ITERATION` answers of `TOKENS_EACH` tokens."""
+def make(folder: Path, iterations: int, different: int = DIFFERENT, tokens: int = TOKENS_EACH) -> None:
+    """An experiment of `iterations` × `PER_ITERATION` answers of so many tokens."""
     import pyarrow as pa
 
     from treetune.rollouts import rows as columns
@@ -57,8 +58,8 @@ def make(folder: Path, iterations: int) -> None:
     ids = ids.astype(np.int32)
     texts = [" ".join(words[i] for i in row) + ".\n" for row in ids]
     logprobs = np.round(-random.exponential(0.5, (SENTENCES, SENTENCE)), 3).astype(np.float32)
-    in_each = TOKENS_EACH // SENTENCE
-    ends = np.arange(SENTENCE, TOKENS_EACH + 1, SENTENCE)
+    in_each = tokens // SENTENCE
+    ends = np.arange(SENTENCE, tokens + 1, SENTENCE)
 
     example = Trajectory(
         Problem("p", "", ""), 0, ids[0], (Segment(ids[0], logprobs=logprobs[0], policy_version=0),), "stop",
@@ -101,9 +102,9 @@ def make(folder: Path, iterations: int) -> None:
         if kind == "trajectories":
             segment = schema.field("segments").type.value_type
             own = {
-                "token_ids": lists(flat_ids, TOKENS_EACH, segment.field("token_ids").type),
+                "token_ids": lists(flat_ids, tokens, segment.field("token_ids").type),
                 "origin": pa.array(["sampled"] * count),
-                "logprobs": lists(flat_logprobs, TOKENS_EACH, segment.field("logprobs").type),
+                "logprobs": lists(flat_logprobs, tokens, segment.field("logprobs").type),
                 "policy_version": pa.array([iteration] * count, pa.int64()),
                 "branch": columns.branches([()] * count),
                 "seconds": pa.array([1.0] * count, pa.float64()),
@@ -126,8 +127,8 @@ def make(folder: Path, iterations: int) -> None:
             made["numbers"] = [[("lines/count", 25.0)]] * count
         else:
             made["prompt_ids"] = [[1, 2, 3]] * count
-            made["response_ids"] = lists(flat_ids, TOKENS_EACH, columns.IDS)
-            made["trained"] = lists(np.ones(count * TOKENS_EACH, bool), TOKENS_EACH, columns.MASK)
+            made["response_ids"] = lists(flat_ids, tokens, columns.IDS)
+            made["trained"] = lists(np.ones(count * tokens, bool), tokens, columns.MASK)
             made |= {
                 "reward": score,
                 "score": score,
@@ -136,12 +137,8 @@ def make(folder: Path, iterations: int) -> None:
                 "prompt": prompts,
             }
             made["policy_version"] = [iteration] * count
-            made["advantages"] = lists(
-                np.repeat(advantages.reshape(-1), SENTENCE), TOKENS_EACH, columns.NUMBERS
-            )
-            made["behaviour_logprobs"] = lists(
-                flat_logprobs, TOKENS_EACH, schema.field("behaviour_logprobs").type
-            )
+            made["advantages"] = lists(np.repeat(advantages.reshape(-1), SENTENCE), tokens, columns.NUMBERS)
+            made["behaviour_logprobs"] = lists(flat_logprobs, tokens, schema.field("behaviour_logprobs").type)
             made["step_values"] = lists(step_values.reshape(-1), in_each, columns.NUMBERS)
             made |= {"pair": [None] * count, "chosen": [None] * count, "stretches": [[]] * count}
         made |= {"finish_reason": reason, "text": said}
@@ -159,9 +156,9 @@ def make(folder: Path, iterations: int) -> None:
     for iteration in range(iterations):
         place = folder / "iterations" / f"{iteration:04d}"
         for kind, schema in kinds.items():
-            if iteration >= DIFFERENT:
+            if iteration >= different:
                 place.mkdir(parents=True, exist_ok=True)
-                same = folder / "iterations" / f"{iteration % DIFFERENT:04d}" / f"{kind}.arrow"
+                same = folder / "iterations" / f"{iteration % different:04d}" / f"{kind}.arrow"
                 shutil.copyfile(same, place / f"{kind}.arrow")
                 continue
             described = schema.with_metadata({"treetune": kind, "rows": str(PER_ITERATION)})
@@ -256,6 +253,7 @@ def _measure(asking: Asking, folder: Path, cache: Path) -> None:
         "its credit": ("/answer", {**one, "as": "credit"}),
         "problems of an iteration": ("/problems", {"run": name, "of": one["source"]}),
         "problems of everything": ("/problems", everything),
+        "histograms above all answers": ("/answers/histograms", everything),
     }
     for words, (path, query) in questions.items():
         seconds, computed = zip(*(asking.seconds(path, **query) for _ in range(TIMES)))
@@ -270,10 +268,12 @@ def main() -> None:
     parser.add_argument("what", choices=("make", "measure"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--iterations", type=int, default=ITERATIONS, help=f"of {PER_ITERATION} answers each")
+    parser.add_argument("--different", type=int, default=DIFFERENT, help="iterations that are no copies")
+    parser.add_argument("--tokens", type=int, default=TOKENS_EACH, help="of an answer")
     parser.add_argument("--cache", type=Path, help="of the viewer's index; default: beside the folder")
     options = parser.parse_args()
     if options.what == "make":
-        make(options.folder, options.iterations)
+        make(options.folder, options.iterations, options.different, options.tokens)
     else:
         measure(options.folder, options.cache or options.folder.with_name(f"{options.folder.name}.index"))
 

@@ -200,7 +200,15 @@ def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Ch
 
 def _lines(made: Sequence[Bunch], metric: str) -> list[Series]:
     """Returns a metric's curve of each bunch that recorded it."""
-    lines = [_line(bunch, [dict(one.curve(metric)) for one in bunch.members], {}) for bunch in made]
+    lines = list[Series | None]()
+    for bunch in made:
+        if len(bunch.members) > 1 or bunch.places:
+            lines.append(_line(bunch, [dict(one.curve(metric)) for one in bunch.members], {}))
+            continue
+        [one], key, (dash, colour) = bunch.members, f"thinned {metric}", divmod(bunch.colour, N_COLOURS)
+        if key not in one.kept:  # of tens of thousands of iterations, for whoever looks again
+            one.kept[key] = _thinned(one.curve(metric))
+        lines.append(Series(bunch.name, one.kept[key], f"c{colour}", dash=dash) if one.kept[key] else None)
     return [line for line in lines if line is not None]
 
 

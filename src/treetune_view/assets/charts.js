@@ -106,7 +106,7 @@
       legend: { live: true, markers: { width: 0 } },
       cursor: { points: { size: 7 }, y: false, drag: { setScale: false }, bind: { dblclick: () => () => zoomed(['', '']) } },
       hooks: {
-        ready: [(plot) => plot.setLegend({ idx: xs.length - 1 })], draw: [(plot) => { events(plot, chart.events); ends(plot, series); }],
+        ready: [(plot) => plot.setLegend({ idx: xs.findLastIndex((x) => to === null || x <= to) })], draw: [(plot) => { events(plot, chart.events); ends(plot, series); }],
         setSelect: [(plot) => {
           const { left, width: wide } = plot.select;
           if (wide > 4) zoomed([left, left + wide].map((at) => Number(plot.posToVal(at, 'x').toPrecision(6))));
@@ -146,7 +146,7 @@
   function ends(plot, series) {
     const { ctx, bbox } = plot, step = 13 * devicePixelRatio;
     const last = series.flatMap((one, i) => {
-      const at = i && one.points.show !== undefined && one.width === 2 ? plot.data[i].findLastIndex((value) => value !== null) : -1;
+      const at = i && one.points.show !== undefined && one.width === 2 ? plot.data[i].findLastIndex((value, k) => value !== null && plot.data[0][k] <= plot.scales.x.max) : -1;
       return at < 0 ? [] : [{ y: plot.valToPos(plot.data[i][at], 'y', true), value: plot.data[i][at], ink: one.stroke }];
     }).sort((a, b) => a.y - b.y);
     ctx.save();

@@ -68,8 +68,8 @@ PATIENCE_S = 0.6
 LONGEST_S = 3.0
 """How long it looks for a page: what is too short for signatures may stand nowhere in a million texts."""
 
-AS_THEY_CAME = r"source[1] DESC, try_cast(regexp_extract(source, '\d+') AS INTEGER), source, row"
-"""The order of what nobody sorted: iterations, then evaluations."""
+AS_THEY_CAME = "source[1] DESC, length(source), source, row"
+"""The order of what nobody sorted, and of equals: iterations, then evaluations, 2 before 10."""
 
 LOG = logging.getLogger("treetune_view")
 
@@ -230,7 +230,7 @@ class Answers:
         known, own = self.columns(), self.columns(question.sources)
         where, values = condition(question.filters, known, own)
         where = f"{where} AND {among(question.among)}"
-        by = order(question, known, own, "source, row" if question.sort else AS_THEY_CAME)
+        by = order(question, known, own, AS_THEY_CAME)
         if question.search:
             return self._search(question, relation, where, values, by)
         cursor = self._cursor()
@@ -260,7 +260,7 @@ class Answers:
             return 1
         own = self.columns(question.sources)
         where, values = condition(question.filters, known, own)
-        by = order(question, known, own, "source, row" if question.sort else AS_THEY_CAME)
+        by = order(question, known, own, AS_THEY_CAME)
         numbered = (
             f"SELECT source, row, row_number() OVER (ORDER BY {by}) AS number"
             f" FROM {relation} WHERE {where} AND {among(question.among)}"
