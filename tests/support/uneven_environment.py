@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from treetune.seeds import derived_random
 from treetune.vocabulary import Problem
-from treetune_domains.environments.base import Game, Turn
+from treetune_domains.environments.base import Environment, Game, Turn
 
 SECONDS = (0.0, 0.05, 0.5, 2.0)
 
 
+@Environment.register("uneven")
 @dataclass(frozen=True, kw_only=True)
 class Uneven(Game):
     """`turns` turns, each of which earns its share of 1 for an even digit."""

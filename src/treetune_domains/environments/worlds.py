@@ -190,6 +190,7 @@ class Forks:
     def _start(self) -> socket.socket:
         if self._closed:
             raise WorkerStartError("the environment was closed while it was played")
+        self._stop()  # what is left of one that did not start
         ours, theirs = socket.socketpair()
         ours.settimeout(START_SECONDS)
         with theirs:
