@@ -18,7 +18,7 @@
     environment: {
       type: 'tools',
       format: 'hermes',
-      tools: [{ type: 'function', path: 'my_package.calculator.calculate' }],
+      tools: [{ type: 'function', path: 'calculator.calculate' }],
     },
     max_turns: 4,
     max_tokens: 100,

@@ -7,7 +7,7 @@ local calculator = import 'calculator.libsonnet';
   type: 'policy_iteration',
   directory: 'experiments',
   experiment_name: 'calculator/grpo',
-  imports: ['my_package.calculator'],
+  imports: ['calculator'],
   seed: 1,
   task: { type: 'calculations', train_size: 20000, validation_size: 100, test_size: 200 },
   model: {

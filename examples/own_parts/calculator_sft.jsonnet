@@ -8,7 +8,7 @@ local calculator = import 'calculator.libsonnet';
   type: 'policy_iteration',
   directory: 'experiments',
   experiment_name: 'calculator/sft',
-  imports: ['my_package.calculator'],
+  imports: ['calculator'],
   seed: 1,
   task: {
     type: 'calculations',
