@@ -1,5 +1,16 @@
 // Further configurations of this folder, each under its name: configs/equal_cost/NAME.jsonnet is the field NAME.
 {
+  // One choice decides (lib/decisive.libsonnet says where): GRPO from the start model. Another method goes on its right.
+  alone: (import '../lib/decisive.libsonnet')('alone').on_policy,
+  first: (import '../lib/decisive.libsonnet')('first').on_policy,
+  last: (import '../lib/decisive.libsonnet')('last').on_policy,
+  long: (import '../lib/decisive.libsonnet')('long').on_policy,
+
+  // What all methods start from.
+  alone_start: (import '../lib/decisive.libsonnet')('alone').start,
+  long_start: (import '../lib/decisive.libsonnet')('long').start,
+  start: (import '../lib/decisive.libsonnet')('first').start,
+
   // Signposts with wandering before those that decide: GRPO from the start model. Another method goes on its right.
   distraction: (import '../lib/equal_cost.libsonnet')('distraction').on_policy,
 

@@ -31,6 +31,16 @@
     },
   },
 
+  // Four answers, and before the three least probable tokens of each one further: 16, for the tokens of eight or so. Wants the
+  // credit 'tree'.
+  tree_unsure: {
+    rollout+: {
+      type: 'tree',
+      samples: 4,
+      branching: { type: 'least_sure', positions: 3, ways: 1 },
+    },
+  },
+
   // TreePO's tree (Li et al., arXiv:2508.17445): two answers, which go on in two ways at every 512th token until there
   // are 16.
   tree_up_to_width: {

@@ -10,9 +10,13 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from annotated_types import Ge, Gt, Le, MinLen
 
+from treetune.contracts import Answers, Need
+from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.valuation import Position, StepValues, Valuation, Value, ValueEstimator
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Task
 from treetune.tasks.graders.base import Grader
+from treetune.tree import State, Tree
 from treetune.vocabulary import Problem
 
 
@@ -241,6 +245,44 @@ class Signposts(GeneratedTask):
     def alphabet(self) -> str:
         directions = "".join(str(one) for one in range(1, self.options + 1))
         return SIGNS[: self.signs] + directions + CHATTER[: self.letters] + BLANK + "\n"
+
+
+@ValueEstimator.register("decided")
+@dataclass(frozen=True, kw_only=True)
+class Decided(ValueEstimator):
+    """The reward where the task knows that it is decided (`KnowsDecisions`), and else the mean reward of the
+    other answers to the problem.
+
+    Where one choice decides, these are the true values but for what the others' mean is off at the prompt: the
+    ceiling of a comparison, which samples nothing and which no real task has. Unbiased there."""
+
+    unbiased = True
+
+    needs = (Need(Answers(2), "before anything is decided it takes the mean of the others"),)
+
+    @property
+    def continues(self) -> bool:
+        return False
+
+    def values(self, valuation: Valuation) -> list[list[StepValues]]:
+        return [
+            self._of_tree(valuation.context, tree, states_of_tree)
+            for tree, states_of_tree in zip(valuation.trees, valuation.states, strict=True)
+        ]
+
+    def _of_tree(
+        self, context: RolloutContext, tree: Tree, states: Sequence[Sequence[tuple[State, Position]]]
+    ) -> list[StepValues]:
+        task, total = context.task.of(tree.problem), sum(leaf.reward for leaf in tree.leaves)
+        if not isinstance(task, KnowsDecisions):
+            raise ValueError("credit.values 'decided' is for tasks that know what decides, such as 'signposts'")
+        found: list[StepValues] = []
+        for leaf, of_leaf in zip(tree.leaves, states, strict=True):
+            others = (total - leaf.reward) / (len(tree.leaves) - 1)
+            begun = (context.codec.decode(leaf.response_ids[: at.length].tolist()) for _, at in of_leaf)
+            known = (task.decided(tree.problem, text) for text in begun)
+            found.append([Value(others if value is None else value, 0.0) for value in known])
+        return found
 
 
 @lru_cache(maxsize=16)

@@ -1,0 +1,94 @@
+"""Fills a table of tiny experiments without paying for the imports of every run.
+
+    python benchmarks/quick_table.py configs/tables/credit_training_first.jsonnet
+
+It is `reproduce_table`, but that one process has everything imported and forks itself for each run; half of the
+time of a run of seconds is its imports. For experiments that sample in their own process, on a CPU."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+CLIENT = """
+import os, pickle, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect(sys.argv[1])
+socket.send_fds(server, [pickle.dumps((sys.argv[2:], dict(os.environ)))], [1, 2])
+sys.exit(int(server.recv(16) or b"1"))
+"""
+
+
+def serve(server: socket.socket) -> None:
+    """Runs what clients ask for, each in a fork of this process, which writes where the client does."""
+    import pickle
+
+    import deepspeed  # noqa: F401
+    import torch
+    import transformers  # noqa: F401
+
+    from treetune.main import main
+
+    torch.set_num_threads(1)
+    while True:
+        client, _ = server.accept()
+        message, files, _, _ = socket.recv_fds(client, 1 << 20, 2)
+        arguments, environment = pickle.loads(message)
+        child = os.fork()
+        if child == 0:
+            for number, file in enumerate(files, start=1):
+                os.dup2(file, number)
+            os.environ.update(environment)
+            code = 1
+            try:
+                code = main(arguments)
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        for file in files:
+            os.close(file)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        client.sendall(str(code & 255).encode())
+        client.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("table", help="a table's configuration")
+    parser.add_argument("--output", type=Path, help="copy the table's files there as well")
+    options = parser.parse_args()
+    import treetune.parts  # noqa: F401  (registers all parts)
+    from treetune.config.build import build
+    from treetune.config.jsonnet import load
+    from treetune_tables.launch import Launcher, reproduce
+    from treetune_tables.settings import Reproduction, Table
+    from treetune_tables.write import copy, write_runs_table
+
+    table = build(Table, load([options.table]).data)
+    if not isinstance(table, Reproduction):
+        raise SystemExit(f"{options.table} is no table of type 'reproduction'")
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/runs"
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(path)
+        server.listen()
+        if (child := os.fork()) == 0:
+            serve(server)
+        launcher = Launcher(1, 1, (sys.executable, "-c", CLIENT, path))
+        try:
+            command = f"python benchmarks/quick_table.py {options.table}"
+            return reproduce(table, lambda plan: copy(write_runs_table(plan, command), options.output), launcher)
+        finally:
+            os.kill(child, 15)
+            os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

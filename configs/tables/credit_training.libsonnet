@@ -1,0 +1,79 @@
+// Learning at equal cost where one choice of sixteen decides, `rule`: the first or the last. Every method begins with one start
+// model and samples 150,000 tokens, for answers and for their credit together. Its learning rate and its number of problems an
+// iteration are those that did best of three tries on a seed of their own (`tries`).
+local start(decision) = std.get({ alone: 'alone_start', long: 'long_start' }, decision, 'start');
+local methods = {
+  // Problems an iteration, and iterations between two measurements.
+  local cheap = { problems: 16, every: 4 },
+  local dear = { problems: 4, every: 2 },
+  local values(settings) = '{ credit: { type: "monte_carlo", %s } }' % settings,
+  ceiling: cheap {
+    name: 'true advantages',
+    more: values('states: { type: "every_n_tokens", tokens: 1 }, values: { type: "decided" }'),
+  },
+  grpo: cheap { name: 'GRPO', more: '{}' },
+  siblings: cheap { name: 'siblings', more: values('values: { type: "siblings" }') },
+  vineppo_1: dear { name: 'VinePPO, K = 1', more: values('samples: 1') },
+  vineppo_3: dear { name: 'VinePPO, K = 3', every: 1, more: values('samples: 3') },
+  tree: cheap {
+    name: 'tree, branches where unsure',
+    more: |||
+      {
+        rollout+: { type: "tree", samples: 4, branching: { type: "least_sure", positions: 3, ways: 1 } },
+        credit: { type: "tree", advantage: "leave_one_out", weight: "reach" },
+      }
+    |||,
+  },
+};
+// Learning rate, and answers a step.
+local tries = {
+  often: { rate: '3e-4', answers: 32 },
+  fast: { rate: '6e-4', answers: 32 },
+  oftener: { rate: '3e-4', answers: 16 },
+};
+
+local experiment(decision, method, try) = {
+  local one = methods[method],
+  configs: ['configs/equal_cost/%s.jsonnet' % decision],
+  overrides: [
+    '{ model+: { name_or_path: "experiments/credit_training_%s/shared/decisive/%s/checkpoints/last/policy" } }'
+    % [decision, start(decision)],
+    one.more,
+    '{ experiment_name+: "/%s_%s", problems_per_iteration: %d, evaluation+: { every: %d } }'
+    % [method, try, one.problems, one.every],
+    '{ trainer+: { learning_rate: %s, minibatch_size: %d } }' % [tries[try].rate, tries[try].answers],
+  ],
+  needs: ['start'],
+  seconds_per_run: 40,
+  estimated_from: 'a guess for one of two cores',
+};
+
+function(decision, seeds, chosen, title, more={}) {
+  type: 'reproduction',
+  title: title,
+  directory: 'experiments/credit_training_' + decision,
+  seeds: seeds,
+  baseline: if std.length(chosen.grpo) > 1 then null else 'GRPO',
+  experiments: {
+    start: {
+      configs: ['configs/equal_cost/%s.jsonnet' % start(decision)],
+      shared: true,
+      seconds_per_run: 60,
+      estimated_from: 'a guess for one of two cores',
+    },
+  } + {
+    [method + '_' + try]: experiment(decision, method, try)
+    for method in std.objectFields(chosen)
+    for try in chosen[method]
+  },
+  columns: [
+    { name: 'test pass@1', evaluation: 'test', curve: 'validation' },
+    { name: 'area over tokens', area: { over: 'tokens', upto: 150000 }, curve: 'validation' },
+    { name: 'area over seconds', area: { over: 'seconds', upto: 20 }, curve: 'validation' },
+  ],
+  rows: [
+    { name: methods[method].name + (if std.length(chosen[method]) > 1 then ', ' + try else ''), experiment: method + '_' + try }
+    for method in ['ceiling', 'grpo', 'siblings', 'vineppo_1', 'vineppo_3', 'tree']
+    for try in chosen[method]
+  ],
+} + more
