@@ -2,8 +2,8 @@
 
     python benchmarks/quick_table.py configs/tables/credit_training_first.jsonnet
 
-It is `reproduce_table`, but that one process has everything imported and forks itself for each run; half of the
-time of a run of seconds is its imports. For experiments that sample in their own process, on a CPU."""
+It is `reproduce_table`, but that one process has everything imported and forks itself for each run: half of
+a run of seconds is its imports. For experiments that sample in their own process, on a CPU."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ def main() -> int:
     from treetune.config.build import build
     from treetune.config.jsonnet import load
     from treetune_tables.launch import Launcher, reproduce
+    from treetune_tables.runs import Plan
     from treetune_tables.settings import Reproduction, Table
     from treetune_tables.write import copy, write_runs_table
 
@@ -84,7 +85,11 @@ def main() -> int:
         launcher = Launcher(1, 1, (sys.executable, "-c", CLIENT, path))
         try:
             command = f"python benchmarks/quick_table.py {options.table}"
-            return reproduce(table, lambda plan: copy(write_runs_table(plan, command), options.output), launcher)
+
+            def write(plan: Plan) -> None:
+                copy(write_runs_table(plan, command), options.output)
+
+            return reproduce(table, write, launcher)
         finally:
             os.kill(child, 15)
             os.waitpid(child, 0)

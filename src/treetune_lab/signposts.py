@@ -253,8 +253,8 @@ class Decided(ValueEstimator):
     """The reward where the task knows that it is decided (`KnowsDecisions`), and else the mean reward of the
     other answers to the problem.
 
-    Where one choice decides, these are the true values but for what the others' mean is off at the prompt: the
-    ceiling of a comparison, which samples nothing and which no real task has. Unbiased there."""
+    Where one choice decides, these are the true values but for what the others' mean is off: the ceiling of
+    a comparison, which samples nothing and which no real task has. Unbiased there."""
 
     unbiased = True
 
@@ -275,7 +275,9 @@ class Decided(ValueEstimator):
     ) -> list[StepValues]:
         task, total = context.task.of(tree.problem), sum(leaf.reward for leaf in tree.leaves)
         if not isinstance(task, KnowsDecisions):
-            raise ValueError("credit.values 'decided' is for tasks that know what decides, such as 'signposts'")
+            raise ValueError(
+                "credit.values 'decided' is for tasks that know what decides, such as 'signposts'"
+            )
         found: list[StepValues] = []
         for leaf, of_leaf in zip(tree.leaves, states, strict=True):
             others = (total - leaf.reward) / (len(tree.leaves) - 1)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from treetune.rollouts.valuation import Position
 from treetune.tasks.steps import ends_of_lines
 from treetune.vocabulary import Problem
-from treetune_lab.signposts import SIGNS, Rule, Signposts, SignpostsGrader
+from treetune_lab.signposts import SIGNS, Decided, Rule, Signposts, SignpostsGrader
 
 RULES: tuple[Rule, ...] = ("all", "first", "last", "once")
 
@@ -154,3 +157,21 @@ def test_where_answers_have_to_be_whole_what_is_cut_short_is_none() -> None:
         assert lenient.grader.grade(first, problem).correct and lenient.decided(problem, first) == 1.0
         assert not task.grader.grade(first, problem).correct and task.decided(problem, first) is None
         assert not task.grader.grade(response + "A1", problem).correct
+
+
+@pytest.mark.parametrize(("rule", "decided"), [("first", 1), ("last", 6)])
+def test_values_of_what_is_decided_are_the_reward_and_before_that_the_mean_of_the_others(
+    rule: Rule, decided: int
+) -> None:
+    task = signposts(rule)
+    problem = task.problems("train")[0]
+    texts = [way(task, problem, [good] * 6) for good in (True, False, False)]
+    ids = [np.frombuffer(text.encode(), np.uint8) for text in texts]
+    leaves = [SimpleNamespace(response_ids=one, reward=float(n == 0)) for n, one in enumerate(ids)]
+    states = [[(None, Position(leaf, 6 * line)) for line in range(7)] for leaf in range(3)]
+    codec = SimpleNamespace(decode=lambda some: bytes(some).decode())
+    context = SimpleNamespace(task=SimpleNamespace(of=lambda one: task), codec=codec)
+    tree = SimpleNamespace(problem=problem, leaves=leaves)
+    of_leaves = Decided().values(SimpleNamespace(context=context, trees=[tree], states=[states]))[0]  # type: ignore[arg-type]
+    for of_leaf, reward, others in zip(of_leaves, (1.0, 0.0, 0.0), (0.0, 0.5, 0.5), strict=True):
+        assert [one.value for one in of_leaf if one] == [others] * decided + [reward] * (7 - decided)
