@@ -1,4 +1,4 @@
-"""Figures of the sources that a reader feels. Where they fall, lower the limits. They were raised once, for
+"""Figures of the sources that a reader feels. Where they fall, lower the limits. They were raised twice, for
 capabilities that docs/results/house.md lists with their lines."""
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ CIRCLES, LARGEST = 4, 4
 HEADLESS_SHARE = 0.01
 
 LIMITS = {
-    "files": 357,
-    "lines": 74_304,
-    "functions": 4_410,
-    "functions of at most 3 lines": 1_192,
-    "classes": 748,
-    "modules that one other imports": 63,
+    "files": 361,
+    "lines": 75_164,
+    "functions": 4_484,
+    "functions of at most 3 lines": 1_212,
+    "classes": 753,
+    "modules that one other imports": 70,
 }
 
 
