@@ -58,6 +58,7 @@ function(decision)
       schedule: { type: 'warmup', steps: 3 },
       advantage_normalisation: 'none',
     },
+    problems_per_iteration: 16,
     iterations: 200,
     stop_after: { sampled_tokens: 150000 },
   } + (import '../methods/ppo_group_credit.jsonnet');

@@ -101,7 +101,7 @@ def graded_by(base: Path, name: str, **changes: Any) -> PolicyIteration:
     [
         ("raises", "ZeroDivisionError: division by zero"),
         ("awaits", "ConnectionError: nobody listens"),
-        ("text", "should return a finite number, a Grade, a dictionary .* not 'good'"),
+        ("text", "should return a finite number, a list of one .* not 'good'"),
         ("dictionary", r"not {'accuracy': 1.0}"),
         ("dies", "process"),
     ],
