@@ -254,8 +254,7 @@ class Decided(ValueEstimator):
     other answers to the problem.
 
     Where one choice decides, these are the true values but for what the others' mean is off: the ceiling of
-    a comparison, which samples nothing and which no real task has. **Biased** where several decide, and where
-    an answer can lose its form before that."""
+    a comparison, which samples nothing and which no real task has. **Biased** where several decide."""
 
     unbiased = False
 

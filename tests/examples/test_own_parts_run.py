@@ -22,6 +22,9 @@ SMALL = """{
 }"""
 SAMPLED = "{ rollout+: { samples: 2, max_tokens: 24, unfinished_reward: 1.0 } }"
 
+OF_A_CHAT = ("calculator_sft", "calculator_grpo", "calculator_vineppo")
+"""Native calls need a model of their own: see `tests/rollouts/test_native_tools.py`."""
+
 
 @pytest.mark.slow
 def test_an_iteration_with_each_part_of_ones_own(tmp_path: Path) -> None:
