@@ -1,5 +1,6 @@
 // The quickstart with presets of the literature: configs/quickstart/NAME.jsonnet is the field NAME, made from
-// configs/presets/NAME.jsonnet; and with credit from what is trained on anyway (docs/results/credit_training.md).
+// configs/presets/NAME.jsonnet; and `siblings`, credit from what is trained on
+// anyway (docs/results/credit_training.md).
 local quickstart = import '../lib/quickstart.libsonnet';
 local policy_gradient = {
   cispo: import '../presets/cispo.jsonnet',
@@ -18,12 +19,6 @@ local correct_paths = {
   spo_rank_jsd: import '../presets/spo_rank_jsd.jsonnet',
 };
 
-local ppo_loss = import '../methods/ppo_loss.jsonnet';
-local for_nothing = {
-  siblings: ppo_loss + (import '../credit/siblings.jsonnet'),
-  tree_unsure: ppo_loss + (import '../rollouts/tree_unsure.jsonnet') + (import '../credit/tree.jsonnet'),
-};
-
-{ [name]: quickstart.policy_gradient(name, for_nothing[name]) for name in std.objectFields(for_nothing) }
+{ siblings: quickstart.policy_gradient('siblings', (import '../methods/ppo_loss.jsonnet') + (import '../credit/siblings.jsonnet')) }
 + { [name]: quickstart.policy_gradient(name, policy_gradient[name]) for name in std.objectFields(policy_gradient) }
 + { [name]: quickstart.correct_paths(name, correct_paths[name]) for name in std.objectFields(correct_paths) }

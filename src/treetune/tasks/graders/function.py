@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -19,6 +19,9 @@ from treetune.config.imports import function_at
 from treetune.tasks.graders import foreign
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem
+
+NO_ROW: foreign.Row = {"prompt": "", "gold": "", "data": {}, "domain": "", "messages": ()}
+"""What a function is held against before there is a problem."""
 
 
 @Grader.register("function")
@@ -85,7 +88,8 @@ class FunctionGrader(Grader):
         else:
             function = self._function()
             if _is_plain(function):
-                about = problem if list(_parameters(function))[1:2] == ["problem"] else problem.gold
+                second = list(inspect.signature(function).parameters)[1:2]
+                about = problem if second == ["problem"] else problem.gold
                 result = function(response, about, **self.arguments)
                 if isinstance(result, Grade):
                     return result
@@ -148,16 +152,11 @@ def _started(python: str, path: str) -> subprocess.Popen[str]:
     return process
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
-
-
 def _is_plain(function: Any) -> bool:
     """Returns whether it is a function of no other library."""
     if not inspect.isroutine(function):
         return False
-    row = {"prompt": "", "gold": "", "data": {}, "domain": "", "messages": ()}
-    return foreign.offered(_parameters(function), "", row) is None
+    return foreign.offered(inspect.signature(function).parameters, "", NO_ROW) is None
 
 
 def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
@@ -165,8 +164,7 @@ def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
     if not inspect.isroutine(function):  # a rubric: its own library calls its functions by their names
         return
     signature = inspect.signature(function)
-    row = {"prompt": "", "gold": "gold", "data": {}, "domain": "", "messages": ()}
-    named = foreign.offered(signature.parameters, "response", row)
+    named = foreign.offered(signature.parameters, "response", NO_ROW)
     try:
         if named is None:
             signature.bind("response", "gold", **arguments)
