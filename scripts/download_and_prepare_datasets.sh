@@ -13,6 +13,7 @@ DATA=${TREETUNE_DATA:-data}
 RAW=$DATA/downloads
 PYTHON=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 SECONDS_WITHOUT_A_BYTE=30
+SHOWN=$([ -t 2 ] && echo --progress-bar || echo --silent)
 PAPER=
 
 case "${1:-}" in
@@ -33,7 +34,7 @@ fetch() {
     if [ -z "$known" ] && [ -f "$file.sha256" ]; then known=$(cat "$file.sha256"); fi
     if [ ! -f "$file" ]; then
         say "fetching $url"
-        if ! curl --fail --location --silent --show-error --retry 3 --continue-at - --connect-timeout 15 \
+        if ! curl --fail --location "$SHOWN" --show-error --retry 3 --continue-at - --connect-timeout 15 \
             --speed-limit 1 --speed-time "$SECONDS_WITHOUT_A_BYTE" --output "$file.part" "$url"; then
             say "could not fetch it. Fetch $url elsewhere and put it at $file"
             missing=1

@@ -134,10 +134,16 @@ if [ ! -d "$VENV" ]; then
     echo "$DEVICE" >"$RECORD/device"
 fi
 
+# Copies pip's lines to the log; a terminal shows the newest of them.
+logged() {
+    if [ -t 2 ]; then tee -a "$LOG" | awk '{ printf "\r\033[K%.78s", $0 } END { printf "\r\033[K" }' >&2
+    else cat >>"$LOG"; fi
+}
+
 # Bytecode of tens of thousands of modules, most of them never imported, would double the time.
 pip_install() {
     "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-deps --no-compile \
-        "$@" >>"$LOG" 2>&1
+        "$@" 2>&1 | logged
 }
 
 # usage: entries 1|0 NAME|NAME... LOCK: the lines of these packages (1) or of all others (0)

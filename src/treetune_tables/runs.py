@@ -228,14 +228,19 @@ Checked = tuple[dict[str, Any] | None, PolicyIteration | None, str | None]
 
 def _configurations(table: Reproduction) -> dict[str, Checked]:
     """Returns each experiment with the first seed, in the order in which they can be run."""
-    base = Path(table.directory)
+    from rich.console import Console
+    from rich.progress import track
+
+    base, terminal = Path(table.directory), Console(stderr=True)
     environments = {
         name: run_environment(base, recipe, recipe.seed if recipe.shared else table.seeds[0])
         for name, recipe in table.experiments.items()
     }
     found = {
         name: _checked(table.experiments[name], environments[name], *_read_by(table, name))
-        for name in table.order()
+        for name in track(
+            table.order(), "experiments", console=terminal, transient=True, disable=not terminal.is_terminal
+        )
     }
     names = {name: config["experiment_name"] for name, (config, *_) in found.items() if config}
     for name, experiment_name in names.items():

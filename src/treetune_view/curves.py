@@ -100,9 +100,12 @@ def bunches(
         members = [experiments[name] for name in names]
         spent: dict[float, list[float]] = {}
         for one in members if OVER[over] else ():
-            sums = itertools.accumulate(sum(row.get(key) or 0.0 for key in OVER[over]) for row in one.metrics)
-            for row, so_far in zip(one.metrics, sums):
-                spent.setdefault(float(row["iteration"] + 1), []).append(so_far)
+            if over not in one.kept:
+                each = (sum(row.get(key) or 0.0 for key in OVER[over]) for row in one.metrics)
+                after = (float(row["iteration"] + 1) for row in one.metrics)
+                one.kept[over] = dict(zip(after, itertools.accumulate(each)))
+            for x, so_far in one.kept[over].items():
+                spent.setdefault(x, []).append(so_far)
         places = {x: math.fsum(own) / len(own) for x, own in spent.items()}
         name = _distinct_name(names, list(experiments)) + seeds
         made.append(Bunch(name, i, members, over, places))
@@ -202,12 +205,13 @@ def _lines(made: Sequence[Bunch], metric: str) -> list[Series]:
     """Returns a metric's curve of each bunch that recorded it."""
     lines = list[Series | None]()
     for bunch in made:
-        if len(bunch.members) > 1 or bunch.places:
+        if len(bunch.members) > 1:
             lines.append(_line(bunch, [dict(one.curve(metric)) for one in bunch.members], {}))
             continue
-        [one], key, (dash, colour) = bunch.members, f"thinned {metric}", divmod(bunch.colour, N_COLOURS)
+        [one], key, (dash, colour) = bunch.members, f"{metric} {bunch.over}", divmod(bunch.colour, N_COLOURS)
         if key not in one.kept:  # of tens of thousands of iterations, for whoever looks again
-            one.kept[key] = _thinned(one.curve(metric))
+            points, at = one.curve(metric), bunch.places
+            one.kept[key] = _thinned([(at[x], y) for x, y in points if x in at] if at else points)
         lines.append(Series(bunch.name, one.kept[key], f"c{colour}", dash=dash) if one.kept[key] else None)
     return [line for line in lines if line is not None]
 

@@ -191,10 +191,10 @@ def test_a_checkpoint_that_is_not_there_yet_is_told_with_the_command_that_makes_
         ValueError, match=r"no complete checkpoint in .*experiments/quickstart/sft/checkpoints"
     ) as told:
         source.require()
-    assert "Run the experiment 'sft'" in str(told.value) and "run_iteration_loop" in str(told.value)
+    assert "Run the experiment 'sft'" in str(told.value) and "treetune run --configs" in str(told.value)
     (tmp_path / "configs" / "quickstart").mkdir(parents=True)
     (tmp_path / "configs" / "quickstart" / "sft.jsonnet").write_text("{}")
-    with pytest.raises(ValueError, match=r"--configs configs/quickstart/sft\.jsonnet run_iteration_loop"):
+    with pytest.raises(ValueError, match=r"treetune run --configs configs/quickstart/sft\.jsonnet"):
         source.load_model(0, no_alphabet)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from treetune.config.jsonnet import load
 from treetune.runtime import console as console_module
 from treetune.runtime.console import PHASES, Clock, Console, duration
 from treetune.runtime.record import summary_line
-from treetune.runtime.sinks import Mirrors, Sink, TensorboardSink, WandbSink
+from treetune.runtime.sinks import Mirrors, Sink, TensorboardSink, TrackioSink, WandbSink
 
 ROOT = Path(__file__).parents[2]
 
@@ -201,3 +203,28 @@ def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     mirrors.close()
     (run,) = (tmp_path / "wandb").glob("offline-run-*")
     assert list(run.glob("*.wandb"))
+
+
+def test_trackio_is_begun_with_name_and_configuration_and_gets_each_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in that has the signatures of trackio 0.43, with which it was tried by hand."""
+    said: list[object] = []
+
+    class Run:
+        def log(self, metrics: dict, step: int | None = None) -> None:
+            said.append((step, metrics))
+
+        def finish(self) -> None:
+            said.append("finished")
+
+    def init(project: str, name: str | None = None, config: dict | None = None, **settings: object) -> Run:
+        said.append((project, name, config, settings))
+        return Run()
+
+    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init))
+    mirrors = Mirrors((TrackioSink(),), tmp_path, "quickstart/vineppo", {"seed": 1})
+    mirrors.log(0, {"train/loss": 0.5})
+    mirrors.close()
+    begun = ("treetune", "quickstart/vineppo", {"seed": 1}, {"resume": "allow", "embed": False})
+    assert said == [begun, (0, {"train/loss": 0.5}), "finished"]

@@ -87,13 +87,10 @@ def _how_to_make(path: Path) -> str:
     if CHECKPOINTS not in path.parts:
         return "Give the path of a directory in Hugging Face format, relative to the working directory."
     experiment = Path(*path.parts[: path.parts.index(CHECKPOINTS)])
-    likely = Path("configs", experiment.parent.name, f"{experiment.name}.jsonnet")
-    config = str(likely) if is_configuration(likely) else "CONFIG.jsonnet"
-    return (
-        f"Run the experiment {experiment.name!r} to its end first: "
-        f"deepspeed --quiet --no_local_rank --num_gpus=1 src/treetune/main.py --configs {config}"
-        " run_iteration_loop"
-    )
+    name = f"{experiment.name}.jsonnet"
+    likely = next(filter(is_configuration, [Path("configs", experiment.parent.name, name), Path(name)]), None)
+    config = likely or "CONFIG.jsonnet"
+    return f"Run the experiment {experiment.name!r} to its end first: treetune run --configs {config}"
 
 
 WEIGHTS = "model.safetensors"

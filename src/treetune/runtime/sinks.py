@@ -29,13 +29,31 @@ class Sink(Registrable):
         raise NotImplementedError
 
 
-@Sink.register("wandb")
+@Sink.register("trackio")
 @dataclass(frozen=True, kw_only=True)
-class WandbSink(Sink):
-    """Weights & Biases: offline unless someone is logged in; `WANDB_RUN_ID` continues that run."""
+class TrackioSink(Sink):
+    """Trackio (`pip install trackio`): on this machine, where `trackio show` finds it."""
 
     project: str = "treetune"
     """The project's name there."""
+
+    def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
+        import trackio
+
+        return trackio.init(project=self.project, name=name, config=dict(config), resume="allow", embed=False)
+
+    def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
+        handle.log(dict(metrics), step=iteration)
+
+    def close(self, handle: Any) -> None:
+        handle.finish()
+
+
+@Sink.register("wandb")
+@dataclass(frozen=True, kw_only=True)
+class WandbSink(TrackioSink):
+    """Weights & Biases: offline unless someone is logged in; `WANDB_RUN_ID` continues that run."""
+
     entity: str | None = None
     """User or team; null: the default of the user who is logged in."""
 
@@ -54,12 +72,6 @@ class WandbSink(Sink):
             resume="allow",
             mode=mode,  # type: ignore[arg-type]
         )
-
-    def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
-        handle.log(dict(metrics), step=iteration)
-
-    def close(self, handle: Any) -> None:
-        handle.finish()
 
 
 @Sink.register("tensorboard")
