@@ -144,45 +144,34 @@ class Measured(ReferenceLength):
     on."""
 
     def prepare(self, problems: Sequence[Problem]) -> None:
-        measured = measured_lengths(self.answers)
-        if all(length is None for length in [measured.of(problem) for problem in problems]):
+        if all(length is None for length in self._of(problems)):
+            measured = measured_lengths(self.answers).values()
             raise ValueError(
-                f"{measured.path} has correct answers to {len(measured.tokens)} problems, to none of the"
-                f" {len(problems)} that are trained on: evaluate the sequential experiment on the split"
-                " 'train' (evaluation.sets) and name that set's answers.jsonl"
+                f"{self.answers} has correct answers to {sum(length is not None for _, length in measured)}"
+                f" problems, to none of the {len(problems)} that are trained on: evaluate the sequential"
+                " experiment on the split 'train' (evaluation.sets) and name that set's answers.jsonl"
             )
 
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
+        return self._of([answer.problem for answer in answers])
+
+    def _of(self, problems: Iterable[Problem]) -> Lengths:
+        """Raises ValueError for a problem that reads otherwise there."""
         measured = measured_lengths(self.answers)
-        return [measured.of(answer.problem) for answer in answers]
-
-
-@dataclass(frozen=True)
-class MeasuredLengths:
-    """The lengths of correct answers in an evaluation that was made before."""
-
-    path: str
-    prompts: dict[str, str]
-    """By problem, of all that were asked."""
-    tokens: dict[str, float]
-    """By problem, the mean tokens of its correct answers."""
-
-    def of(self, problem: Problem) -> float | None:
-        """Returns None where it has no correct answer. Raises ValueError for a problem that reads otherwise
-        there."""
-        prompt = self.prompts.get(problem.id, problem.prompt)
-        if prompt != problem.prompt:
-            raise ValueError(
-                f"problem {problem.id!r} reads {prompt!r} in {self.path} and {problem.prompt!r} here: the"
-                " answers are of another task, or of the same with other settings"
-            )
-        return self.tokens.get(problem.id)
+        found = [(problem, *measured.get(problem.id, (problem.prompt, None))) for problem in problems]
+        for problem, prompt, _ in found:
+            if prompt != problem.prompt:
+                raise ValueError(
+                    f"problem {problem.id!r} reads {prompt!r} in {self.answers} and {problem.prompt!r} here:"
+                    " the answers are of another task, or of the same with other settings"
+                )
+        return [length for _, _, length in found]
 
 
 @lru_cache(maxsize=4)
-def measured_lengths(path: str) -> MeasuredLengths:
-    """Reads an evaluation's ``answers.jsonl``. Raises ValueError where it isn't there or isn't such a
-    file."""
+def measured_lengths(path: str) -> Mapping[str, tuple[str, float | None]]:
+    """Returns by problem what was asked and the mean tokens of its correct answers, from an evaluation's
+    ``answers.jsonl``. Raises ValueError where it isn't there or isn't such a file."""
     prompts: dict[str, str] = {}
     lengths: dict[str, list[int]] = {}
     number = 0
@@ -204,7 +193,7 @@ def measured_lengths(path: str) -> MeasuredLengths:
             f"line {number} of {path} is no row of an evaluation's answers.jsonl"
             f" ({type(error).__name__}: {error})"
         ) from error
-    return MeasuredLengths(path, prompts, {problem: fmean(tokens) for problem, tokens in lengths.items()})
+    return {one: (prompt, fmean(lengths[one]) if one in lengths else None) for one, prompt in prompts.items()}
 
 
 Form = Literal["saved", "ratio"]

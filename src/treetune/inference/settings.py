@@ -17,7 +17,6 @@ from treetune.contracts import Experiment, Finding, Part
 from treetune.inference.base import TRANSFERS, Tolerance, TransferMethod
 from treetune.store.held_folders import MEMORY
 
-Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 SETTING = "engines.policy.weight_transfer"

@@ -60,7 +60,8 @@ class WandbSink(TrackioSink):
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         import wandb
 
-        logged_in = bool(os.environ.get("WANDB_API_KEY")) or "api.wandb.ai" in _netrc()
+        netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+        logged_in = os.environ.get("WANDB_API_KEY") or (netrc.is_file() and "wandb.ai" in netrc.read_text())
         mode = os.environ.get("WANDB_MODE") or ("online" if logged_in else "offline")
         return wandb.init(
             project=self.project,
@@ -127,8 +128,3 @@ class Mirrors:
             except Exception as error:  # as above
                 logger.warning("%s did not close: %s", type(sink).__name__, error)
         self._open = []
-
-
-def _netrc() -> str:
-    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    return path.read_text() if path.is_file() else ""

@@ -7,7 +7,7 @@ import os
 import random
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -32,8 +32,6 @@ NO_SENTENCES = (
     " `python -m nltk.downloader punkt_tab` fetches it where there is a network; elsewhere copy its folder,"
     " tokenizers/punkt_tab, and name the folder above it in NLTK_DATA"
 )
-
-Check = Callable[[str], bool]
 
 
 @dataclass(frozen=True)

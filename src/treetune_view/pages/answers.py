@@ -52,8 +52,8 @@ LISTED = (
 )  # fmt: skip
 """Fields of an address that say which answers are listed, and how: an answer's page keeps them."""
 
-MOST, LEAST = 2000, 16
-"""Answers to a problem that are shown of an experiment, and of one file where that has so many files."""
+MOST = 2000
+"""Answers to a problem that are shown of an experiment."""
 
 MOST_EARLIER = 200
 """Earlier iterations in which a problem's last answers are looked for."""
