@@ -30,7 +30,7 @@ from tests.rollouts.turns import (
     played,
     rollout,
 )
-from treetune.inference.base import Completion, Request, SamplingParams
+from treetune.inference.base import Completion, EngineError, Request, SamplingParams
 from treetune.inference.journal import JournaledEngine
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
@@ -224,6 +224,24 @@ def test_what_environments_said_to_continuations_among_answers_outlives_a_crash(
     trees, episodes = begun_with_answers(journaled(turns.engine(), "rollout"), credit)
     again = journaled(turns.engine(fail_after=0), "credit", "rollout")
     assert credit.assign(again.with_services(credit.early_continuations(again)), trees)[0] == episodes
+
+
+@pytest.mark.parametrize("killed_after", [12, 30, 48])
+def test_a_killed_credit_goes_on_to_the_values_of_one_that_was_not(
+    killed_after: int, rolled_out: RolledOut, tmp_path: Path
+) -> None:
+    trees, context = rolled_out(Ladder())
+    credit = MonteCarlo(samples=3, states=TurnStates())
+    whole = credit.assign(context, trees)
+
+    def assigned(**given: int) -> tuple[list[Episode], Metrics]:
+        kept = JournaledEngine(turns.engine(**given), tmp_path / "0.jsonl")
+        said = TurnJournal(tmp_path / "0.turns")
+        return credit.assign(context.with_services(said, engine=kept), trees)
+
+    with pytest.raises(EngineError):
+        assigned(fail_after=killed_after)
+    assert assigned() == whole
 
 
 def test_continuations_that_nobody_could_judge_are_no_part_of_a_value(rolled_out: RolledOut) -> None:

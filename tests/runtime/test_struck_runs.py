@@ -197,7 +197,7 @@ STRIKES: list[tuple[str, list[Strike]]] = [
     ("mixed problems preferred", [50]),
     ("answers without a verdict", [16]),
     ("trees", [1, 17, (generation, "write_trajectories", 1), (generation, "write_episodes", 1)]),
-    ("turns", [12, 50]),
+    ("turns", [30, 50]),
     (
         "threads with a memory",
         [

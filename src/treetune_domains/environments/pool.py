@@ -187,7 +187,9 @@ class Play:
         if self._recorded is not None:
             journal, answer = self._recorded
             played = journal.known(answer, actions)
-        if played is None:
+        if played is not None:
+            self.end()  # a state that has come to the turns before knows nothing of this one
+        else:
             played = self._play(action)
             if self._recorded is not None:
                 journal.add(answer, actions, played)

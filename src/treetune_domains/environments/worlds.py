@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from treetune.processes.pool import START_SECONDS, WorkerStartError, ended, pickled_servant, start_worker
@@ -157,7 +158,7 @@ class Forks:
         with self._lock:
             for is_last in (False, True):
                 orders = self._orders or self._start()
-                ours, theirs = socket.socketpair()
+                ours, theirs = Pipe()
                 with theirs:
                     try:
                         socket.send_fds(orders, [_ORDER.pack(b"f", 0)], [theirs.fileno()])
@@ -199,9 +200,10 @@ class Forks:
             )
         try:
             ours.sendall(frame(setup) + frame(self._pickled))
-            while (said := pickle.loads(_framed(ours)))[0] != "loaded":
-                if said[0] == "failed":
-                    raise WorkerStartError(f"a worker process cannot load what it works with: {said[1]}")
+            (length,) = LENGTH.unpack(_received(ours, LENGTH.size))
+            kind, told = pickle.loads(_received(ours, length))
+            if kind == "failed":
+                raise WorkerStartError(f"a worker process cannot load what it works with: {told}")
         except TimeoutError as error:
             raise WorkerStartError(f"no environment was there within {START_SECONDS:g} s") from error
         except (EOFError, OSError) as error:
@@ -224,17 +226,17 @@ class Forks:
 class ForkedWorld:
     """A `World` in a process of its own, which ends with this object."""
 
-    def __init__(self, forks: Forks, connection: socket.socket, pid: int) -> None:
+    def __init__(self, forks: Forks, connection: Connection, pid: int) -> None:
         self._forks, self._connection, self._pid = forks, connection, pid
 
     def call(self, deadline: float, method: str, *arguments: Any) -> Played:
         """Raises TimeoutError after `deadline` seconds, and EOFError, saying how, where the process ends: it
         is gone then."""
-        until = time.monotonic() + deadline
         try:
-            self._connection.settimeout(deadline)
-            self._connection.sendall(frame((method, *arguments)))
-            played: Played = pickle.loads(_framed(self._connection, until))
+            self._connection.send((method, *arguments))
+            if not self._connection.poll(deadline):
+                raise TimeoutError
+            played: Played = self._connection.recv()
             return played
         except TimeoutError:
             self.close()
@@ -244,28 +246,21 @@ class ForkedWorld:
 
     def close(self, order: bytes = b"k") -> str:
         """Ends the process and returns in words how it ended. Safe to call twice."""
-        if self._connection.fileno() < 0:
+        if self._connection.closed:
             return "was ended"
         self._connection.close()
         return self._forks.end(self._pid, order)
 
 
-def _framed(connection: socket.socket, until: float | None = None) -> bytes:
-    (length,) = LENGTH.unpack(_received(connection, LENGTH.size, until))
-    return _received(connection, length, until)
-
-
-def _received(connection: socket.socket, count: int, until: float | None = None) -> bytes:
-    """Returns so many bytes. Raises EOFError for fewer, TimeoutError where they aren't there by then."""
-    data = bytearray()
+def _received(connection: socket.socket, count: int) -> bytes:
+    """Returns so many bytes. Raises EOFError for fewer."""
+    data = b""
     while len(data) < count:
-        if until is not None:
-            connection.settimeout(max(1e-3, until - time.monotonic()))
-        more = connection.recv(min(count - len(data), 1 << 20))
+        more = connection.recv(count - len(data))
         if not more:
             raise EOFError
         data += more
-    return bytes(data)
+    return data
 
 
 # The child's side
@@ -297,11 +292,12 @@ def main() -> None:
             die_with_parent(own)
             orders.close()
             requests.close()
-            world, connection = World(environment), socket.socket(fileno=descriptors[0])
-            calls = connection.makefile("rb")
+            world, connection = World(environment), Connection(descriptors[0])
             while True:
-                method, *arguments = read(calls)
-                connection.sendall(frame(world.call(math.inf, method, *arguments)))
+                method, *arguments = connection.recv()
+                connection.send(world.call(math.inf, method, *arguments))
+        except EOFError:  # the answer has ended
+            os._exit(0)
         except Exception:
             traceback.print_exc()
             os._exit(1)
