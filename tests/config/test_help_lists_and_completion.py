@@ -72,12 +72,6 @@ def test_a_short_name_is_the_command_whose_old_name_goes_on_working(short: str) 
     assert parse([short, *words]).command == command.name
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_every_shell_is_told_how_to_ask(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
-    assert "_ARGCOMPLETE" in (out := capsys.readouterr().out) and "treetune" in out
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -48,13 +48,6 @@ def show_help(options: argparse.Namespace) -> int:
     return 0
 
 
-def show_completion(options: argparse.Namespace) -> int:
-    import argcomplete
-
-    say(argcomplete.shellcode(["treetune"], shell=options.shell))
-    return 0
-
-
 HELP = (
     Command(
         "help",
@@ -63,16 +56,6 @@ HELP = (
         "Shows the help of a command, the commands of a group with an example of each, or all commands.",
         ("treetune help data", "treetune help check", "treetune help all"),
         (Argument("topic", {"nargs": "?", "metavar": "COMMAND|GROUP|all"}),),
-    ),
-    Command(
-        "completion",
-        show_completion,
-        "what has a shell complete commands, options, files, keys and parts",
-        'Prints a script for your shell. Write into ~/.bashrc: eval "$(treetune completion bash)"; into'
-        ' ~/.zshrc, behind compinit: eval "$(treetune completion zsh)"; into ~/.config/fish/config.fish:'
-        " treetune completion fish | source.",
-        ("treetune completion bash",),
-        (Argument("shell", {"choices": ("bash", "zsh", "fish")}),),
     ),
 )
 GROUPS = {
@@ -259,7 +242,7 @@ def _meant(name: str, known: Sequence[str] | dict[str, Command]) -> str:
     return f": did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
 
 
-# What a shell completes, where `treetune completion` has told it to ask
+# What a shell completes, where argcomplete has told it to ask
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
