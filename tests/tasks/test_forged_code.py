@@ -24,20 +24,17 @@ GIVEN = dict(line.split(": ", 1) for line in (PROGRAMS / "given.txt").read_text(
 
 
 def golds_that_give(given: Iterable[str] = GIVEN) -> dict[str, dict[str, Any]]:
-    """Tests of each kind that give an answer's `f` each of these and expect what only they know."""
+    """Tests of each kind that give an answer's `f` each of these and expect what only they know. Of those
+    within a function, the first is all that is tried, and one start is enough for them."""
     asserts = [f"assert f({GIVEN[one]}) == SECRET" for one in given]
     lines = "".join(f"\n        {one}" for one in asserts)
     pytests = "\n".join(f"def test_{n}():\n    {one}" for n, one in enumerate(asserts))
+    check = f"def check(f):\n    if 1:{lines}\ncheck(f)"
+    unittest = f"import unittest\nclass T(unittest.TestCase):\n    def test(self): {lines}\nunittest.main()"
     return {
-        "a list of tests": {"functional": [f"{OBJECTS}\n{one}" for one in asserts]},
-        "assertions": {"functional": OBJECTS + "\n".join(asserts)},
-        "under check": {"functional": f"{OBJECTS}\ndef check(f):\n    if 1:{lines}\ncheck(f)"},
+        "assertions": {"functional": [f"{OBJECTS}\n{one}" for one in (*asserts, check, unittest)]},
         "pytest": {"pytest": f"{OBJECTS}\nfrom solution import f\n{pytests}"},
         "a file": {"solution_file": f"{OBJECTS}\nfrom solution import *\n{asserts[0]}"},
-        "unittest": {
-            "functional": f"import unittest\n{OBJECTS}\nclass T(unittest.TestCase):\n"
-            f"    def test(self): {lines}\nunittest.main()"
-        },
     }
 
 
@@ -47,17 +44,19 @@ SQUARES: dict[str, dict[str, Any]] = {
     "inputs": {"inputs": ["2", "3"], "outputs": ["4", "9"]},
     "calls": {"fn_name": "f", "inputs": [[2], [3]], "outputs": [4, 9]},
     "assertions": {"functional": f"import math\n{_ASSERTIONS}"},
-    "under check": {"functional": f"import math\ndef check(f):\n{_INDENTED}check(f)"},
-    "unittest": {
-        "functional": "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n"
-        "        self.assertEqual(f(2), 4)\n        self.assertAlmostEqual(f(3), 9)\n"
-        "        self.assertIn(f(2), [4])\nunittest.main()"
+    "a list of tests": {
+        "functional": [
+            "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n"
+            "        self.assertEqual(f(2), 4)\n        self.assertAlmostEqual(f(3), 9)\n"
+            "        self.assertIn(f(2), [4])\nunittest.main()",
+            "with context() as n:\n    assert f(n) == n * n == 4 and n == 2",
+            f"import math\ndef check(f):\n{_INDENTED}check(f)",
+        ]
     },
     "pytest": {
         "pytest": "import math, pytest\nfrom solution import *\n"
         f"def test_f():\n{_INDENTED}def test_near():\n    assert f(3) == pytest.approx(9)\n"
     },
-    "a context": {"functional": "with context() as n:\n    assert f(n) == n * n == 4 and n == 2"},
 }
 
 
@@ -74,16 +73,21 @@ def test_there_are_as_many_forgeries_as_are_spoken_of() -> None:
         compile(code, "forgery", "exec")
 
 
-@pytest.mark.parametrize("kind", ["sum", "functional", "near", "pytest"])
+EXACT_AND_NEAR = {"functional": [GOLDS[kind]["functional"] for kind in ("functional", "near")]}
+
+
+@pytest.mark.parametrize("gold", [GOLDS["sum"], EXACT_AND_NEAR, GOLDS["pytest"]], ids=list)
 @pytest.mark.parametrize("code", FORGED.values(), ids=FORGED)
-def test_no_forged_verdict_is_believed(code: str, kind: str) -> None:
-    assert grade(code, GOLDS[kind]).reward == 0.0
+def test_no_forged_verdict_is_believed(code: str, gold: dict[str, Any]) -> None:
+    found = grade(code, gold, score="fraction")
+    assert found.reward < 1.0 and (gold is not EXACT_AND_NEAR or found.reward == 0.0)
 
 
 @pytest.mark.parametrize("kind", SQUARES)
 @pytest.mark.parametrize("code", PLAYS.values(), ids=PLAYS)
 def test_no_program_plays_its_judge(code: str, kind: str) -> None:
-    assert grade(code, SQUARES[kind]).reward == 0.0
+    found = grade(code, SQUARES[kind], score="fraction")
+    assert found.reward < 1.0 and (kind != "a list of tests" or found.reward == 0.0)
 
 
 @pytest.mark.parametrize("kind", golds_that_give())

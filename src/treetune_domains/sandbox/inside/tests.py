@@ -257,6 +257,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
     with open(_TEST_FILE, "w", encoding="utf-8") as file:
         file.write(text)
     answer.before = lambda: os.unlink(_TEST_FILE)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # no verdict depends on what else is installed
     options = ["-q", "--import-mode=importlib", "--capture=sys", "-c", os.devnull, "--rootdir=."]
     pytest.main([*options, "-p", "no:cacheprovider", _TEST_FILE], plugins=[Plugin()])
     if failures:
