@@ -100,7 +100,7 @@
     if (!scale.distr) scale.range = () => extent(chart.lines);
     const axis = { stroke: colour('soft'), grid: { stroke: colour('line'), width: 1 }, ticks: { show: false }, font: '12px system-ui' };
     return { data, made: {
-      width, height: HEIGHT, series, bands, padding: [null, 52, null, null],
+      width, height: HEIGHT, series, bands, padding: [null, 62, null, null],
       scales: { x: { time: false, ...(from !== null || to !== null ? { range: () => [from ?? xs[0], to ?? xs.at(-1)] } : {}) }, y: scale },
       axes: [{ ...axis, grid: { show: false }, size: 34, incrs: whole ? WHOLE : undefined }, { ...axis, size: 58, values: (_, ticks) => ticks.map(number) }],
       legend: { live: true, markers: { width: 0 } },
@@ -152,11 +152,13 @@
     ctx.save();
     ctx.font = `${11 * devicePixelRatio}px system-ui`;
     ctx.textAlign = 'left';
-    let below = -Infinity;
-    for (const one of last.length > 10 ? [] : last) {
-      below = Math.max(one.y, below + step);
+    last.forEach((one, i) => { if (i) one.y = Math.max(one.y, last[i - 1].y + step); });
+    let lowest = bbox.top + bbox.height - 4 * devicePixelRatio;  // below are the numbers of the axis
+    for (const one of last.length > 10 ? [] : last.reverse()) {
+      one.y = Math.min(one.y, lowest);
+      lowest = one.y - step;
       ctx.fillStyle = typeof one.ink === 'function' ? one.ink() : one.ink;
-      ctx.fillText(number(one.value), bbox.left + bbox.width + 4 * devicePixelRatio, below + 4 * devicePixelRatio);
+      ctx.fillText(number(one.value), bbox.left + bbox.width + 4 * devicePixelRatio, one.y + 4 * devicePixelRatio);
     }
     ctx.restore();
   }

@@ -45,14 +45,15 @@ def show(view: View) -> Response:
     pairs = [[_shares(view, run, side[1].name) for run, side in zip(pair, sides)] for pair in seeds]
     # Problems that all were asked, in each the share of right answers: means over seeds.
     names = sorted(set(pairs[0][0]).intersection(*(own for pair in pairs for own in pair)))
-    differences = [{name: pair[1][name] - pair[0][name] for name in names} for pair in pairs]
+    differences = [{name: pair[1][name][0] - pair[0][name][0] for name in names} for pair in pairs]
     both = list[dict[str, Any]]()
     for name in names:
-        first, second = (math.fsum(pair[side][name] for pair in pairs) / len(pairs) for side in (0, 1))
+        first, second = (math.fsum(pair[side][name][0] for pair in pairs) / len(pairs) for side in (0, 1))
         kinds = {"all", "better" if second > first else "worse" if second < first else "same"}
         if (first > 0.5) != (second > 0.5):  # more often right than wrong in one of them alone
             kinds |= {"flipped", "flipped to right" if second > first else "flipped to wrong"}
-        both.append({"problem": name, "first": first, "second": second, "kinds": kinds})
+        asked = pairs[0][0][name][1]
+        both.append({"problem": name, "asked": asked, "first": first, "second": second, "kinds": kinds})
     both.sort(key=lambda one: -abs(one["second"] - one["first"]))
     which, problem = view.choice("which", WHICH), view.text("problem")
     return view.render(
@@ -70,14 +71,14 @@ def show(view: View) -> Response:
     )
 
 
-def _shares(view: View, run: Run, source: str) -> dict[str, float]:
-    """Returns the share of right answers by problem."""
+def _shares(view: View, run: Run, source: str) -> dict[str, tuple[float, str]]:
+    """Returns by problem the share of right answers, and how its text begins."""
     rows = view.store.answers(run).sql(
-        f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share FROM answers"
-        " WHERE score IS NOT NULL GROUP BY problem",
+        f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share, any_value(asked) AS asked"
+        " FROM answers WHERE score IS NOT NULL GROUP BY problem",
         sources=(source,),
     )
-    return {row["problem"]: row["share"] for row in rows}
+    return {row["problem"]: (row["share"], row["asked"] or "") for row in rows}
 
 
 def _seeds(view: View) -> list[tuple[Run, Run]]:

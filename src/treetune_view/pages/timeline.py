@@ -291,7 +291,8 @@ def show(view: View) -> Response:
     for lane in lanes:
         for span in lane.spans:
             if _meets(span, window, began):
-                alike.setdefault((lane.name, span.name), []).append(span)
+                kind = re.sub(r"iteration \d+: | after iteration \d+", "", span.name)
+                alike.setdefault((lane.name, kind), []).append(span)
     drawn = [(lane, _bars(lane, window, began)) for lane in lanes]
     shares = (0, 0.25, 0.5, 0.75, 1)
     return view.render(
@@ -303,13 +304,8 @@ def show(view: View) -> Response:
         kinds={bar.kind: bar.kind for _, bars in drawn for bar in bars},
         ticks=[clock(window.start + share * window.length, window.length) for share in shares],
         listed=[
-            (
-                lane,
-                max(own, key=lambda span: span.end - span.start),
-                len(own),
-                sum(s.end - s.start for s in own),
-            )
-            for (lane, _), own in alike.items()
+            (*kind, max(own, key=lambda s: s.end - s.start), len(own), sum(s.end - s.start for s in own))
+            for kind, own in alike.items()
         ],
         clock=lambda at: clock(at - began, window.length),
         date=lambda at: time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at)),
