@@ -395,7 +395,7 @@ def main() -> int:
 def go_through(day: HalfHour) -> None:
     folder = day.folder
     model, start = folder / "model", folder / "experiments/quickstart/sft/checkpoints/last/policy"
-    day.step("set-up", 150, set_up)
+    day.step("set-up", 240, set_up)  # an engine's first start has taken more than 100
     day.step("tests", 420, gpu_tests)
     day.step("SFT", 240, trained, quickstart(day, "sft", 12), "quickstart/sft")
     day.step("VinePPO", 240, trained, quickstart(day, "vineppo", 8), "quickstart/vineppo")

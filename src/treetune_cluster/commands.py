@@ -266,7 +266,7 @@ COMMANDS = (
         doctor,
         "is this machine fit: versions, memory, ports, one sampled token",
         "Looks at versions, memory, ports and the compiler, and samples one token with the engine. It takes"
-        " half a minute.",
+        " half a minute, and on a GPU two, while vLLM compiles.",
         ("treetune doctor",),
     ),
 )
