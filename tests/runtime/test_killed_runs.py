@@ -7,7 +7,6 @@ function of a run without a server, and `tests/endurance/fault_matrix.py` tries 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load
 
-from tests.support.faults import ITERATIONS, Experiment, Running
+from tests.support.faults import ITERATIONS, Experiment
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -55,22 +54,10 @@ def test_a_run_killed_where_its_server_is_busy_ends_with_the_weights_of_an_undis
     running.kill("engine")
     assert running.wait() == 0, running.tail()
     running.assert_all_gone()
-    record = json.loads((experiment.directory.iteration(2) / "metrics.json").read_text())
-    assert record["engine/restarts"] == 1
+    rows = experiment.directory.read_metrics()[2:]
+    # Where this process is late with its blow, the server has the weights already, and dies with them.
+    assert sum(row["engine/restarts"] for row in rows) == 1
     experiment.assert_consistent(undisturbed)
-
-
-def to_the_launcher(running: Running, number: int) -> None:
-    running.launcher.send_signal(number)
-
-
-def to_the_rank(running: Running, number: int) -> None:
-    os.kill(running.victims("rank")[0].pid, number)
-
-
-def to_the_terminal(running: Running, number: int) -> None:
-    """What Ctrl-C does: everyone in the foreground gets it."""
-    os.killpg(running.launcher.pid, number)
 
 
 def test_a_signal_ends_a_run_that_trains_whole_and_the_same_command_continues_it(
@@ -78,37 +65,23 @@ def test_a_signal_ends_a_run_that_trains_whole_and_the_same_command_continues_it
 ) -> None:
     """Everything is sampled and nothing trained: no server has to come up for it."""
     experiment = undisturbed.copy(tmp_path)
-    experiment.forget_training()
     first, last = experiment.directory.iteration(0), experiment.directory.iteration(ITERATIONS - 1)
-    for number, send in (
-        (signal.SIGTERM, to_the_launcher),
-        (signal.SIGKILL, to_the_rank),
-        (signal.SIGINT, to_the_terminal),
-        (signal.SIGINT, to_the_rank),
-    ):
+    # How a batch system ends a job, and what Ctrl-C does: everyone in the foreground gets it.
+    for send, number in ((os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT)):
+        experiment.forget_training()
         running = experiment.start()
         running.freeze(
             (first / "metrics.json").is_file, (last / "metrics.json").is_file, "the first trained iteration"
         )
-        send(running, number)
+        send(running.launcher.pid, number)
         running.signal_ranks(signal.SIGCONT)
-        code = running.wait()
-        assert code != 0, f"{signal.Signals(number).name} {send.__name__}: exit code 0"
-        if number == signal.SIGINT:
-            said = running.tail()
-            # Frozen ranks may have the launcher's SIGTERM beside the terminal's SIGINT when they go on.
-            ended = send is to_the_terminal and "ended by SIGTERM in iteration 1" in said
-            assert ended or "; the same command continues" in said
-            assert "aiohttp" not in said and "Unclosed" not in said
-        if (number, send) == (signal.SIGINT, to_the_rank):
-            assert code == 130 and "Traceback" not in said
+        assert running.wait() == 128 + number, running.tail()
+        said = running.tail()
+        # A frozen rank may have the launcher's SIGTERM beside the SIGINT when it goes on.
+        continues = number == signal.SIGINT and "; the same command continues" in said
+        assert continues or "ended by SIGTERM in iteration 1" in said
+        assert not any(word in said for word in ("aiohttp", "Unclosed", "Traceback"))
         running.assert_all_gone()
-        if send is not to_the_rank:
-            # A launcher's death is noticed within half a second, in which this run may train to its end.
-            experiment.forget_training()
-        else:
-            assert experiment.directory.resumable() is None
-            (first / "metrics.json").unlink()
     experiment.run()
     experiment.assert_consistent(undisturbed)
 
@@ -116,7 +89,7 @@ def test_a_signal_ends_a_run_that_trains_whole_and_the_same_command_continues_it
 def test_two_ranks_and_one_server_end_with_the_weights_of_one(
     undisturbed: Experiment, tmp_path: Path
 ) -> None:
-    two = Experiment(tmp_path, ranks=2)
+    two = Experiment(tmp_path, ranks=2, deepspeed=True)
     two.run()
     of_one, of_two = load(undisturbed.policy()), load(two.policy())
     assert of_one.keys() == of_two.keys()

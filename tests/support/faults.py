@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -53,6 +53,8 @@ class Experiment:
     name: str = "small"
     ranks: int = 1
     config: Path = CONFIG
+    deepspeed: bool = False
+    """DeepSpeed's own command starts the ranks, and not `treetune run`."""
 
     @property
     def directory(self) -> ExperimentDirectory:
@@ -69,14 +71,13 @@ class Experiment:
     def start(self, command: str = "run_iteration_loop", *overrides: str) -> Running:
         """Starts the command as the README says, in a process group of its own."""
         self.base.mkdir(parents=True, exist_ok=True)
-        tools = Path(sys.executable).parent
-        line = [str(tools / "deepspeed"), "--no_local_rank", f"--num_gpus={self.ranks}"]
-        line += [
-            f"--master_port={_free_port()}",
-            str(ROOT / "src/treetune/main.py"),
-            "--configs",
-            str(self.config),
-        ]
+        tools, main = Path(sys.executable).parent, str(ROOT / "src/treetune/main.py")
+        if self.deepspeed:
+            line = [str(tools / "deepspeed"), "--no_local_rank", f"--num_gpus={self.ranks}"]
+            line += [f"--master_port={_free_port()}", main, command]
+        else:
+            line = [sys.executable, main, "run", command, f"--num_gpus={self.ranks}"]
+        line += ["--configs", str(self.config)]
         for text in overrides:
             line += ["--override", text]
         alone = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
@@ -92,7 +93,7 @@ class Experiment:
         with output.open("ab") as file:
             begins = file.tell()
             process = subprocess.Popen(
-                [*line, command],
+                line,
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -120,7 +121,7 @@ class Experiment:
 
     def copy(self, base: Path) -> Experiment:
         shutil.copytree(self.directory.path, base / self.name)
-        return Experiment(base, self.name, self.ranks, self.config)
+        return replace(self, base=base)
 
     def forget_training(self) -> None:
         """Leaves what was sampled, and nothing of what was trained."""
@@ -217,7 +218,9 @@ class Running:
         return [
             process
             for process in self._titled("main.py")
-            if "deepspeed" not in self.seen[process] and "guard.py" not in self.seen[process]
+            if process.pid != self.launcher.pid
+            and "deepspeed" not in self.seen[process]
+            and "guard.py" not in self.seen[process]
         ]
 
     def _titled(self, part: str) -> list[Process]:
