@@ -208,5 +208,6 @@ def _as_json(request: Request) -> dict[str, Any]:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
+            "logprobs": 0 if request.reads_logprobs else None,
         },
     }

@@ -50,6 +50,8 @@ class HalfHour:
     rehearse: bool
     until: float
     vllms_scheduler: bool = False
+    only: Sequence[str] = ()
+    """Words in the names of the steps that are taken; none: all."""
     steps: list[tuple[str, str, float, Rows]] = field(default_factory=list)
     """Name, outcome, seconds and findings of each."""
     memory: list[tuple[float, int]] = field(default_factory=list)
@@ -361,6 +363,9 @@ def options() -> argparse.Namespace:
         action="store_true",
         help="where servers end in treetune.inference.whole_answers: take vLLM's own scheduler",
     )
+    parser.add_argument(
+        "--only", nargs="+", default=(), metavar="WORDS", help="steps with one of these words, in their order"
+    )
     given = parser.parse_args()
     if given.folder.exists():
         parser.error(f"{given.folder} is there already: delete it, or name another --folder")
@@ -378,7 +383,7 @@ def main() -> int:
     for name in ("logs", "configurations", "experiments"):
         (folder / name).mkdir(parents=True)
     until = time.monotonic() + 60 * given.minutes
-    day = HalfHour(folder, given.rehearse, until, given.vllms_scheduler)
+    day = HalfHour(folder, given.rehearse, until, given.vllms_scheduler, given.only)
     threading.Thread(target=day.watch_memory, daemon=True).start()
     try:
         go_through(day)
@@ -395,22 +400,30 @@ def main() -> int:
 def go_through(day: HalfHour) -> None:
     folder = day.folder
     model, start = folder / "model", folder / "experiments/quickstart/sft/checkpoints/last/policy"
-    day.step("set-up", 240, set_up)  # an engine's first start has taken more than 100
-    day.step("tests", 420, gpu_tests)
-    day.step("SFT", 240, trained, quickstart(day, "sft", 12), "quickstart/sft")
-    day.step("VinePPO", 240, trained, quickstart(day, "vineppo", 8), "quickstart/vineppo")
-    day.step("large model made", 120, made, model)
     ways = ["auto", "file", "shared_memory"]
     if not day.rehearse and len(subprocess.check_output(["nvidia-smi", "-L"]).splitlines()) > 1:
         ways.append("nccl")
-    for way in ways:
-        day.step(f"large model, weights by {way}", 240, trained, large(day, way), f"half_hour/{way}")
-    day.step("plan against measured", 60, planned)
-    day.step("training against PyTorch", 180, compared, "training", start)
-    day.step("killed and gone on", 240, killed)
-    day.step("engine against LLM.generate", 300, compared, "generation", start)
-    day.step("large engine against LLM.generate", 300, compared, "generation", model)
-    day.step("large training against PyTorch", 180, compared, "training", model)
+    for step in (
+        ("set-up", 240, set_up),  # an engine's first start has taken more than 100
+        ("tests", 420, gpu_tests),
+        ("SFT", 240, trained, quickstart(day, "sft", 12), "quickstart/sft"),
+        ("VinePPO", 240, trained, quickstart(day, "vineppo", 8), "quickstart/vineppo"),
+        ("large model made", 120, made, model),
+        *(
+            (f"large model, weights by {way}", 240, trained, large(day, way), f"half_hour/{way}")
+            for way in ways
+        ),
+        ("plan against measured", 60, planned),
+        ("training against PyTorch", 180, compared, "training", start),
+        ("killed and gone on", 240, killed),
+        ("engine against LLM.generate", 300, compared, "generation", start),
+        ("large engine against LLM.generate", 300, compared, "generation", model),
+        ("large training against PyTorch", 180, compared, "training", model),
+    ):
+        if not day.only or any(words in step[0] for words in day.only):
+            day.step(*step)
+    if not day.steps:
+        raise SystemExit(f"no step has {' or '.join(day.only)} in its name: see the table in {PAGE}")
 
 
 if __name__ == "__main__":

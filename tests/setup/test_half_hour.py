@@ -60,3 +60,13 @@ def test_keys_that_add_to_others_are_written_as_jsonnet_has_them(program: Module
     (day.folder / "configurations").mkdir()
     path = program.overlay(day, "name", {"trainer+": {"schedule+": program.OUTLASTS}})
     assert '"trainer"+: {' in path.read_text() and '"schedule"+: {' in path.read_text()
+
+
+def test_words_choose_the_steps(program: ModuleType, day: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (day.folder / "configurations").mkdir()
+    taken: list[str] = []
+    monkeypatch.setattr(program.HalfHour, "step", lambda day, name, *work: taken.append(name))
+    day.only = ("auto", "SFT")
+    with pytest.raises(SystemExit, match="no step has auto or SFT"):  # nothing was written down here
+        program.go_through(day)
+    assert taken == ["SFT", "large model, weights by auto"]
