@@ -79,6 +79,8 @@ def test_options_of_the_command(own: ServerLaunch, name: str, value: str) -> Non
         (launch(), {}, "TRITON_F32_DEFAULT", None),
         (launch("cuda", batch_invariant=True), {}, "VLLM_BATCH_INVARIANT", "1"),
         (launch("cuda"), {}, "VLLM_BATCH_INVARIANT", None),
+        (launch("cuda"), {}, "VLLM_USE_FLASHINFER_SAMPLER", "0"),
+        (launch("cuda"), {"VLLM_USE_FLASHINFER_SAMPLER": "1"}, "VLLM_USE_FLASHINFER_SAMPLER", "1"),
         # Threads inherited from the trainer are not the server's.
         (launch(omp_threads=3), {"OMP_NUM_THREADS": "1"}, "OMP_NUM_THREADS", "3"),
         # GPUs: those that are named; each rank's own.

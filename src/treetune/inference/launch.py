@@ -191,6 +191,8 @@ class ServerLaunch:
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._visible_devices(inherited))
+            # It draws for no request with a seed, and ours have one: vLLM needn't have nvcc compile it.
+            environment.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
             if settings.resolved_dtype(device) == "float32":
                 # Triton's dot products, vLLM's attention in float32, round to TF32 otherwise.
                 environment["TRITON_F32_DEFAULT"] = "ieee"
