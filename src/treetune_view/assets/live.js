@@ -29,7 +29,7 @@
         // What somebody has typed, ticked, opened or drawn stays.
         beforeNodeMorphed: (node) => !(node instanceof Element && (node.hasAttribute('data-kept') || node === document.activeElement)),
         beforeAttributeUpdated: (name, node) => !((name === 'open' && (node.matches('details') || node.matches('dialog'))) ||
-          (name === 'checked' || name === 'value') && node.matches('input') || name === 'class' && node.matches('tr.at, tbody')),
+          (name === 'checked' || name === 'value') && node.matches('input') && (node.checked !== node.defaultChecked || node.value !== node.defaultValue) || name === 'class' && node.matches('tr.at, tbody')),
       } });
     }
     changed();
