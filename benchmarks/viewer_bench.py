@@ -4,6 +4,7 @@
     python benchmarks/viewer_bench.py make /scratch/million            # under 1 GB
     python benchmarks/viewer_bench.py measure /scratch/million         # starts a viewer, waits for its index
     python benchmarks/viewer_bench.py make /scratch/long --iterations 5 --different 1 --tokens 16000
+    python benchmarks/viewer_bench.py runs /scratch/runs               # 200 runs; 8 × 20,000 iterations
 
 The answers are made of sentences from a pool, with token ids, log-probs and advantages that go with them,
 and are written in the format of a run; ten iterations are made, and each is there ten times. What is
@@ -21,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.cookiejar import CookieJar
 from pathlib import Path
@@ -179,7 +181,63 @@ def make(folder: Path, iterations: int, different: int = DIFFERENT, tokens: int 
     print(file=sys.stderr)
 
 
-def measure(folder: Path, cache: Path) -> None:
+METRICS = """episodes/reward episodes/unfinished episodes/response_tokens train/loss train/kl train/entropy
+train/grad_norm train/clip_fraction train/learning_rate train/steps engine/tokens_per_second
+engine/logprob_gap_mean engine/logprob_gap_max engine/canary_gap engine/canary_mean_gap rollout/sampled_tokens
+credit/value_tokens credit/advantage_zero seconds/generation seconds/credit seconds/training seconds/sync
+seconds/commit seconds/other seconds/total"""
+
+
+def make_runs(folder: Path) -> None:
+    """Experiments with metrics and evaluations alone: 200 of 100 iterations, and 8 of 20,000."""
+    from treetune.store.checksums import sealed, write_record
+
+    names = METRICS.split()
+    runs = [(f"many/method_{k // 5}/seed_{k % 5}", k % 5, k // 5, 100) for k in range(200)]
+    for name, seed, kind, iterations in [*runs, *((f"long/run_{k}", k, k, 20_000) for k in range(8))]:
+        path, random = folder / name, np.random.default_rng([seed, kind])
+        path.mkdir(parents=True)
+        config = {
+            "type": "policy_iteration", "experiment_name": name, "iterations": iterations, "seed": seed,
+            "credit": {"type": ("monte_carlo", "group", "rloo", "gae")[kind % 4]},
+            "trainer": {"learning_rate": 1e-6 * (1 + kind % 5), "objective": {"type": "ppo"}},
+        }  # fmt: skip
+        (path / "config.json").write_text(json.dumps(config))
+        steps = random.normal(size=(iterations, len(names))).cumsum(0)
+        values = np.abs(steps) / np.sqrt(np.arange(1, iterations + 1))[:, None]
+        with (path / "metrics.jsonl").open("w") as file:
+            for i, row in enumerate(values.tolist()):
+                own = {"iteration": i, "wall_time": 1.7e9 + i, **dict(zip(names, row))}
+                file.write(json.dumps(sealed(own)) + "\n")
+        for done in range(0, iterations + 1, iterations // 4):
+            place = path / "evaluations" / f"{done:04d}" / "test"
+            place.mkdir(parents=True)
+            write_record(place / "summary.json", {"pass_at_1": float(random.random()), "n_problems": 500})
+
+
+def _measure_runs(asking: Asking, folder: Path, cache: Path) -> None:
+    eight = [f"long/run_{k}" for k in range(8)]
+    grouped = {"group": "credit.type", "column": ["seed", "sampled tokens of answers"]}
+    questions: dict[str, tuple[str, dict[str, Any]]] = {
+        "experiments: 208": ("/", {}),
+        "grouped by a key, with two more columns": ("/", grouped),
+        "grouped by all but the seed": ("/", {"group": "setting"}),
+        "curves of 8 × 20,000 iterations": ("/run", {"run": eight}),
+        "the same over sampled tokens": ("/run", {"run": eight, "over": "sampled tokens"}),
+        "the same over seconds": ("/run", {"run": eight, "over": "seconds in iterations"}),
+        "one metric of them": ("/run", {"run": eight, "metric": "train/kl"}),
+    }
+    print(f"Load of the machine's {os.cpu_count()} cores: {os.getloadavg()[0]:.1f}.\n")
+    print("| what | first look, of processor time | seconds: median, slowest of 5 | of processor time |")
+    print("|---|---|---|---|")
+    for words, (path, query) in questions.items():
+        first = asking.seconds(path, **query)[1]
+        seconds, computed = zip(*(asking.seconds(path, **query) for _ in range(TIMES)))
+        measured = f"{statistics.median(seconds):.2f}, {max(seconds):.2f} | {statistics.median(computed):.2f}"
+        print(f"| {words} | {first:.2f} | {measured} |", flush=True)
+
+
+def measure(folder: Path, cache: Path, ask: Callable[[Asking, Path, Path], None]) -> None:
     """Prints a table in Markdown."""
     command = [sys.executable, str(Path(__file__).parents[1] / "src/treetune/main.py"), "view", str(folder)]
     environment = {**os.environ, "TREETUNE_VIEWER_CACHE": str(cache)}
@@ -191,7 +249,7 @@ def measure(folder: Path, cache: Path) -> None:
             assert address, "the viewer said no address"
             print(f"The viewer answers {time.monotonic() - started:.1f} s after its start.\n")
             opener = build_opener(HTTPCookieProcessor(CookieJar()))
-            _measure(Asking(opener, address[1], address[2], viewer.pid), folder, cache)
+            ask(Asking(opener, address[1], address[2], viewer.pid), folder, cache)
             status = Path(f"/proc/{viewer.pid}/status").read_text()
             memory = dict(re.findall(r"^(Vm\w+):\s+(\d+) kB", status, re.M))
             print(f"\nMemory of the viewer: {int(memory['VmHWM']) / 2**10:.0f} MiB at most (VmHWM).")
@@ -265,7 +323,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("make", "measure"))
+    parser.add_argument("what", choices=("make", "measure", "runs"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--iterations", type=int, default=ITERATIONS, help=f"of {PER_ITERATION} answers each")
     parser.add_argument("--different", type=int, default=DIFFERENT, help="iterations that are no copies")
@@ -274,8 +332,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "make":
         make(options.folder, options.iterations, options.different, options.tokens)
-    else:
-        measure(options.folder, options.cache or options.folder.with_name(f"{options.folder.name}.index"))
+        return
+    if options.what == "runs" and not options.folder.exists():
+        make_runs(options.folder)
+    cache = options.cache or options.folder.with_name(f"{options.folder.name}.index")
+    measure(options.folder, cache, _measure_runs if options.what == "runs" else _measure)
 
 
 if __name__ == "__main__":

@@ -104,9 +104,9 @@ def bunches(
                 each = (sum(row.get(key) or 0.0 for key in OVER[over]) for row in one.metrics)
                 after = (float(row["iteration"] + 1) for row in one.metrics)
                 one.kept[over] = dict(zip(after, itertools.accumulate(each)))
-            for x, so_far in one.kept[over].items():
+            for x, so_far in one.kept[over].items() if len(members) > 1 else ():
                 spent.setdefault(x, []).append(so_far)
-        places = {x: math.fsum(own) / len(own) for x, own in spent.items()}
+        places = {x: math.fsum(own) / len(own) for x, own in spent.items()} or members[0].kept.get(over, {})
         name = _distinct_name(names, list(experiments)) + seeds
         made.append(Bunch(name, i, members, over, places))
     return made
