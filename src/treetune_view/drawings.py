@@ -306,8 +306,8 @@ FOLDED_BELOW = 2.0
 """
 BINS = 4
 """Parts of 0 to 1 by which values count as about the same."""
-LABELLED = 13.0, 62.0
-"""Height and width from which on a branch has its numbers written on it."""
+LABELLED = 13.0, 84.0
+"""Height and width from which on a branch has its numbers written on it; from half the width on its value."""
 OF_A_STEP = 90
 """Characters of a step that the table and the pointer show."""
 
@@ -368,7 +368,7 @@ def tree_html(
     while todo:
         step, above, y = todo.pop()
         height, here = unit * len(step.answers), id(step) in on_path
-        label = f"{step.expected:.2f}" + (f"  {step.advantage:+.2f}" if step.advantage is not None else "")
+        beside = f"  {step.advantage:+.2f}" if step.advantage is not None and width >= LABELLED[1] else ""
         drawn.append(
             {
                 "x": round((step.depth - top.depth) * width, 2),
@@ -377,7 +377,8 @@ def tree_html(
                 "height": round(max(0.4, height - min(1.0, height / 4)), 2),
                 "shade": shade(min(1.0, max(0.0, step.expected)), 1.0),
                 "credit": shade(step.advantage, scale) if step.advantage is not None else "",
-                "label": label if height >= LABELLED[0] and width >= LABELLED[1] else "",
+                "label": f"{step.expected:.2f}{beside}"
+                * (height >= LABELLED[0] and 2 * width >= LABELLED[1]),
                 "words": _words_of(step, group, texts),
                 "href": href_of(step, above),
                 "here": here,
