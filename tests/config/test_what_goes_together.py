@@ -18,6 +18,8 @@ THREADS = "threadweaver/tiny/rl_parallel_published"
 TREE = "quickstart/tree"
 TURNS = ("multi_turn/maze", "multi_turn/qwen2.5-1.5b-instruct_python_GSM8K")
 OVERLAP = "runtimes/one_step_overlap,rollouts/partial"
+JUDGE = "type: 'judge', prompt: '{problem} {response}'"
+SERVED = "engines+: {judge: {model: 'm', server: {type: 'vllm'}, context_length: 600}}"
 MONTE_CARLO = "shaping: [], credit: {type: 'monte_carlo', samples: 3, "
 
 
@@ -40,6 +42,7 @@ def test_what_can_not_go_together_says_what_can(configs: str, override: str, key
         (TREE, f"{{{MONTE_CARLO}}}}}", OneLine()),
         (TREE, "{credit: {type: 'monte_carlo', values: {type: 'siblings'}}}", OneLine()),
         (f"{TREE},rollouts/until_mixed", "{}", OneLine()),
+        ("quickstart/vineppo", f"{{{SERVED}, task+: {{grader: {{{JUDGE}}}}}}}", OneLine()),
         ("countdown/tiny_grpo", "{task+: {operators: ['*']}}", OneLine()),  # sampling needs no teacher
         *(
             (file, credit, Turns())

@@ -18,10 +18,14 @@ from tests.data_pipeline import command
 from tests.data_pipeline.command import write_lines
 from tests.data_pipeline.oracle import Oracle, sums
 from tests.data_pipeline.scripted import serving
+from treetune.inference.base import SamplingParams
 from treetune.inference.guard import descendants
 from treetune.main import main
+from treetune.vocabulary import Problem
 from treetune_cluster.jobs import ranges
+from treetune_data.difficulty.answering import AskingShard, AtAddresses, Question
 from treetune_data.difficulty.merging import RowRate, bin_of, read_rates
+from treetune_domains.endpoints.settings import EndpointSettings
 
 SAMPLES = 5
 LOCAL = {"type": "local", "at_once": 2, "poll": 0.05}
@@ -130,6 +134,19 @@ def test_the_settings_of_an_answer_reach_the_address(work: Work) -> None:
 
 
 @pytest.mark.slow
+def test_requests_that_come_to_nothing_are_told_and_the_others_are_kept(
+    oracle: Oracle, tmp_path: Path
+) -> None:
+    address = EndpointSettings(base_url=oracle.url, model="oracle", concurrency=1, retries=0, give_up_after=2)
+    prompts, kept = ("1+1=?", "no sum", "2+2=?"), set()
+    questions = [Question(row, 0, 7, Problem(str(row), prompt, "")) for row, prompt in enumerate(prompts)]
+    policy, shard = AtAddresses(addresses=(address,)), AskingShard(0, tmp_path, 0)
+    told = pytest.raises(RuntimeError, match=r"^1 requests came to nothing; the others are kept")
+    with policy.opened(SamplingParams(64), shard) as ask, told:
+        ask(questions, lambda question, _: kept.add(question.row))
+    assert kept == {0, 2}
+
+
 def test_killed_jobs_and_a_killed_command_change_nothing(work: Work, undisturbed: Work) -> None:
     work.oracle.seconds = 0.03
     with work.started() as command:

@@ -74,6 +74,10 @@ def test_what_does_not_fit_is_said_with_a_change_that_makes_it_fit_and_be_it_mor
     change = remedy(found)
     assert change.override in as_text(found)
     assert plan(BIG, change.override, machine=described_machine(1, 80)).fits
+    small, kept = described_machine(1, 40), "{trainer+: {offload_reference: false}}"
+    change = remedy(plan(BIG, kept, machine=small))
+    assert "trainer.offload_reference" in {one.key for one in change.changes}
+    assert plan(BIG, kept, change.override, machine=small).fits
     change = remedy(plan("guru/32b_ppo", machine=described_machine(1, 80)))
     assert change.gpus > 1
     larger = described_machine(change.gpus, 80, change.nodes)
