@@ -37,21 +37,24 @@ def test_a_run_that_is_stopped_while_it_samples_says_so_in_one_line(tmp_path: Pa
 
 @pytest.mark.slow
 def test_the_exit_code_is_the_runs_whatever_is_killed(tmp_path: Path) -> None:
-    """Signals, and to which weights the same command goes on: test_killed_runs.py. Exit code 0: below."""
+    """That the same command goes on, and to which weights: test_killed_runs.py. Exit code 0: below."""
     config = ROOT / "tests/support/small_supervised.jsonnet"
     experiment = Experiment(tmp_path, "small", 2, config)
     done = experiment.directory.iteration(0) / "metrics.json"
     ends = {
         "node launcher": {128 + signal.SIGKILL},
         "rank": {128 + signal.SIGKILL, 1},  # 1 where the other rank's end is seen first
+        "signal": {128 + signal.SIGINT},
     }
     for what, expected in ends.items():
         running = experiment.start()
         over = (experiment.directory.iteration(5) / "metrics.json").is_file
         running.freeze(done.is_file, over, "the first iteration")
-        launchers = [p for p, words in running.seen.items() if "deepspeed.launcher.launch" in words]
-        victims = launchers if what == "node launcher" else running.ranks()
-        os.kill(victims[0].pid, signal.SIGKILL)
+        if what == "signal":
+            os.killpg(running.launcher.pid, signal.SIGINT)  # as Ctrl-C in a terminal
+        else:
+            launchers = [p for p, words in running.seen.items() if "deepspeed.launcher.launch" in words]
+            os.kill((launchers if what == "node launcher" else running.ranks())[0].pid, signal.SIGKILL)
         running.signal_ranks(signal.SIGCONT)
         assert running.wait() in expected, f"{what}: {running.tail()}"
         running.assert_all_gone()

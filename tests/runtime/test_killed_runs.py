@@ -63,25 +63,21 @@ def test_a_run_killed_where_its_server_is_busy_ends_with_the_weights_of_an_undis
 def test_a_signal_ends_a_run_that_trains_whole_and_the_same_command_continues_it(
     undisturbed: Experiment, tmp_path: Path
 ) -> None:
-    """Everything is sampled and nothing trained: no server has to come up for it."""
+    """Everything is sampled and nothing trained: no server has to come up for it. Other ends, and the exit
+    codes of them: test_ends_of_a_run.py."""
     experiment = undisturbed.copy(tmp_path)
     first, last = experiment.directory.iteration(0), experiment.directory.iteration(ITERATIONS - 1)
-    # How a batch system ends a job, and what Ctrl-C does: everyone in the foreground gets it.
-    for send, number in ((os.kill, signal.SIGTERM), (os.killpg, signal.SIGINT)):
-        experiment.forget_training()
-        running = experiment.start()
-        running.freeze(
-            (first / "metrics.json").is_file, (last / "metrics.json").is_file, "the first trained iteration"
-        )
-        send(running.launcher.pid, number)
-        running.signal_ranks(signal.SIGCONT)
-        assert running.wait() == 128 + number, running.tail()
-        said = running.tail()
-        # A frozen rank may have the launcher's SIGTERM beside the SIGINT when it goes on.
-        continues = number == signal.SIGINT and "; the same command continues" in said
-        assert continues or "ended by SIGTERM in iteration 1" in said
-        assert not any(word in said for word in ("aiohttp", "Unclosed", "Traceback"))
-        running.assert_all_gone()
+    experiment.forget_training()
+    running = experiment.start()
+    running.freeze(
+        (first / "metrics.json").is_file, (last / "metrics.json").is_file, "the first trained iteration"
+    )
+    os.killpg(running.launcher.pid, signal.SIGTERM)
+    running.signal_ranks(signal.SIGCONT)
+    assert running.wait() == 128 + signal.SIGTERM, running.tail()
+    assert "ended by SIGTERM in iteration " in (said := running.tail())
+    assert not any(word in said for word in ("aiohttp", "Unclosed", "Traceback"))
+    running.assert_all_gone()
     experiment.run()
     experiment.assert_consistent(undisturbed)
 
