@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import itertools
+import json
 import os
 import random
 import subprocess
@@ -264,21 +266,18 @@ def plain_step(model, loss, optimiser=None):
 
 
 def launch(program: Path, arguments: Sequence[str], ranks: int) -> None:
-    """Runs a Python program on several ranks with DeepSpeed's launcher."""
+    """Runs a Python program on several ranks with DeepSpeed's node launcher, or alone."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    command = [
-        str(Path(sys.executable).parent / "deepspeed"),
-        "--no_local_rank",
-        f"--num_gpus={ranks}",
-        f"--master_port={free_port()}",
-        str(program),
-        *arguments,
-    ]
+    command = [sys.executable]
+    if ranks > 1:
+        world = base64.urlsafe_b64encode(json.dumps({"localhost": [*range(ranks)]}).encode()).decode()
+        command += ["-m", "deepspeed.launcher.launch", f"--world_info={world}", "--no_local_rank"]
+        command += ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-    )
+        [*command, str(program), *arguments],
+        env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
