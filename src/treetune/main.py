@@ -46,8 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("treetune"):
             raise
+        what = error.name or f"a set of packages that go together ({error.__cause__ or error})"
         print(
-            f"{error.name} is not installed for {sys.executable}: in a checkout run ./scripts/setup.sh, then"
+            f"{what} is not installed for {sys.executable}: in a checkout run ./scripts/setup.sh, then"
             " `source .venv/bin/activate`; else pip install 'treetune[cpu]' or 'treetune[cuda]'",
             file=sys.stderr,
         )

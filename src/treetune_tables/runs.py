@@ -10,6 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.console import Console
+from rich.progress import track
+
 from treetune.config.build import build
 from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
@@ -228,19 +231,14 @@ Checked = tuple[dict[str, Any] | None, PolicyIteration | None, str | None]
 
 def _configurations(table: Reproduction) -> dict[str, Checked]:
     """Returns each experiment with the first seed, in the order in which they can be run."""
-    from rich.console import Console
-    from rich.progress import track
-
-    base, terminal = Path(table.directory), Console(stderr=True)
+    base, shown = Path(table.directory), Console(stderr=True)
     environments = {
         name: run_environment(base, recipe, recipe.seed if recipe.shared else table.seeds[0])
         for name, recipe in table.experiments.items()
     }
+    order = track(table.order(), "experiments", console=shown, transient=True, disable=not shown.is_terminal)
     found = {
-        name: _checked(table.experiments[name], environments[name], *_read_by(table, name))
-        for name in track(
-            table.order(), "experiments", console=terminal, transient=True, disable=not terminal.is_terminal
-        )
+        name: _checked(table.experiments[name], environments[name], *_read_by(table, name)) for name in order
     }
     names = {name: config["experiment_name"] for name, (config, *_) in found.items() if config}
     for name, experiment_name in names.items():

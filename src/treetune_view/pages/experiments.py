@@ -162,7 +162,6 @@ def show(view: View) -> Response:
 
 
 def _settings(view: View, run: Run) -> Mapping[str, str]:
-    """Returns the configuration's values by key; of texts without quotes."""
     config = view.store.experiment(run).config
     return view.store.known("settings", run, lambda: {k: v.strip('"') for k, v in flat(config).items()})
 
