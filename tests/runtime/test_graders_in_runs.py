@@ -44,9 +44,9 @@ from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.unavailable import NothingGraded
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration, without_sandbox
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.tasks.graders.function import FunctionGrader
 from treetune_domains import judge_server
 from treetune_domains.endpoints.settings import EndpointSettings
+from treetune_domains.graders.function import FunctionGrader
 from treetune_domains.graders.judge import JudgeGrader, JudgeModel
 
 # Reward functions that fail

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from treetune.config import folders
-from treetune.tasks.graders.function import FunctionGrader
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
+from treetune_domains.graders.function import FunctionGrader
 
 DATA = {"counted": True, "data_source": "sums", "extra_info": {"split": "train"}}
 PROBLEM = Problem(id="p", prompt="?", gold="4", data=DATA)

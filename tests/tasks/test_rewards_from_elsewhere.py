@@ -16,10 +16,10 @@ from treetune.config import folders
 from treetune.rollouts.numbers import columns, measured
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.conformance import Case, conformance
-from treetune.tasks.graders.function import FunctionGrader
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Grade, Message, Problem, Segment, TextCodec, Trajectory
+from treetune_domains.graders.function import FunctionGrader
 from treetune_domains.graders.weighted import Weighted
 
 DATA = {"data_source": "sums", "extra_info": {"level": 3}}

@@ -11,19 +11,18 @@ import math
 import os
 import pickle
 import signal
-import socket
-import struct
 import subprocess
 import threading
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import Any, Literal
 
 from treetune.processes.pool import START_SECONDS, WorkerStartError, ended, pickled_servant, start_worker
-from treetune.processes.worker import LENGTH, Servant, begun, die_with_parent, frame, load, read
+from treetune.processes.worker import Servant, begun, die_with_parent, frame, load, read
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import GradeOutcome, Problem
 from treetune_domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
@@ -31,9 +30,8 @@ from treetune_domains.environments.base import LONGEST_OBSERVATION, Environment,
 Snapshot = tuple[int, bytes]
 """A pickled state, behind the number of actions that had led to it."""
 
-_ORDER = struct.Struct("<ci")
-"""What is to be done, and to which process: ``f``, fork; ``k``, kill; ``d``, it has hung up and dies."""
-_NUMBER = struct.Struct("<i")
+Order = Literal["fork", "kill", "dies"]
+"""What is to be done; a process that dies has hung up."""
 _LAST_WORDS_S = 1.0
 """Seconds that a process which has hung up has to end by itself."""
 
@@ -149,7 +147,7 @@ class Forks:
         self._memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._orders: socket.socket | None = None
+        self._orders: Connection | None = None
         self._closed = False
 
     def fork(self) -> ForkedWorld:
@@ -161,9 +159,9 @@ class Forks:
                 ours, theirs = Pipe()
                 with theirs:
                     try:
-                        socket.send_fds(orders, [_ORDER.pack(b"f", 0)], [theirs.fileno()])
-                        (pid,) = _NUMBER.unpack(_received(orders, _NUMBER.size))
-                        return ForkedWorld(self, ours, pid)
+                        orders.send(("fork", 0))
+                        reduction.send_handle(orders, theirs.fileno(), None)
+                        return ForkedWorld(self, ours, _told(orders))
                     except (EOFError, OSError) as error:  # it was killed: another one is started once
                         ours.close()
                         self._stop()
@@ -171,13 +169,13 @@ class Forks:
                             raise WorkerStartError("an environment's process ends when it forks") from error
         raise AssertionError
 
-    def end(self, pid: int, order: bytes) -> str:
+    def end(self, pid: int, order: Order) -> str:
         """Ends an answer's process and what it started. Returns in words how it ended."""
         with self._lock:
             if self._orders is not None:
                 try:
-                    self._orders.sendall(_ORDER.pack(order, pid))
-                    return ended(*_NUMBER.unpack(_received(self._orders, _NUMBER.size)))
+                    self._orders.send((order, pid))
+                    return ended(_told(self._orders))
                 except (EOFError, OSError):  # it was killed, and all answers' processes with it
                     self._stop()
         return "was killed"
@@ -188,20 +186,19 @@ class Forks:
             self._closed = True
             self._stop()
 
-    def _start(self) -> socket.socket:
+    def _start(self) -> Connection:
         if self._closed:
             raise WorkerStartError("the environment was closed while it was played")
         self._stop()  # what is left of one that did not start
-        ours, theirs = socket.socketpair()
-        ours.settimeout(START_SECONDS)
+        ours, theirs = Pipe()
         with theirs:
             self._process, setup = start_worker(
                 "treetune_domains.environments.worlds", self._memory_bytes, theirs.fileno(), theirs.fileno()
             )
         try:
-            ours.sendall(frame(setup) + frame(self._pickled))
-            (length,) = LENGTH.unpack(_received(ours, LENGTH.size))
-            kind, told = pickle.loads(_received(ours, length))
+            with open(os.dup(ours.fileno()), "wb") as requests:
+                requests.write(frame(setup) + frame(self._pickled))
+            kind, told = _told(ours)
             if kind == "failed":
                 raise WorkerStartError(f"a worker process cannot load what it works with: {told}")
         except TimeoutError as error:
@@ -242,9 +239,9 @@ class ForkedWorld:
             self.close()
             raise
         except (EOFError, OSError) as error:
-            raise EOFError(self.close(b"d")) from error
+            raise EOFError(self.close("dies")) from error
 
-    def close(self, order: bytes = b"k") -> str:
+    def close(self, order: Order = "kill") -> str:
         """Ends the process and returns in words how it ended. Safe to call twice."""
         if self._connection.closed:
             return "was ended"
@@ -252,47 +249,43 @@ class ForkedWorld:
         return self._forks.end(self._pid, order)
 
 
-def _received(connection: socket.socket, count: int) -> bytes:
-    """Returns so many bytes. Raises EOFError for fewer."""
-    data = b""
-    while len(data) < count:
-        more = connection.recv(count - len(data))
-        if not more:
-            raise EOFError
-        data += more
-    return data
+def _told(orders: Connection) -> Any:
+    """Returns the next message. Raises EOFError where there will be none, TimeoutError after a while."""
+    if not orders.poll(START_SECONDS):
+        raise TimeoutError
+    return orders.recv()
 
 
 # The child's side
 
 
 def main() -> None:
-    requests, send = begun()
-    environment = load(read(requests), send).environment
-    send("loaded", time.monotonic())
-    orders = socket.socket(fileno=os.dup(requests.fileno()))
+    requests, _ = begun()
+    orders = Connection(os.dup(requests.fileno()))
+    environment = load(read(requests), lambda *told: orders.send(told)).environment
+    orders.send(("loaded", None))
     while True:
-        order, descriptors, _, _ = socket.recv_fds(orders, _ORDER.size, 1)
-        if not order:
+        try:
+            order, pid = orders.recv()
+        except EOFError:
             return
-        what, pid = _ORDER.unpack(order)
-        if what != b"f":
+        if order != "fork":
             code = -signal.SIGKILL
             with contextlib.suppress(ChildProcessError):  # of a process before this one: they ended together
-                code = _end(pid, _LAST_WORDS_S if what == b"d" else 0.0)
-            orders.sendall(_NUMBER.pack(code))
+                code = _end(pid, _LAST_WORDS_S if order == "dies" else 0.0)
+            orders.send(code)
             continue
-        own, pid = os.getpid(), os.fork()
+        descriptor, own, pid = reduction.recv_handle(orders), os.getpid(), os.fork()
         if pid:
-            os.close(descriptors[0])
-            orders.sendall(_NUMBER.pack(pid))
+            os.close(descriptor)
+            orders.send(pid)
             continue
         try:
             os.setsid()  # so that what it starts is ended with it
             die_with_parent(own)
             orders.close()
             requests.close()
-            world, connection = World(environment), Connection(descriptors[0])
+            world, connection = World(environment), Connection(descriptor)
             while True:
                 method, *arguments = connection.recv()
                 connection.send(world.call(math.inf, method, *arguments))

@@ -16,9 +16,9 @@ from annotated_types import Gt
 
 from treetune.config import folders
 from treetune.config.imports import function_at
-from treetune.tasks.graders import foreign
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem
+from treetune_domains import foreign
 
 NO_ROW: foreign.Row = {"prompt": "", "gold": "", "data": {}, "domain": "", "messages": ()}
 """What a function is held against before there is a problem."""
@@ -31,7 +31,7 @@ class FunctionGrader(Grader):
 
     It is called as ``score(response, gold)`` with two texts; where its second parameter is called `problem`,
     it gets the whole `Problem` instead. One with the parameters of verl, TRL or verifiers gets what these
-    give (`graders/foreign.py`), one of whole batches those of one answer; a rubric, an environment with one
+    give (`foreign.py`), one of whole batches those of one answer; a rubric, an environment with one
     (`load_environment`) and a class of tasks of verifiers are the weighted sum of their rewards. `arguments`
     are given by their names as well. A coroutine function is awaited. It returns a number, a `Grade`, a
     dictionary with the number as ``score``, or None where the response holds no answer. What earns 1 or more
