@@ -308,6 +308,13 @@ def test_attention_that_ranks_cannot_share_is_refused(
         parallel(size).attach(model)
 
 
+def test_heads_of_keys_that_ranks_cannot_share_are_refused() -> None:
+    model = tiny_model()
+    model.config.num_attention_heads, model.config.num_key_value_heads = 6, 3
+    with pytest.raises(ValueError, match=r"the 6 attention heads \(of 3 keys and values\)"):
+        parallel(2).attach(model)
+
+
 def test_what_is_written_of_a_shared_model_does_not_say_so() -> None:
     model = tiny_model()
     parallel(2).attach(model)

@@ -65,6 +65,12 @@ def test_the_list_shows_the_newest_iteration_or_what_is_asked_for(viewer: Viewer
     viewer.record(iterations=2)
     newest = viewer.page("/answers?run=run")
     assert newest.count("iteration 2</td>") == 8 and "iteration 1</td>" not in newest
+    order = [
+        re.findall(r'id="(a-[^"]+)"', viewer.page(f"/answers?run=run{how}"))
+        for how in ("", "&sort=advantage_size&order=down", "&sort=tokens&order=down", "&sort=tokens&order=up")
+    ]
+    assert order[0] == order[1], "where nothing is asked for, those with the most credit come first"
+    assert order[2] != order[3] and sorted(order[2]) == sorted(order[0])
     asked = {"run": "run", "of": "everything", "where": "score < 1; tokens > 3", "sort": "tokens"}
     assert "validation after 1 iterations</td>" in viewer.page("/answers", **asked)
     # An evaluation is sorted and filtered by what only iterations have.
