@@ -154,7 +154,10 @@ def own_entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
 
 
 def family_word(family: type) -> str:
-    return family.__name__.lower() if family.__name__.isupper() else _spaced(family.__name__)
+    name = family.__name__
+    if name.isupper():
+        return name.lower()
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
 
 
 def bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -232,7 +235,3 @@ def _bounds(constraint: Any) -> str:
         if isinstance(constraint, kind):
             return f"{words} {getattr(constraint, attribute)}"
     return ""
-
-
-def _spaced(name: str) -> str:
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
