@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.support.peak_memory import Case
+from tests.trainers.helpers import tiny_model
 from treetune.models.lora import Lora
 from treetune.models.shapes import Shape
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
+from treetune_cluster.planning.memory import adapter_weights
 
 WITHIN = 0.10
 
@@ -57,3 +59,13 @@ def test_a_plan_is_within_a_tenth_of_what_pytorch_counts(name):
         name=name, shape=shape, trainer=trainer, answers=12, prompt_tokens=32, answer_tokens=96, **more
     )
     assert case.planned().peak == pytest.approx(case.measured(), rel=WITHIN)
+
+
+def test_adapters_have_as_many_weights_as_a_model_gets():
+    shape = Shape(
+        hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, intermediate=48, vocabulary=24, tied=False,
+        source="",
+    )  # fmt: skip
+    model = Lora(rank=3).apply(tiny_model(kv_heads=1), 0)
+    sizes = [weight.numel() for name, weight in model.named_parameters() if "lora_" in name]
+    assert adapter_weights(shape, 3) == sum(sizes) > 0
