@@ -55,7 +55,7 @@ def stand_in_hub() -> Iterator[Hub]:
                 return 401, {"error": "not you"}
             if path == "/api/repos/create":
                 hub.created.append(json.loads(body))
-                return 200, {"url": f"{hub.address}/me/tiny"}
+                return 409, {"error": "it is there already", "url": f"{hub.address}/me/tiny"}
             if path == "/api/validate-yaml":
                 return 200, {"errors": [], "warnings": []}
             if "/preupload/" in path:
