@@ -75,6 +75,8 @@ def test_another_inputs_output_is_refused(source: Path, output: Path, tmp_path: 
     score_responses(Gsm8k(), source, output, workers=1)
     with pytest.raises(ValueError, match=r"out.jsonl:1 is another answer than .*other.jsonl:1"):
         score_responses(Gsm8k(), write(tmp_path / "other.jsonl", ROWS[::-1]), output, workers=1)
+    with pytest.raises(ValueError, match=r"rows.jsonl:1 is no graded row: name another output"):
+        score_responses(Gsm8k(), source, write(tmp_path / "rows.jsonl", ROWS), workers=1)
 
 
 def test_a_row_without_a_gold_answer_is_an_error_and_the_others_go_on(output: Path, tmp_path: Path) -> None:
