@@ -16,9 +16,9 @@ counted = Path(sys.argv[1])
 @server.tool()
 def count(step: int = 1) -> str:
     """Counts on, over all that ask."""
-    now = int(counted.read_text() or 0) + step if counted.exists() else step
-    counted.write_text(str(now))
-    return f"{now}"
+    with counted.open("a") as file:  # a server that is killed here leaves what others have counted
+        file.write("|" * step)
+    return f"{counted.stat().st_size}"
 
 
 @server.tool()
