@@ -2,7 +2,7 @@
 // of these seeds was run, on the area under the curve; rates and batches are those that did best on another seed (credit_training_tries).
 (import 'credit_training.libsonnet')(
   'long',
-  std.range(1, 8),
+  std.range(1, 16),
   {
     ceiling: ['fast'],
     grpo: ['oftener'],
@@ -19,7 +19,7 @@
       difference: 0.02,
       assume: 'normal',
       column: 'area over tokens',
-      seeds: { at_least: 6, at_most: 8 },
+      seeds: { at_least: 6, at_most: 16 },
     },
   },
 )
