@@ -1,5 +1,5 @@
 // Learning at equal cost where one choice of sixteen decides, `rule`: the first or the last. Every method begins with one start
-// model and samples 150,000 tokens, for answers and for their credit together. Its learning rate and its number of problems an
+// model and samples `tokens` tokens, for answers and for their credit together. Its learning rate and its number of problems an
 // iteration are those that did best of three tries on a seed of their own (`tries`).
 local start(decision) = std.get({ alone: 'alone_start', long: 'long_start' }, decision, 'start');
 local methods = {
@@ -32,15 +32,15 @@ local tries = {
   oftener: { rate: '3e-4', answers: 16 },
 };
 
-local experiment(decision, method, try) = {
+local experiment(decision, method, try, tokens, directory) = {
   local one = methods[method],
   configs: ['configs/equal_cost/%s.jsonnet' % decision],
   overrides: [
-    '{ model+: { name_or_path: "experiments/credit_training_%s/shared/decisive/%s/checkpoints/last/policy" } }'
-    % [decision, start(decision)],
+    '{ model+: { name_or_path: "%s/shared/decisive/%s/checkpoints/last/policy" } }' % [directory, start(decision)],
     one.more,
     '{ experiment_name+: "/%s_%s", problems_per_iteration: %d, evaluation+: { every: %d } }'
     % [method, try, one.problems, one.every],
+    '{ stop_after: { sampled_tokens: %d } }' % tokens,
     '{ trainer+: { learning_rate: %s, minibatch_size: %d } }' % [tries[try].rate, tries[try].answers],
   ],
   needs: ['start'],
@@ -48,10 +48,10 @@ local experiment(decision, method, try) = {
   estimated_from: 'a guess for one of two cores',
 };
 
-function(decision, seeds, chosen, title, more={}) {
+function(decision, seeds, chosen, title, more={}, tokens=150000, directory='experiments/credit_training_' + decision) {
   type: 'reproduction',
   title: title,
-  directory: 'experiments/credit_training_' + decision,
+  directory: directory,
   seeds: seeds,
   baseline: if std.length(chosen.grpo) > 1 then null else 'GRPO',
   experiments: {
@@ -62,14 +62,14 @@ function(decision, seeds, chosen, title, more={}) {
       estimated_from: 'a guess for one of two cores',
     },
   } + {
-    [method + '_' + try]: experiment(decision, method, try)
+    [method + '_' + try]: experiment(decision, method, try, tokens, directory)
     for method in std.objectFields(chosen)
     for try in chosen[method]
   },
   columns: [
     { name: 'test pass@1', evaluation: 'test', curve: 'validation' },
-    { name: 'area over tokens', area: { over: 'tokens', upto: 150000 }, curve: 'validation' },
-    { name: 'area over seconds', area: { over: 'seconds', upto: 20 }, curve: 'validation' },
+    { name: 'area over tokens', area: { over: 'tokens', upto: tokens }, curve: 'validation' },
+    { name: 'area over seconds', area: { over: 'seconds', upto: tokens / 7500 }, curve: 'validation' },
   ],
   rows: [
     { name: methods[method].name + (if std.length(chosen[method]) > 1 then ', ' + try else ''), experiment: method + '_' + try }

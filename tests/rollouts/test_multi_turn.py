@@ -158,6 +158,7 @@ def test_stop_strings_end_turns_and_are_not_for_the_environment(sampled: Sampled
 
 ENDS = {
     "hang": ("timeout", "no result within 1 s"),
+    "halfway": ("timeout", "no result within 1 s"),
     "die": ("error", "the worker process ended with exit code 3"),
     "raise": ("error", "RuntimeError: nobody expected this"),
     "leave": ("error", "SystemExit: goodbye"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.fake_engine import FakeEngine
@@ -106,6 +108,11 @@ class Obedient(Environment):
             return Turn("+", reward=0.125)
         match state.gold:
             case "hang":
+                time.sleep(60)
+            case "halfway":  # the head of a message that never follows
+                files = Path("/proc/self/fd")
+                sockets = [one for one in files.iterdir() if str(one.resolve()).count("socket:")]
+                os.write(max(int(one.name) for one in sockets), struct.pack("!i", 256))
                 time.sleep(60)
             case "slow":
                 time.sleep(0.5)

@@ -11,6 +11,8 @@ import math
 import os
 import pickle
 import signal
+import socket
+import struct
 import subprocess
 import threading
 import time
@@ -161,7 +163,7 @@ class Forks:
                     try:
                         orders.send(("fork", 0))
                         reduction.send_handle(orders, theirs.fileno(), None)
-                        return ForkedWorld(self, ours, _told(orders))
+                        return ForkedWorld(self, ours, orders.recv())
                     except (EOFError, OSError) as error:  # it was killed: another one is started once
                         ours.close()
                         self._stop()
@@ -175,7 +177,7 @@ class Forks:
             if self._orders is not None:
                 try:
                     self._orders.send((order, pid))
-                    return ended(_told(self._orders))
+                    return ended(self._orders.recv())
                 except (EOFError, OSError):  # it was killed, and all answers' processes with it
                     self._stop()
         return "was killed"
@@ -191,6 +193,7 @@ class Forks:
             raise WorkerStartError("the environment was closed while it was played")
         self._stop()  # what is left of one that did not start
         ours, theirs = Pipe()
+        _bound(ours, START_SECONDS)
         with theirs:
             self._process, setup = start_worker(
                 "treetune_domains.environments.worlds", self._memory_bytes, theirs.fileno(), theirs.fileno()
@@ -198,10 +201,10 @@ class Forks:
         try:
             with open(os.dup(ours.fileno()), "wb") as requests:
                 requests.write(frame(setup) + frame(self._pickled))
-            kind, told = _told(ours)
+            kind, told = ours.recv()
             if kind == "failed":
                 raise WorkerStartError(f"a worker process cannot load what it works with: {told}")
-        except TimeoutError as error:
+        except BlockingIOError as error:
             raise WorkerStartError(f"no environment was there within {START_SECONDS:g} s") from error
         except (EOFError, OSError) as error:
             raise WorkerStartError(
@@ -230,14 +233,13 @@ class ForkedWorld:
         """Raises TimeoutError after `deadline` seconds, and EOFError, saying how, where the process ends: it
         is gone then."""
         try:
+            _bound(self._connection, deadline)
             self._connection.send((method, *arguments))
-            if not self._connection.poll(deadline):
-                raise TimeoutError
             played: Played = self._connection.recv()
             return played
-        except TimeoutError:
+        except BlockingIOError as error:
             self.close()
-            raise
+            raise TimeoutError from error
         except (EOFError, OSError) as error:
             raise EOFError(self.close("dies")) from error
 
@@ -249,11 +251,13 @@ class ForkedWorld:
         return self._forks.end(self._pid, order)
 
 
-def _told(orders: Connection) -> Any:
-    """Returns the next message. Raises EOFError where there will be none, TimeoutError after a while."""
-    if not orders.poll(START_SECONDS):
-        raise TimeoutError
-    return orders.recv()
+def _bound(connection: Connection, seconds: float) -> None:
+    """Has each wait of a connection's calls end with BlockingIOError after so many seconds, also one in the
+    middle of a message."""
+    limit = struct.pack("ll", *divmod(max(1, int(min(seconds, 1e9) * 1e6)), 10**6))
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 # The child's side

@@ -1,0 +1,26 @@
+// Learning at 300,000 sampled tokens where the first of 32 choices decides: twice as long as credit_training_long, whose
+// siblings were not told apart. The three comparisons were declared before any of these runs.
+(import 'credit_training.libsonnet')(
+  'long',
+  std.range(1, 16),
+  {
+    ceiling: ['fast'],
+    grpo: ['oftener'],
+    siblings: ['oftener'],
+    vineppo_1: ['oftener'],
+    vineppo_3: ['oftener'],
+  },
+  'Credit at 300,000 sampled tokens: the first of 32 choices decides',
+  {
+    name: 'credit_training_longer',
+    comparisons: [{ row: row, to: 'GRPO' } for row in ['siblings', 'VinePPO, K = 1', 'VinePPO, K = 3']],
+    until: {
+      difference: 0.02,
+      assume: 'normal',
+      column: 'area over tokens',
+      seeds: { at_least: 6, at_most: 16 },
+    },
+  },
+  tokens=300000,
+  directory='experiments/credit_training_longer',
+)
