@@ -74,6 +74,7 @@ function(decision, seeds, chosen, title, more={}, tokens=150000, directory='expe
   rows: [
     { name: methods[method].name + (if std.length(chosen[method]) > 1 then ', ' + try else ''), experiment: method + '_' + try }
     for method in ['ceiling', 'grpo', 'siblings', 'vineppo_1', 'vineppo_3', 'tree']
+    if std.objectHas(chosen, method)
     for try in chosen[method]
   ],
 } + more
