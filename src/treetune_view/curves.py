@@ -330,10 +330,15 @@ PHASES: Mapping[str, str] = {
 
 def plan_beside(experiment: Experiment) -> list[tuple[str, str, str, str]]:
     """Returns what the plan said of an iteration, what one took on average, and by how much that is more or
-    less: in words, by the metric's name. Nothing that wasn't recorded."""
-    rows = []
-    for metric, planned in experiment.predicted.items():
-        values = [y for _, y in experiment.curve(metric)]
+    less: in words, by the metric's name. Nothing that wasn't recorded. The seconds of answers and of the
+    continuations beside them are one row."""
+    rows, predicted = [], dict(experiment.predicted)
+    if experiment.curve("credit/value_overlap_seconds") and "seconds/credit" in predicted:
+        seconds = predicted.pop("seconds/generation") + predicted.pop("seconds/credit")
+        predicted = {"seconds/generation + seconds/credit": seconds} | predicted
+    for metric, planned in predicted.items():
+        parts = [experiment.curve(part) for part in metric.split(" + ")]
+        values = [math.fsum(y for _, y in points) for points in zip(*parts, strict=False)]
         if not values or not isinstance(planned, int | float) or planned <= 0:
             continue
         mean = math.fsum(values) / len(values)

@@ -6,9 +6,11 @@ import re
 from io import StringIO
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tests.runtime.in_process import directory_of, small, trained
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.runtime.directory import PREDICTION
 from treetune.store.checksums import read_record, write_record
 from treetune_view.curves import plan_beside
@@ -16,6 +18,17 @@ from treetune_view.experiment import read_experiment
 from treetune_view.report import write_report
 from treetune_view.store import Store
 from treetune_view.terminal import run_page
+
+
+def test_continuations_that_go_beside_answers_share_a_row_with_them(tmp_path: Path) -> None:
+    path = directory_of(trained(small(tmp_path, credit=MonteCarlo(samples=1)))).path
+    write_record(path / PREDICTION, {"seconds/generation": 3.0, "seconds/credit": 1.0})
+    experiment = read_experiment(path)
+    curves = [experiment.curve(f"seconds/{phase}") for phase in ("generation", "credit")]
+    measured = sum(y for curve in curves for _, y in curve) / len(experiment.metrics)
+    ((metric, planned, took, _),) = plan_beside(experiment)
+    assert (metric, planned) == ("seconds/generation + seconds/credit", "4 s")
+    assert float(took.removesuffix(" s")) == pytest.approx(measured, rel=0.01)
 
 
 def test_a_run_keeps_its_plan_and_report_and_watch_show_by_how_much_it_was_off(tmp_path: Path) -> None:

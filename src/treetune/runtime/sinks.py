@@ -20,14 +20,14 @@ class Sink(Registrable):
     """A mirror of the metrics. `open` may fail; a sink that fails later is dropped with a warning."""
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
-        """Begins; returns the handle that `log` and `close` get."""
+        """Begins; returns the handle that `log` and `close` get, here one with the calls of a W&B run."""
         raise NotImplementedError
 
     def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
-        raise NotImplementedError
+        handle.log(dict(metrics), step=iteration)
 
     def close(self, handle: Any) -> None:
-        raise NotImplementedError
+        handle.finish()
 
 
 @Sink.register("trackio")
@@ -42,18 +42,14 @@ class TrackioSink(Sink):
         trackio = import_module("trackio")  # in no lock file
         return trackio.init(project=self.project, name=name, config=dict(config), resume="allow", embed=False)
 
-    def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
-        handle.log(dict(metrics), step=iteration)
-
-    def close(self, handle: Any) -> None:
-        handle.finish()
-
 
 @Sink.register("wandb")
 @dataclass(frozen=True, kw_only=True)
-class WandbSink(TrackioSink):
+class WandbSink(Sink):
     """Weights & Biases: offline unless someone is logged in; `WANDB_RUN_ID` continues that run."""
 
+    project: str = "treetune"
+    """The project's name there."""
     entity: str | None = None
     """User or team; null: the default of the user who is logged in."""
 

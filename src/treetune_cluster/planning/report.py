@@ -28,12 +28,13 @@ Fitted to CASPO's Rho-1B, 512 answers twice: 17 s with 8 rows a micro-batch, 69 
 checkpointing, which is 10 % of the operations."""
 BANDWIDTH_SHARE = 0.6
 """The share of the bandwidth that is assumed to be reached in decoding."""
-CORE_FLOPS = 45e9
-"""Float32 operations a second on one core: a GRPO epoch of the quickstart in 1.4 s on two (benchmark.md)."""
-ENGINE_TOKEN = {"cpu": 65e-6, "cuda": 30e-6}
-"""Seconds of the engine's own Python for each token of each sequence. On a CPU: 2.2 and 5.4 s for a rollout
-and a credit, less the model's operations (benchmark.md). Beside a GPU: between what CASPO's answers (4 s) and
-its continuations (152 s) ask for."""
+CORE_FLOPS = 66e9
+"""Float32 operations a second on one core: an epoch of the quickstart and its reference's scores in 1.3 s on
+two (docs/results/plan.md)."""
+ENGINE_TOKEN = {"cpu": 48e-6, "cuda": 30e-6}
+"""Seconds of the engine's own Python for each token of each sequence. On a CPU: 0.75 and 2.5 s for a rollout
+and a credit by two servers, less the model's operations (benchmark.md). Beside a GPU: between what CASPO's
+answers (4 s) and its continuations (152 s) ask for."""
 HTTP_TOKEN, HTTP_SAMPLE = 2.5e-6, 0.1e-3
 """Seconds of a server's one HTTP process for each token with a log-prob and each sample
 (docs/results/http_side.md: 2.8 s for a million tokens with log-probs in 3,900 samples, 0.7 s for one without
@@ -61,6 +62,8 @@ SECONDS = {
 }
 """The phase of the run's clock that has each estimate's seconds."""
 
+OF_THE_MACHINE = ("device", "ranks", "nodes", "device_memory", "host_memory", "shared_memory")
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -83,7 +86,7 @@ def estimates(plan: Plan) -> Iterator[Estimate]:
 
     on_gpu, tokens = machine.device == "cuda", work.rows * work.row_tokens
     rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
-    source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "45 billion operations a second a core"
+    source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
     critic = plan.trainer.critic is not None
     groups = max(1, machine.world_size // trainer.model_parallel_size)
     alone = trainer.sequences_per_micro_batch
@@ -260,14 +263,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
     found = None if plan.fits else remedy(plan)
     return {
         "experiment": plan.experiment.experiment_name,
-        "machine": {
-            "device": machine.device,
-            "ranks": machine.ranks,
-            "nodes": machine.nodes,
-            "device_memory": machine.device_memory,
-            "host_memory": machine.host_memory,
-            "shared_memory": machine.shared_memory,
-        },
+        "machine": {name: getattr(machine, name) for name in OF_THE_MACHINE},
         "parameters": shape.parameters,
         "shape": {name: getattr(shape, name) for name in shape.__dataclass_fields__},
         "places": [

@@ -252,8 +252,7 @@ class ForkedWorld:
 
 
 def _bound(connection: Connection, seconds: float) -> None:
-    """Has each wait of a connection's calls end with BlockingIOError after so many seconds, also one in the
-    middle of a message."""
+    """Has each wait for a connection, also within a message, end in BlockingIOError after so many seconds."""
     limit = struct.pack("ll", *divmod(max(1, int(min(seconds, 1e9) * 1e6)), 10**6))
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
