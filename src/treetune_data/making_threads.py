@@ -236,7 +236,7 @@ class _Making:
 def _in_words(summary: dict[str, Any], output: Path) -> list[str]:
     """Returns the summary for a person, a line each."""
 
-    def shown(usage: dict[str, Any]) -> str:
+    def usage_line(usage: dict[str, Any]) -> str:
         dollars = f", {usage['dollars']:.4f} $" if "dollars" in usage else ""
         tokens = f"{usage['input_tokens']} tokens in, {usage['output_tokens']} out"
         return f"{usage['requests']} answers, {tokens}{dollars}"
@@ -257,8 +257,8 @@ def _in_words(summary: dict[str, Any], output: Path) -> list[str]:
     lines += [f"  block left sequential: {count} × {reason}" for reason, count in dropped.items()]
     if summary["unanswered"]:
         lines.append(f"  unanswered: {summary['unanswered']}; the same command asks again")
-    lines += [f"  {name:<11}{shown(step)}" for name, step in usage["steps"].items()]
-    lines.append(f"  {'in all':<11}{shown(usage)}")
+    lines += [f"  {name:<11}{usage_line(step)}" for name, step in usage["steps"].items()]
+    lines.append(f"  {'in all':<11}{usage_line(usage)}")
     if usage["estimated"]:
         lines.append(
             f"  {usage['estimated']} answers came without usage: their tokens are taken for as many as bytes"

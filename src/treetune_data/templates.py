@@ -84,7 +84,7 @@ def _environment() -> SandboxedEnvironment:
     from jinja2.sandbox import SandboxedEnvironment
 
     environment = SandboxedEnvironment(
-        undefined=StrictUndefined, finalize=_said, keep_trailing_newline=True, autoescape=False
+        undefined=StrictUndefined, finalize=_not_null, keep_trailing_newline=True, autoescape=False
     )
     environment.filters |= {
         "json": lambda value: json.dumps(value, ensure_ascii=False),
@@ -92,20 +92,20 @@ def _environment() -> SandboxedEnvironment:
         "words": lambda text: len(text.split()),
         "alphanumerics": lambda text: sum(character.isalnum() for character in text),
         "sub": lambda text, pattern, by="": re.sub(pattern, by, text),
-        "found": lambda text, pattern: _found(text, pattern),
+        "found": lambda text, pattern: _last_match(text, pattern),
     }
     environment.tests["matching"] = lambda text, pattern: re.search(pattern, text) is not None
     return environment
 
 
-def _said(value: Any) -> Any:
+def _not_null(value: Any) -> Any:
     """Returns a field for a text: null is none."""
     if value is None:
         raise NoValue("a field is null")
     return value
 
 
-def _found(text: str, pattern: str) -> str:
+def _last_match(text: str, pattern: str) -> str:
     """The first group of the last match, or the whole of it."""
     matches = list(re.finditer(pattern, text))
     if not matches:

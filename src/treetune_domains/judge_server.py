@@ -102,7 +102,7 @@ def refuse_dumb(judge: RunningJudge, task: Task, problems: Sequence[Problem]) ->
     assert isinstance(grader, JudgeGrader)
     system: list[Message] = [] if grader.system is None else [("system", grader.system)]
     asking = replace(judge.asking, retries=0)
-    body = asking.question(judge.name, [*system, ("user", grader.asked("", problem))], {})
+    body = asking.question(judge.name, [*system, ("user", grader.question("", problem))], {})
 
     async def ask() -> None:
         async with Client(asking, judge.place, lambda: False) as client:

@@ -62,7 +62,7 @@ class SignpostsGrader(Grader):
     def extract(self, response: str, problem: Problem) -> str | None:
         if self.whole and len(response) != problem.data["length"]:
             return None
-        said = [line[1:2] or BLANK for line in way(problem, response)]
+        said = [line[1:2] or BLANK for line in lines_of(problem, response)]
         return "".join(said) if response.strip() else None
 
     def verdict(self, extracted: str, problem: Problem) -> float:
@@ -78,7 +78,7 @@ def groups(problem: Problem) -> Sequence[Sequence[int]]:
     return found
 
 
-def way(problem: Problem, response: str) -> Sequence[str]:
+def lines_of(problem: Problem, response: str) -> Sequence[str]:
     """The lines that may count, of those that are there."""
     first: int = problem.data["first"]
     return response.split("\n")[first : first + len(problem.gold)]
@@ -229,7 +229,7 @@ class Signposts(GeneratedTask):
         """The reward, where it is known before the way's end."""
         on_line = len(response) - response.rfind("\n") > 2
         chosen = max(0, response.count("\n") - self._first() + on_line)
-        right = [line[1:2] == gold for line, gold in zip(way(problem, response)[:chosen], problem.gold)]
+        right = [line[1:2] == gold for line, gold in zip(lines_of(problem, response)[:chosen], problem.gold)]
         won = [any(right[line] for line in group if line < chosen) for group in groups(problem)]
         if all(won):
             is_open = isinstance(self.grader, SignpostsGrader) and self.grader.whole

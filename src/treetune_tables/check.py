@@ -157,8 +157,8 @@ def unwritten(plan: Plan) -> Iterator[ConfigIssue]:
     for number, column in enumerate(table.columns):
         key, names = f"columns.{number}", [row.cell(column.name).experiment for row in table.rows]
         if column.evaluation is not None and column.over is None:
-            lacks = partial(lacks_value, label=column.evaluation, value=column.shown)
-            yield from _lacking(f"{key}.value", column.shown, names, roots, lacks)
+            lacks = partial(lacks_value, label=column.evaluation, value=column.number)
+            yield from _lacking(f"{key}.value", column.number, names, roots, lacks)
         if column.curve is not None:
             lacks = partial(lacks_value, label=column.curve, value=PASS_AT_1)
             yield from _lacking(f"{key}.curve", f"the set {column.curve!r}", names, roots, lacks)
@@ -166,8 +166,8 @@ def unwritten(plan: Plan) -> Iterator[ConfigIssue]:
     for number, panel in enumerate(table.panels):
         key, names = f"panels.{number}", [row.experiment for row in table.rows]
         if panel.evaluation is not None:
-            lacks = partial(lacks_value, label=panel.evaluation, value=panel.shown)
-            yield from _lacking(f"{key}.value", panel.shown, names, roots, lacks)
+            lacks = partial(lacks_value, label=panel.evaluation, value=panel.number)
+            yield from _lacking(f"{key}.value", panel.number, names, roots, lacks)
         if panel.metric is not None:
             lacks = partial(lacks_metric, name=panel.metric)
             trained = [name for name in names if name not in before]

@@ -213,10 +213,10 @@ class Column:
             raise ValueError(f"column {self.name!r}: value is a number of an evaluation or an analysis")
         if self.evaluation is not None:
             try:
-                value_named(self.shown)
+                value_named(self.number)
             except ValueError as error:
                 raise ValueError(f"column {self.name!r}: {error}") from None
-        if (self.over is not None) != (self.evaluation is not None and is_ratio(self.shown)):
+        if (self.over is not None) != (self.evaluation is not None and is_ratio(self.number)):
             raise ValueError(
                 f"column {self.name!r}: a ratio such as speed_up is over another row, which over names, and"
                 " nothing else is"
@@ -224,13 +224,13 @@ class Column:
         for kind, settings in of_curve.items():
             if settings is not None and self.curve is None:
                 raise ValueError(f"column {self.name!r}: {kind} is read along the curve of a set; name one")
-        if self.curve is not None and self.evaluation is not None and self.shown != PASS_AT_1:
+        if self.curve is not None and self.evaluation is not None and self.number != PASS_AT_1:
             raise ValueError(
-                f"column {self.name!r}: a curve is of pass@1; panels draw {self.shown} along training"
+                f"column {self.name!r}: a curve is of pass@1; panels draw {self.number} along training"
             )
 
     @property
-    def shown(self) -> str:
+    def number(self) -> str:
         """The name of the number of `evaluation`."""
         return self.value or PASS_AT_1
 
@@ -239,7 +239,7 @@ class Column:
         """The kind of its number; analyses and a `speedup` are taken for shares of which more is better."""
         if self.reach is not None:
             return Value("lower")
-        return value_named(self.shown) if self.evaluation is not None else Value("higher", share=True)
+        return value_named(self.number) if self.evaluation is not None else Value("higher", share=True)
 
     @property
     def in_percent(self) -> bool:
@@ -275,14 +275,14 @@ class Panel:
         if self.value is not None and self.evaluation is None:
             raise ValueError(f"panel {self.name!r}: value is a number of an evaluation, and there is none")
         try:
-            value_named(self.shown)
+            value_named(self.number)
         except ValueError as error:
             raise ValueError(f"panel {self.name!r}: {error}") from None
-        if is_ratio(self.shown):
-            raise ValueError(f"panel {self.name!r}: {self.shown} is over another row, which panels have not")
+        if is_ratio(self.number):
+            raise ValueError(f"panel {self.name!r}: {self.number} is over another row, which panels have not")
 
     @property
-    def shown(self) -> str:
+    def number(self) -> str:
         """The name of the number of `evaluation`."""
         return self.value or PASS_AT_1
 
@@ -290,7 +290,7 @@ class Panel:
     def in_percent(self) -> bool:
         if self.percent is not None:
             return self.percent
-        return self.evaluation is not None and value_named(self.shown).share
+        return self.evaluation is not None and value_named(self.number).share
 
     @property
     def title(self) -> str:

@@ -54,10 +54,10 @@ def reproduce_table(options: argparse.Namespace) -> int:
 
 
 def _command_line() -> str:
-    from treetune.config.jsonnet import shown
+    from treetune.config.jsonnet import relative
     from treetune.runtime.front_door import MAIN
 
-    return shlex.join(["python", shown(MAIN), *sys.argv[1:]])
+    return shlex.join(["python", relative(MAIN), *sys.argv[1:]])
 
 
 TABLE = "--configs configs/tables/quickstart_methods.jsonnet"

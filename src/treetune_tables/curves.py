@@ -158,7 +158,7 @@ def curve_of(plan: Plan, row: MethodRow, panel: Panel, name: str | None) -> Curv
     by_seed: dict[int, Measured] = {}
     for run in finished(plan, name):
         if panel.evaluation is not None:
-            measured = measured_along(plan, run, panel.evaluation, panel.shown)
+            measured = measured_along(plan, run, panel.evaluation, panel.number)
         else:
             assert panel.metric is not None
             rows, costs = _costs_along(run)

@@ -116,16 +116,16 @@ def as_markdown(table: ExperimentsTable, results: list[Result]) -> str:
 def _cells(result: Result, with_published: bool) -> list[str]:
     values, published = result.values, result.row.published
 
-    def shown(key: str, scale: float = 1.0) -> str:
+    def formatted(key: str, scale: float = 1.0) -> str:
         return f"{scale * values[key]:.1f}" if values.get(key) is not None else DASH
 
     cells = [
         result.row.name,
-        shown("pass_at_1", 100),
-        f"{shown('ci_low', 100)} – {shown('ci_high', 100)}",
+        formatted("pass_at_1", 100),
+        f"{formatted('ci_low', 100)} – {formatted('ci_high', 100)}",
         f"{values.get('n_problems', DASH)} × {values.get('samples', DASH)}",
-        shown("unfinished", 100),
-        shown("mean_tokens"),
+        formatted("unfinished", 100),
+        formatted("mean_tokens"),
         str(values["iteration"]),
     ]
     if with_published:

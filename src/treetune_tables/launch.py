@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.config.jsonnet import shown
+from treetune.config.jsonnet import relative
 from treetune.processes.lifetime import exit_on_signals
 from treetune.runtime.console import duration
 from treetune.runtime.front_door import MAIN, ranks_here, threads_each
@@ -129,7 +129,7 @@ class Launcher:
         return Launcher(ranks, int(threads_each(ranks * at_once)))
 
     def command(self, run: PlannedRun, command: str, *more: str) -> list[str]:
-        program = self.program or ("python", "-u", shown(MAIN))
+        program = self.program or ("python", "-u", relative(MAIN))
         if self.ranks > 1 and command not in ONE_RANK:
             program += "run", f"--num_gpus={self.ranks}"
         overrides = [word for text in run.recipe.overrides for word in ("--override", text)]

@@ -210,7 +210,7 @@ def _compared(table: Reproduction, cell: CellResult, other: CellResult) -> Compa
     kind = table.interval
     if table.comparisons and table.until is not None:
         numbers = [own[seed].value - theirs[seed].value for seed in common]
-        declared = cell.column == table.judged and (cell.row.name, other.row.name) in table.asked
+        declared = cell.column == table.judged and (cell.row.name, other.row.name) in table.decisive_pairs
         difference = table.until.sequence(numbers, table.level) if declared else over_seeds(numbers, kind)
         names = cell.row.name, other.row.name
         return Comparison(*names, cell.column, len(common), difference, declared=declared)
@@ -300,14 +300,14 @@ def read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedRes
     summary, folder = _summary(plan, run, column)
     common["samples"] = summary["samples"]
     if column.over is not None:
-        upper, lower = declared_ratios()[column.shown]
+        upper, lower = declared_ratios()[column.number]
         own = number_in(summary, lower, folder / "summary.json")
         if not own:
-            raise ValueError(f"no {column.shown}: {lower} is 0 in {folder}")
+            raise ValueError(f"no {column.number}: {lower} is 0 in {folder}")
         theirs, there = _summary(plan, _run_of(plan, column.over, column, run.seed), column)
         return SeedResult(value=number_in(theirs, upper, there / "summary.json") / own, **common)
-    value = number_in(summary, column.shown, folder / "summary.json")
-    return SeedResult(value=value, by_problem=problem_means(folder, column.shown), **common)
+    value = number_in(summary, column.number, folder / "summary.json")
+    return SeedResult(value=value, by_problem=problem_means(folder, column.number), **common)
 
 
 def _run_of(plan: Plan, row: str, column: Column, seed: int) -> PlannedRun:

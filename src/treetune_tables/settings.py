@@ -381,7 +381,7 @@ class Reproduction(Table):
         return next((column for column in self.columns if column.name == name), self.columns[0])
 
     @property
-    def asked(self) -> list[tuple[str, str]]:
+    def decisive_pairs(self) -> list[tuple[str, str]]:
         """The differences, as (row, other row), that say how many seeds there are."""
         rows = () if self.until is None or self.baseline is None else self.until.rows
         pairs = [(row, self.baseline or row) for row in rows]

@@ -114,7 +114,7 @@ def legend(results: Results) -> list[str]:
             lines.append("△ and ▽ are the same where neither more nor less is better.")
     for column in table.columns:
         if column.over is not None:
-            upper, lower = (declared()[name].title for name in declared_ratios()[column.shown])
+            upper, lower = (declared()[name].title for name in declared_ratios()[column.number])
             lines.append(f"{column.name}: {upper} of {column.over} over {lower} of the row, means by seed.")
         if column.area is not None:
             lines.append(
@@ -331,7 +331,7 @@ def as_latex(results: Results) -> str:
     def escaped(text: str) -> str:
         return text.translate(_SPECIAL)
 
-    def shown(cell: CellResult) -> str:
+    def cell_text(cell: CellResult) -> str:
         if cell.estimate is None:
             return escaped(why_empty(cell))
         interval = escaped(shown_interval(cell.estimate, cell.column))
@@ -343,7 +343,7 @@ def as_latex(results: Results) -> str:
             + (rf" \scriptsize ({lacking})" if lacking else "")
         )
 
-    table, grid = results.plan.table, main_grid(results, shown, escaped)
+    table, grid = results.plan.table, main_grid(results, cell_text, escaped)
     comments = [table.title or table.name, "needs \\usepackage{booktabs,amssymb}", *legend(results)]
     tabular = grid.to_latex(index=False, escape=False, column_format="l" + "r" * (len(grid.columns) - 1))
     return "".join(f"% {words}\n" for words in comments) + tabular

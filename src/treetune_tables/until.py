@@ -52,7 +52,7 @@ def verdicts(plan: Plan) -> list[Verdict]:
     """Returns a verdict on every difference of the rule, from the results that are there. The same results
     give the same seeds, in whatever order they came."""
     until = plan.table.until
-    return [] if until is None else [_verdict(plan, until, row, to) for row, to in plan.table.asked]
+    return [] if until is None else [_verdict(plan, until, row, to) for row, to in plan.table.decisive_pairs]
 
 
 def _verdict(plan: Plan, until: Until, row: str, to: str) -> Verdict:

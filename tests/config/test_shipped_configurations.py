@@ -11,7 +11,7 @@ from tests.support.shipped import CONFIGS, ROOT, loaded, whole_configurations
 from treetune import main as command_line
 from treetune.config import lexer
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import configurations, shown
+from treetune.config.jsonnet import configurations, relative
 
 VINEPPO = "configs/quickstart/vineppo.jsonnet"
 SCREEN_LINES, SCREEN_COLUMNS = 24, 120
@@ -73,7 +73,9 @@ def test_what_a_quickstart_experiment_is_comes_from_a_definition(name: str) -> N
     explanation = Explanation(loaded(f"quickstart/{name}"))
     for key in (("credit", "type"), ("trainer", "objective", "type")):
         source = explanation.source(key)
-        assert source is not None and source.removeprefix(shown(CONFIGS) + "/").split("/")[0] in DEFINITIONS
+        assert (
+            source is not None and source.removeprefix(relative(CONFIGS) + "/").split("/")[0] in DEFINITIONS
+        )
 
 
 def assert_told(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

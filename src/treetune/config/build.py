@@ -126,7 +126,7 @@ class _Builder:
         told = {key for key, _ in self._issues}
         for key, finding in findings(root, known_wrong=self._mistakes() > 0):
             if key not in told:  # what is wrong there by itself comes first
-                issue = remedies.found(key, finding, self._explanation)
+                issue = remedies.issue_of(key, finding, self._explanation)
                 self._issues.append((key, issue))
 
     def issues(self) -> list[ConfigIssue]:
@@ -145,7 +145,7 @@ class _Builder:
         registered = {name: part for family in families for name, part in schema.choices(family).items()}
         word, names = schema.family_word(families[0]), schema.names(registered)
         if not isinstance(data, dict):
-            what = f"should be an object {{type: …}}, is {remedies.shown(data)}"
+            what = f"should be an object {{type: …}}, is {remedies.shortened(data)}"
             by_name = f"write {{type: '{data}'}}" if data in list(registered) else remedies.how_to_set(key)
             return self._wrong(key, what, f"{by_name}; types of {word}: {names}")
         name = data.get("type", families[0].default)
@@ -158,13 +158,13 @@ class _Builder:
             remedy = f"{meant}Types of {word}: {names}"
             if not near:
                 remedy += "; a part of your own is made known by imports: ['my_package.my_part']"
-            return self._wrong((*key, "type"), f"there is no {word} {remedies.shown(name)}", remedy)
+            return self._wrong((*key, "type"), f"there is no {word} {remedies.shortened(name)}", remedy)
         rest = {field: item for field, item in data.items() if field != "type"}
         return self._object(remedies.Owner(registered[name], name, families[0]), rest, key)
 
     def _object(self, owner: remedies.Owner, data: Any, key: KeyPath) -> Any:
         if not isinstance(data, dict):
-            what = f"should be {schema.describe(owner.part)}, is {remedies.shown(data)}"
+            what = f"should be {schema.describe(owner.part)}, is {remedies.shortened(data)}"
             return self._wrong(key, what, remedies.how_to_set(key))
         keys = schema.keys_of(owner.part)
         before = self._mistakes()
@@ -195,7 +195,7 @@ class _Builder:
         assert described is not None
         kind, items = described
         if not isinstance(data, dict if kind == "object" else list):
-            what = f"should be {schema.describe(annotation)}, is {remedies.shown(data)}"
+            what = f"should be {schema.describe(annotation)}, is {remedies.shortened(data)}"
             return self._wrong(key, what, remedies.how_to_set(key))
         if isinstance(data, dict):
             return {name: self.value(items[0], item, (*key, name)) for name, item in data.items()}
@@ -221,7 +221,7 @@ class _Builder:
             data = item
             key = (*key, str(step))
             annotation = container[1][int(step) if container[0] == "tuple" else 0]
-        what = f"should be {schema.describe(annotation)}, is {remedies.shown(data)}"
+        what = f"should be {schema.describe(annotation)}, is {remedies.shortened(data)}"
         if found["type"] in ("value_error", "predicate_failed"):
             what += f" ({found['msg']})"
         return self._wrong(key, what, remedies.right_value(annotation, data) or remedies.how_to_set(key))

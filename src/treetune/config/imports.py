@@ -25,7 +25,7 @@ from typing import Any
 from treetune.config import folders, schema
 from treetune.config.errors import ConfigError, ConfigIssue, KeyPath, nearest
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import shown
+from treetune.config.jsonnet import relative
 from treetune.config.registrable import Registrable
 from treetune.config.schema import GROUP, IMPORTS, own_entry_points
 
@@ -194,7 +194,7 @@ def _not_imported(name: str, label: str, source: str | None, error: BaseExceptio
     if missing and (name == missing or name.startswith(f"{missing}.")):
         return _not_found(name, missing, label, source)
     frame = _frame_within(name, error)
-    where = f"{shown(frame[0])}:{frame[1]}" if frame else None
+    where = f"{relative(frame[0])}:{frame[1]}" if frame else None
     what = f"{name} can't be imported: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
     text = linecache.getline(*frame).rstrip() if frame else ""
     remedy = None
@@ -249,4 +249,4 @@ def _looked_in() -> str:
 def _place(module: str) -> str:
     found = sys.modules.get(module)
     file = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
-    return shown(file) if file else module
+    return relative(file) if file else module

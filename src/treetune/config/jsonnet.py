@@ -202,15 +202,15 @@ def text_of(path: Path) -> str:
 
 def read_layer(path: Path) -> Layer:
     try:
-        return Layer(shown(path), text_of(path), path)
+        return Layer(relative(path), text_of(path), path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(
-            [ConfigIssue(f"can't be read: {reason}", shown(path), remedy="write it anew as UTF-8 text")]
+            [ConfigIssue(f"can't be read: {reason}", relative(path), remedy="write it anew as UTF-8 text")]
         ) from error
 
 
-def shown(path: Path | str) -> str:
+def relative(path: Path | str) -> str:
     """A path as people read it: relative to the working directory where it lies below."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
@@ -319,19 +319,19 @@ def _missing_variable(variable: str, message: str) -> ConfigIssue:
 
 
 def _no_such_file(name: str, places: Sequence[Path]) -> ConfigIssue:
-    looked = ", ".join(shown(place / name) for place in places)
+    looked = ", ".join(relative(place / name) for place in places)
     known: dict[str, str] = {}
     for place in places:
         folder = Path(os.path.abspath(place / name)).parent
         beside = [path for path in in_folder(folder) if path.suffix == ".jsonnet"] if folder.is_dir() else []
         ours = place in (CONFIGS, CONFIGS.parent)
         for path in [*sorted(place.glob("*sonnet")), *beside, *(configurations(CONFIGS) if ours else [])]:
-            known[os.path.relpath(path, place)] = shown(path)
+            known[os.path.relpath(path, place)] = relative(path)
     wanted = Path(name)
     found = [known[match] for match in nearest(name, known, count=3)]
     by_stem: dict[str, list[str]] = {}
-    for relative, full in known.items():
-        by_stem.setdefault(Path(relative).stem, []).append(full)
+    for short, full in known.items():
+        by_stem.setdefault(Path(short).stem, []).append(full)
     for stem in nearest(wanted.stem, by_stem, count=2):
         found += by_stem[stem]
     near = list(dict.fromkeys(found))[:3]

@@ -115,9 +115,9 @@ def _remedy(what: str) -> str:
 
 
 def shown_place(frame: Frame) -> str:
-    from treetune.config.jsonnet import shown
+    from treetune.config.jsonnet import relative
 
-    return f"{shown(frame.file)}:{frame.line}:{frame.column}"
+    return f"{relative(frame.file)}:{frame.line}:{frame.column}"
 
 
 def _where(

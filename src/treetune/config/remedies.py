@@ -115,7 +115,7 @@ def refused(
     return ConfigIssue(str(error), dotted(key) or "configuration", where, remedy)
 
 
-def found(key: KeyPath, finding: Finding, explanation: Explanation | None) -> ConfigIssue:
+def issue_of(key: KeyPath, finding: Finding, explanation: Explanation | None) -> ConfigIssue:
     """Returns the issue of a finding of a part, at the key to change."""
     where = source(key, explanation)
     example = f"; e.g. --override '{nested(key)}'" if key and _is_writable(key) else ""
@@ -165,7 +165,7 @@ def nested(key: KeyPath) -> str:
     return text
 
 
-def shown(value: Any) -> str:
+def shortened(value: Any) -> str:
     """A value as JSON, cut to a readable length."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "…"

@@ -187,7 +187,7 @@ class Difference:
         return ".".join(self.key)
 
     def __str__(self) -> str:
-        return f"{self.name} was {_shown(self.before)} and is {_shown(self.now)}"
+        return f"{self.name} was {_in_words(self.before)} and is {_in_words(self.now)}"
 
 
 def differences(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[Difference]:
@@ -231,7 +231,7 @@ def _plain(value: Any) -> Any:
     return described
 
 
-def _shown(value: Any) -> str:
+def _in_words(value: Any) -> str:
     if value is NOT_SET:
         return "not set"
     text = repr(_plain(value))

@@ -495,14 +495,14 @@ class TrainerMemory:
         return self.models + max(self.scoring, gradients + max(passing + self.update, stepping))
 
     @property
-    def aside(self) -> int:
+    def scorable(self) -> int:
         """Bytes on a GPU while an engine has it that sleeps else: the weights that can be scored."""
         return self.policy.weights + (self.reference if self.reference_stays else 0)
 
     @property
     def put_aside(self) -> int:
         """Bytes of the GPU that lie in the memory of the CPU meanwhile."""
-        return self.models - self.aside
+        return self.models - self.scorable
 
 
 def adapter_weights(shape: Shape, rank: int) -> int:

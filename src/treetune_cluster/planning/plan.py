@@ -126,7 +126,7 @@ class Plan:
         if not settings.sleep:
             return CONTEXT + self.trainer.peak
         gathered = self.trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
-        return CONTEXT + self.trainer.aside + gathered
+        return CONTEXT + self.trainer.scorable + gathered
 
     @property
     def sequences_at_once(self) -> int:
@@ -218,7 +218,7 @@ class Plan:
             yield MemoryUse("start", "a GPU", (own, *awake), room)
             yield MemoryUse("training", "a GPU", (*training, *awake), room)
             return
-        aside = Item("weights of the trainer, kept to be scored", trainer.aside)
+        aside = Item("weights of the trainer, kept to be scored", trainer.scorable)
         yield MemoryUse("start", "a GPU", (own, *awake), room)
         yield MemoryUse("generation", "a GPU", (own, aside, *awake), room)
         gathered = trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0

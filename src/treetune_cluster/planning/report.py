@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from treetune.inference.settings import ON_THE_DEVICE
@@ -31,10 +31,13 @@ BANDWIDTH_SHARE = 0.6
 CORE_FLOPS = 66e9
 """Float32 operations a second on one core: an epoch of the quickstart and its reference's scores in 1.3 s on
 two (docs/results/plan.md)."""
-ENGINE_TOKEN = {"cpu": 48e-6, "cuda": 30e-6}
-"""Seconds of the engine's own Python for each token of each sequence. On a CPU: 0.75 and 2.5 s for a rollout
-and a credit by two servers, less the model's operations (benchmark.md). Beside a GPU: between what CASPO's
+ENGINE_TOKEN = {"cpu": 26e-6, "cuda": 30e-6}
+"""Seconds of the engine's own Python for each token of each sequence. On a CPU: 1.1 and 3.4 s for a rollout
+and a credit by one server, less the model's operations (benchmark.md). Beside a GPU: between what CASPO's
 answers (4 s) and its continuations (152 s) ask for."""
+AROUND_SAMPLE = 0.6e-3
+"""Seconds of a CPU's core for each sample outside of its server: client, journal, grade, and what processes
+lose that share cores (0.75 and 2.5 s by two servers)."""
 HTTP_TOKEN, HTTP_SAMPLE = 2.5e-6, 0.1e-3
 """Seconds of a server's one HTTP process for each token with a log-prob and each sample
 (docs/results/http_side.md: 2.8 s for a million tokens with log-probs in 3,900 samples, 0.7 s for one without
@@ -159,7 +162,7 @@ def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: floa
         begun = 0.0 if settings.caches_prefixes(device) else (context - tokens / 2) / tokens
         threads = settings.threads(machine.ranks)
         python += operations * (1 + begun) / (CORE_FLOPS * threads)
-        shared = servers * (python * threads + http) / machine.cores
+        shared = servers * (python * threads + http + own * AROUND_SAMPLE) / machine.cores
         return Estimate(phase, max(python, http, shared), "the engine's and HTTP's share of the cores")
     at_once = min(plan.sequences_at_once, max(own, 1))
     step = plan.engine.weights + at_once * context * plan.engine.bytes_per_token
@@ -265,7 +268,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "experiment": plan.experiment.experiment_name,
         "machine": {name: getattr(machine, name) for name in OF_THE_MACHINE},
         "parameters": shape.parameters,
-        "shape": {name: getattr(shape, name) for name in shape.__dataclass_fields__},
+        "shape": asdict(shape),
         "places": [
             {
                 "phase": use.phase,
@@ -279,13 +282,10 @@ def as_data(plan: Plan) -> dict[str, Any]:
         ],
         "kv_cache_tokens": None if plan.engine is None else plan.engine.cached_tokens,
         "micro_batch_tokens": plan.trainer.micro_batch,
-        "work": {name: getattr(work, name) for name in work.__dataclass_fields__},
+        "work": asdict(work),
         "sampled_tokens": work.sampled_tokens,
         "continued_tokens": work.continued_tokens,
-        "seconds": [
-            {"phase": one.phase, "seconds": round(one.seconds, 3), "source": one.source}
-            for one in estimates(plan)
-        ],
+        "seconds": [asdict(one) for one in estimates(plan)],
         "fits": plan.fits,
         "problems": plan.problems,
         "remedy": None if found is None else {"words": found.text, "override": found.override},

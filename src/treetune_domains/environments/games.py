@@ -200,29 +200,29 @@ class Adapted(Game):
 
     def problem(self, id: str, level: int) -> Problem:
         self.prepare()
-        _, observation = self._begun(level)
+        _, observation = self._reset_game(level)
         return Problem(id=id, prompt=self.instructions + observation, gold=self.id, data={"level": level})
 
     def reset(self, problem: Problem, seed: int) -> Any:
-        return self._begun(problem.data["level"])[0]
+        return self._reset_game(problem.data["level"])[0]
 
     def step(self, state: Any, action: str) -> Turn:
         read = self.read(state, action)
         if read is None:
             return Turn(f"There is no action {action.strip()!r}.")
         observation, reward, terminated, truncated, info = state.step(read)
-        return Turn(self.shown(state, observation, info), bool(terminated or truncated), float(reward))
+        return Turn(self.as_text(state, observation, info), bool(terminated or truncated), float(reward))
 
-    def _begun(self, level: int) -> tuple[Any, str]:
+    def _reset_game(self, level: int) -> tuple[Any, str]:
         made = importlib.import_module(self.library).make(self.id, **self.arguments)
         observation, info = made.reset(seed=level)
-        return made, self.shown(made, observation, info)
+        return made, self.as_text(made, observation, info)
 
     def read(self, environment: Any, action: str) -> Any:
         """Returns the action that the policy's text stands for; None for none."""
         return action
 
-    def shown(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
+    def as_text(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
         """Returns the text that the policy reads."""
         return str(observation)
 
@@ -247,7 +247,7 @@ class Gymnasium(Adapted):
         word = action.strip()
         return self.actions.index(word) if word in self.actions else None
 
-    def shown(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
+    def as_text(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
         return str(environment.render()) if self.observe == "rendered" else str(observation)
 
 
@@ -261,6 +261,6 @@ class Gem(Adapted):
 
     library: ClassVar[str] = "gem"
 
-    def shown(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
+    def as_text(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
         suffix = info.get("suffix")
         return f"{observation}\n{suffix}" if suffix else str(observation)

@@ -159,7 +159,7 @@ class JudgeGrader(Grader):
         text = response if self.think_end is None else after_thought(response, self.think_end)
         return text.strip()[-self.last_characters :] or None
 
-    def asked(self, shown: str, problem: Problem) -> str:
+    def question(self, shown: str, problem: Problem) -> str:
         """Writes the question about an answer. No part of one is looked for placeholders."""
         parts = {"problem": problem.prompt, "gold": problem.gold, "response": shown}
         return _PLACEHOLDER.sub(lambda match: parts[match[1]], self.prompt)
@@ -256,7 +256,7 @@ class Judge:
             return replace(rule, numbers={**rule.numbers, "rule": rule.reward})
         try:
             reward = self._loop.run(
-                lambda client: self._reward(client, self.grader.asked(shown, problem)),
+                lambda client: self._reward(client, self.grader.question(shown, problem)),
                 DEADLINE_SHARE * self.grader.deadline,
             )
         except Unavailable:

@@ -204,7 +204,7 @@ class ReasoningGym(GeneratedTask):
         return tuple(
             Problem(
                 id=f"{split}/{index}",
-                prompt=self.prompt.replace(QUESTION, self._shown(row["question"])),
+                prompt=self.prompt.replace(QUESTION, self._wrapped(row["question"])),
                 gold=row["gold"],
                 data={
                     "dataset": self.dataset,
@@ -216,7 +216,7 @@ class ReasoningGym(GeneratedTask):
             for index, row in enumerate(made["splits"][split])
         )
 
-    def _shown(self, question: str) -> str:
+    def _wrapped(self, question: str) -> str:
         if self.question is None:
             return question
         match = re.search(self.question, question)

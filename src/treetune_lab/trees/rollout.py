@@ -155,7 +155,7 @@ class TreeRollout(SampledRollout):
         owners: list[tuple[_GrowingTree, int]] = []  # of each request: its tree, and its number in the round
         done = total = 0
 
-        def asked(tree: _GrowingTree, requests: list[Request]) -> list[Request]:
+        def noted(tree: _GrowingTree, requests: list[Request]) -> list[Request]:
             nonlocal total
             owners.extend((tree, number) for number in range(len(requests)))
             total += sum(request.n for request in requests)
@@ -165,11 +165,11 @@ class TreeRollout(SampledRollout):
             nonlocal done
             tree, number = owners[index]
             done += len(completions)
-            further = asked(tree, tree.receive(number, completions))
+            further = noted(tree, tree.receive(number, completions))
             context.log.progress(done, total)
             return further
 
-        requests = [request for tree in growing for request in asked(tree, tree.begin())]
+        requests = [request for tree in growing for request in noted(tree, tree.begin())]
         if requests:
             context.engine.generate(requests, on_result)
         trees, metrics = measured_trees(context, [tree.tree() for tree in growing])

@@ -104,7 +104,7 @@ def _faults(grader: Grader, cases: Sequence[Case], deadline: float, skip: frozen
             for response in reversed((*case.right, *case.wrong, *case.nearly)):
                 first, second = (_graded(again, response, case.problem) for _ in range(2))
                 if _bare(first) != _bare(second):
-                    yield f"{_shown(response)} is graded as {_bare(first)} and then as {_bare(second)}"
+                    yield f"{_excerpt(response)} is graded as {_bare(first)} and then as {_bare(second)}"
 
 
 def _of_case(pool: GraderPool, case: Case, skip: frozenset[str]) -> Iterator[str]:
@@ -127,7 +127,7 @@ def _of_case(pool: GraderPool, case: Case, skip: frozenset[str]) -> Iterator[str
     ]
     for kind, response, future in asked:
         grade = future.result(pool.deadline * len(asked) + PATIENCE)
-        what = f"{problem.id}: a {kind} answer, {_shown(response)}, gets {_bare(grade)}"
+        what = f"{problem.id}: a {kind} answer, {_excerpt(response)}, gets {_bare(grade)}"
         if not math.isfinite(grade.reward) or grade.reward > best:
             yield f"{what}; the most that can be earned is {best}"
         if not grade.is_known:
@@ -169,12 +169,12 @@ def _is_pure(grader: Grader, pool: GraderPool, case: Case) -> Iterator[str]:
         grade = _graded(pool, response, case.problem)
         extracted = own.extract(response, case.problem)
         if (extracted is None) != (grade.outcome == "no_answer"):
-            yield f"{_shown(response)} has the answer {extracted!r}, and its outcome is {grade.outcome!r}"
+            yield f"{_excerpt(response)} has the answer {extracted!r}, and its outcome is {grade.outcome!r}"
         elif extracted is not None and type(own).verdict is not Grader.verdict:
             verdict = own.verdict(extracted, case.problem)
             reward = verdict.reward if isinstance(verdict, Grade) else verdict
             if reward != grade.reward:
-                yield f"{_shown(response)} earns {grade.reward}, and its answer {extracted!r} {reward}"
+                yield f"{_excerpt(response)} earns {grade.reward}, and its answer {extracted!r} {reward}"
 
 
 def _graded(pool: GraderPool, response: str, problem: Problem) -> Grade:
@@ -186,7 +186,7 @@ def _bare(grade: Grade) -> Grade:
     return replace(grade, seconds=0.0, extracted=shown)
 
 
-def _shown(response: str) -> str:
+def _excerpt(response: str) -> str:
     if len(response) <= 60:
         return repr(response)
     return f"{response[:40]!r}… of {len(response)} characters"

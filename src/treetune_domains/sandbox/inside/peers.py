@@ -277,9 +277,9 @@ class Peer:
         places: dict[int, int] = {}
 
         def all_of(values: Any, depth: int = 0) -> list[Any]:
-            return [told(one, depth + 1) for one in values]
+            return [encoded(one, depth + 1) for one in values]
 
-        def told(value: Any, depth: int = 0) -> Any:
+        def encoded(value: Any, depth: int = 0) -> Any:
             kind = type(value)
             if kind in _SIMPLE:
                 return value
@@ -310,7 +310,7 @@ class Peer:
                 parts = _PARTS[kind.__module__, kind.__name__](value)
                 return {"built": [kind.__module__, kind.__name__, parts]}
             if kind.__module__ == "numpy" and hasattr(value, "tolist"):
-                plain = told(value.tolist())
+                plain = encoded(value.tolist())
                 return {"array": [plain, str(value.dtype)]} if getattr(value, "shape", None) else plain
             # Sub-classes of numbers and strings, as members of an enumeration: what they are underneath.
             for of in (int, float, str):
@@ -325,7 +325,7 @@ class Peer:
 
         # The list of instances grows meanwhile.
         return [
-            told(value),
+            encoded(value),
             [[type(one).__name__, all_of(map(list, vars(one).items()))] for one in instances],
         ]
 
