@@ -38,6 +38,7 @@ from tests.support.faults import Experiment  # noqa: E402
 from tests.support.forked import Forked  # noqa: E402
 from tests.support.started_viewer import started_viewer  # noqa: E402
 from treetune.rollouts.storage import read_episodes, read_trajectories  # noqa: E402
+from treetune.runtime.directory import ExperimentDirectory  # noqa: E402
 from treetune.store.checksums import read_record  # noqa: E402
 from treetune_view.charts import number  # noqa: E402
 from treetune_view.curves import CURVES  # noqa: E402
@@ -53,6 +54,7 @@ OVERRIDE = f"""{{
     sets: [{{ split: 'validation', problems: 10, while_training: true }}],
   }},
 }}"""
+REWARD = ("reward of the sampled answers", ("episodes/reward",))
 EVERY_S = 1.0
 LONGEST_START_S, LONGEST_RUN_S = 300.0, 1500.0
 
@@ -99,6 +101,9 @@ class Watch:
     taken_back: list[str] = field(default_factory=list)
     """Iterations done, where the page had said more before: a blow between an iteration's metrics and its
     checkpoint has it done anew, to the same numbers."""
+    before: dict[tuple[str, str, int], float] = field(default_factory=dict)
+    """What metrics said at each blow. Of an iteration that is done anew they say all but the canary of a sync
+    of weights: the first iteration of a start has none."""
 
     def look(self) -> None:
         """Reads both pages once."""
@@ -155,9 +160,9 @@ def _of_answers(read: Mapping[str, Any]) -> Iterator[Said]:
                 yield Said("answers", f"{asked['answer']}, {name}", iteration, row["numbers"][name])
 
 
-def records(experiment: Experiment) -> dict[tuple[str, str, int], float]:
-    """What is so, by page, name and iteration: read from the run's files, past the viewer."""
-    directory, found = experiment.directory, dict[tuple[str, str, int], float]()
+def recorded_metrics(directory: ExperimentDirectory) -> dict[tuple[str, str, int], float]:
+    """What ``metrics.jsonl`` says now, by page, name and iteration."""
+    found = dict[tuple[str, str, int], float]()
     rows = [
         {key: value for key, value in row.items() if isinstance(value, int | float) and math.isfinite(value)}
         for row in directory.read_metrics()
@@ -165,12 +170,19 @@ def records(experiment: Experiment) -> dict[tuple[str, str, int], float]:
     recorded = {key for row in rows for key in row}
     for row in rows:
         after = row["iteration"] + 1
-        for title, keys in CURVES:
+        for title, keys in (REWARD, *CURVES):
             title = title.replace("in grey", "dashed")
             there = [key for key in keys if key in recorded]
             for key in (key for key in there if key in row):
                 name = f"{title}: {key.split('/', 1)[1]}" if len(there) > 1 else title
                 found["curves", f"{name}, y", after] = found["legend", f"{name}, y", after] = row[key]
+    return found
+
+
+def records(experiment: Experiment) -> dict[tuple[str, str, int], float]:
+    """What is so, by page, name and iteration: read from the run's files, past the viewer."""
+    directory = experiment.directory
+    found = recorded_metrics(directory)
     for path in directory.path.glob("evaluations/*/validation/summary.json"):
         summary = read_record(path, "carry the run out anew")
         after = int(path.parent.parent.name)
@@ -224,6 +236,7 @@ def strike(run: Forked, watch: Watch, seconds: float) -> str:
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     struck, recorded = time.monotonic(), len(_recorded(run))
+    watch.before |= recorded_metrics(run.experiment.directory)
     watch.until(lambda: watch.state == "stopped", LONGEST_START_S, "stopped run on the page")
     return f"| {seconds:.1f} | {recorded} | {running:.1f} | {time.monotonic() - struck:.1f} |"
 
@@ -276,7 +289,7 @@ def main() -> int:
             faults = curves.faults() + answers.faults()
             curves.open("about:blank")
             answers.open("about:blank")
-        true = records(run.experiment)
+        true = watch.before | records(run.experiment)
     wrong = [*watch.wrong, *faults, *wrong_ones(watch.said, true)]
     counts = Counter(one.page for one in watch.said)
     text = PAGE.format(

@@ -151,32 +151,37 @@ def answer_row(trajectory: Trajectory) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class TokenSignals(Columnar):
-    """The trainer's numbers of one episode before the iteration's first update: float32 for each of its
-    trained tokens, in their order; NaN where the trainer does not know."""
+    """The trainer's numbers of one episode, of the policy before the iteration's first update: float32 for
+    each of its trained tokens, in their order; NaN where the trainer does not know."""
 
     trajectory: str
     logprobs: Column
     """The policy's log-probs, of the whole distribution at the rollout's temperature."""
     entropies: Column
     """The policy's entropies in nats, of the same distribution."""
-    gaps: Column | None
+    gaps: Column | None = None
     """The trainer's log-probs minus the engine's, both of what was sampled from; None without these."""
+    log_ratios: Column | None = None
+    """The policy's log-probs at the step that a token trained in last minus those before the first; None
+    where the iteration takes a single step, in which they are 0."""
+
+
+NUMBERS = ("logprobs", "entropies", "gaps", "log_ratios")
 
 
 def write_token_signals(path: Path, rows: Sequence[TokenSignals]) -> None:
-    """Writes one column per field: at most 12 bytes for each trained token, before compression."""
+    """Writes one column per field: at most 16 bytes for each trained token, before compression."""
     import pyarrow as pa
 
     from treetune.rollouts.rows import lists
 
     numbers = pa.list_(pa.float32())
-    names = ("logprobs", "entropies", "gaps")
 
     def columns(rows: Sequence[TokenSignals], schema: pa.Schema) -> list[pa.Array]:
         trajectories = pa.array([row.trajectory for row in rows], pa.string())
-        return [trajectories, *(lists([getattr(row, name) for row in rows], numbers) for name in names)]
+        return [trajectories, *(lists([getattr(row, name) for row in rows], numbers) for name in NUMBERS)]
 
-    schema = pa.schema({"trajectory": pa.string(), **dict.fromkeys(names, numbers)})
+    schema = pa.schema({"trajectory": pa.string(), **dict.fromkeys(NUMBERS, numbers)})
     with _sealed(path) as file:
         _write_stream(file, "token signals", rows, schema, columns)
 
@@ -190,10 +195,11 @@ def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
     """Yields the rows of a batch of such a file."""
     from treetune.rollouts.rows import rows_of
 
-    numbers = (rows_of(batch[name]) for name in ("logprobs", "entropies", "gaps"))
-    for trajectory, logprobs, entropies, gaps in zip(batch["trajectory"].to_pylist(), *numbers, strict=True):
+    # Files from before log-ratios were written lack these.
+    numbers = (rows_of(batch[name]) for name in NUMBERS if name in batch.schema.names)
+    for trajectory, logprobs, entropies, *more in zip(batch["trajectory"].to_pylist(), *numbers, strict=True):
         assert logprobs is not None and entropies is not None, "these columns have no null"
-        yield TokenSignals(trajectory, logprobs, entropies, gaps)
+        yield TokenSignals(trajectory, logprobs, entropies, *more)
 
 
 def write_tokens(path: Path, codec: TextCodec, count: int) -> None:

@@ -162,9 +162,9 @@ class Trainer(Part):
     known."""
     token_signals: Literal["none", "known", "all"] = "known"
     """Written of each trained token beside the episodes (log-prob and entropy of the policy before the
-    updates, gap to the engine): ``known``, what training computes anyway; ``all``, for one more forward pass
-    over the iteration where training makes none before its first step; ``none``, no file. At most 12 bytes a
-    token. It changes no update."""
+    updates, gap to the engine, ratio at its last step): ``known``, what training computes anyway; ``all``,
+    for one more forward pass over the iteration where training makes none before its first step; ``none``, no
+    file. At most 16 bytes a token. It changes no update."""
     entropy_target: EntropyTarget | None = None
     """Finds the coefficient of the entropy while training."""
     skip_without_advantage: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -35,8 +36,8 @@ COMPUTED = "train/computed_tokens"
 counted."""
 
 OnSignals = Callable[[Sequence[TokenSignals]], None]
-"""An observer of single tokens: it is called once with the policy's scores of each episode's tokens before
-the iteration's first update, where these are known."""
+"""An observer of single tokens: it is called once, after the iteration's last update, with the policy's
+scores of each episode's tokens, where these are known."""
 
 
 class PolicyTrainer:
@@ -123,8 +124,9 @@ class PolicyTrainer:
             critic=self.critic is not None,
             from_values=self.from_values,
         )
-        observe = None if settings.token_signals == "none" else on_signals
-        scored = tensors
+        scored, epoch = tensors, steps // settings.epochs
+        ratios = settings.token_signals != "none" and steps > 1 and tensors.old_logprobs_N is not None
+        recorder: StepRecorder | None = None
         if tensors.old_logprobs_N is None and settings.token_signals == "all":
             # In a copy: training goes on to take the log-probs of its own forward pass for the old ones.
             scored = dataclasses.replace(tensors)
@@ -133,18 +135,18 @@ class PolicyTrainer:
         sums: dict[str, float] = defaultdict(float)
         skipped = number = 0
         for number, members in enumerate(schedule, start=1):
+            if ratios and (number - 1) % epoch == 0:
+                recorder = StepRecorder(
+                    sequences.n_tokens, with_mass=False
+                )  # every epoch has each token once
             minibatch = Minibatch.of(sequences, members, objective)
             if not minibatch.units or self._lacks_advantage(minibatch, tensors):
                 skipped += 1
             else:
                 rate = settings.learning_rate * self._rate_factor(iteration, number - 1, steps)
-                for name, value in self._step(sequences, minibatch, tensors, rate, steps == 1).items():
+                step = self._step(sequences, minibatch, tensors, rate, steps == 1, recorder)
+                for name, value in step.items():
                     sums[name] += value
-            if scored.old_logprobs_N is None:
-                scored = tensors  # the first step has recorded them where it is the only one
-            if observe is not None and scored.old_logprobs_N is not None:
-                observe(scored.signals(episodes, sequences))
-                observe = None
             if progress is not None:
                 progress(number, steps)
             epochs_done, within_epoch = divmod(number * settings.epochs, steps)
@@ -152,6 +154,13 @@ class PolicyTrainer:
             done = epochs_done if every is None else number
             if pauses and after is not None and after(done, number == steps):
                 break
+        if recorder is not None:
+            last_N = recorder.scored(self.ranks).logprobs_N
+            tensors.last_logprobs_N = last_N.where(last_N != 0, math.nan)  # 0: it was not run
+        if scored.old_logprobs_N is None:
+            scored = tensors  # the step has recorded them where it is the only one
+        if settings.token_signals != "none" and on_signals is not None and scored.old_logprobs_N is not None:
+            on_signals(scored.signals(episodes, sequences))
         metrics = constant | {name: value / (number - skipped) for name, value in sums.items()}
         if tensors.old_logprobs_N is not None:
             metrics |= tensors.gap_metrics()
@@ -192,10 +201,10 @@ class PolicyTrainer:
         tensors: IterationTensors,
         rate: float,
         is_only: bool,
+        recorder: StepRecorder | None,
     ) -> Metrics:
-        """Takes one optimiser step of the policy, and of the critic."""
-        settings, objective = self.settings, self.settings.objective
-        recorder, nucleus = None, None
+        """Takes one optimiser step of the policy, and of the critic; `recorder` is of one among several."""
+        settings, objective, nucleus = self.settings, self.settings.objective, None
         # Without the engine's log-probs there is nothing to compare the policy's with.
         if is_only and tensors.old_logprobs_N is None and tensors.behaviour_logprobs_N is not None:
             nucleus = self.nucleus
@@ -234,7 +243,7 @@ class PolicyTrainer:
         result |= {"train/learning_rate": rate, "train/grad_norm": grad_norm}
         if self.critic is not None:
             result["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
-        if recorder is not None:
+        if recorder is not None and is_only:
             # Sequences of weight 0 were not run: nothing is known of their tokens.
             tensors.take(recorder.scored(self.ranks))
             tensors.old_logprobs_mask_N = minibatch.weights_N != 0

@@ -47,6 +47,9 @@ class IterationTensors:
     """Log mass that top-p and top-k leave of these, where they cut anything."""
     old_logprobs_mask_N: Tensor | None = None
     """Mask of the tokens whose `old_logprobs_N` are known, bool; None: all."""
+    last_logprobs_N: Tensor | None = None
+    """The policy's at the step that a token trained in last, before that step's update; None for a single
+    step. NaN for tokens that weren't run."""
     values_N: Tensor | None = None
     """The critic's, of the state before each token."""
     returns_N: Tensor | None = None
@@ -109,18 +112,18 @@ class IterationTensors:
         return metrics
 
     def signals(self, episodes: Iterable[Episode], sequences: Sequences) -> list[TokenSignals]:
-        """The policy's scores before the first update, one row for each episode."""
+        """The policy's scores, one row for each episode."""
         assert self.old_logprobs_N is not None and self.entropies_N is not None
-        columns = [self.old_logprobs_N, self.entropies_N]
-        if (gap_N := self.gap_N()) is not None:
-            columns.append(gap_N)
+        columns = {"logprobs": self.old_logprobs_N, "entropies": self.entropies_N, "gaps": self.gap_N()}
+        if self.last_logprobs_N is not None:
+            columns["log_ratios"] = self.last_logprobs_N - self.old_logprobs_N
+        told = {name: one_N for name, one_N in columns.items() if one_N is not None}
         if (known_N := self.old_logprobs_mask_N) is not None:
-            columns = [column_N.masked_fill(~known_N, math.nan) for column_N in columns]
-        rows = []
-        for episode, (start, end) in zip(episodes, pairwise(sequences.starts), strict=True):
-            logprobs, entropies, *gaps = (column_N[start:end].numpy() for column_N in columns)
-            rows.append(TokenSignals(episode.trajectory, logprobs, entropies, gaps[0] if gaps else None))
-        return rows
+            told = {name: one_N.masked_fill(~known_N, math.nan) for name, one_N in told.items()}
+        return [
+            TokenSignals(episode.trajectory, **{name: one_N[a:b].numpy() for name, one_N in told.items()})
+            for episode, (a, b) in zip(episodes, pairwise(sequences.starts), strict=True)
+        ]
 
 
 class Models(Protocol):

@@ -74,10 +74,10 @@ def micro_batch_loss(
 
 
 class StepRecorder:
-    """Keeps the scores of an iteration's only step as those before its first update.
+    """Keeps the scores of steps, each before its own update.
 
-    The forward pass of a step comes before its update. Where an iteration takes one step alone, it says all
-    that a pass over the iteration beforehand would have said: that pass is saved.
+    Where an iteration takes one step alone, its forward pass says all that a pass over the iteration
+    beforehand would have said: that pass is saved. Of several steps it tells the ratios.
     """
 
     def __init__(self, n_tokens: int, with_mass: bool) -> None:

@@ -243,6 +243,12 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
         ),
         ("entropy", False, "the darker, the less sure the policy was, in nats", UNRECORDED),
         ("gap", True, "the trainer's log-prob minus the engine's: blue above, orange below", UNRECORDED),
+        (
+            "log-ratio",
+            True,
+            "the policy's log-prob where it trained last minus the one before the iteration",
+            "it is stored where an iteration takes several steps",
+        ),
     ]
     colours = []
     for name, signed, meaning, missing in kinds:
@@ -327,6 +333,7 @@ def _chain(view: View, answer: Answer, tokens: Tokens, config: Mapping[str, Any]
         "largest": max((one.share or 0.0 for one in steps), default=0.0) or 1.0,
         "share": math.fsum(one.share or 0.0 for one in steps),
         "turned": len(turned),
+        "ratios": any(one.ratio is not None for one in steps),
         "moved": len([one for one in steps if one.given == 0 and one.trained]),
         "shaping": episode.reward - episode.score,
         "score": episode.score,

@@ -24,6 +24,14 @@ from treetune_view.store.index import walk
 OF_CREDIT = "advantage of credit"
 """The advantage as it is stored, where ``advantage`` is what training made of it."""
 
+OF_SIGNALS = {
+    "entropy": "entropies",
+    "gap": "gaps",
+    "trainer's log-prob": "logprobs",
+    "log-ratio": "log_ratios",
+}
+"""Names of the trainer's numbers, and their columns of `TokenSignals`."""
+
 MICROSCOPE, REPLAY = "result.json", "advantages.jsonl"
 """Files that analyses write into their folders."""
 
@@ -87,7 +95,7 @@ def tokens_of(run: Path, answer: Answer, config: Mapping[str, Any]) -> Tokens | 
         numbers["log-prob"] = np.where(episode.trained, episode.behaviour_logprobs, np.nan)
     if episode is not None:
         signals = dict(zip(map(id, answer.episodes), answer.signals, strict=False)).get(id(episode))
-        for name, kind in (("entropy", "entropies"), ("gap", "gaps"), ("trainer's log-prob", "logprobs")):
+        for name, kind in OF_SIGNALS.items():
             values = getattr(signals, kind, None)
             if values is not None:  # NaN for tokens that the trainer was not asked about
                 numbers[name] = np.full(len(episode.trained), np.nan, values.dtype)
@@ -249,14 +257,17 @@ def _sums_by_domain(path: Path, stat: object) -> dict[str, tuple[int, float, flo
 class TrainedStep:
     """What is known of a step on its way into the gradient: the value behind it (None at the end), its mean
     advantage as credit gave it and as it trains (None where that isn't known), the mean ratio of the
-    trainer's probabilities to the engine's, how many tokens are trained, and the share of the iteration's
-    `weight` that these have."""
+    trainer's probabilities to the engine's, and of the policy's where its tokens trained in last to those
+    before the iteration, how many of its tokens PPO clipped there, how many are trained, and the share of the
+    iteration's `weight` that these have."""
 
     step: Step
     behind: Shown | None
     given: float
     trained: float | None
     engine_ratio: float | None
+    ratio: float | None
+    clipped: int
     tokens: int
     share: float | None
 
@@ -268,8 +279,10 @@ def trained_steps(answer: Answer, tokens: Tokens, config: Mapping[str, Any]) -> 
     episode, path = answer.episode, answer.source.episodes
     assert episode is not None and episode.advantages is not None and path is not None
     objective = (config.get("trainer") or {}).get("objective") or {}
-    usual = getattr(Objective.registered().get(str(objective.get("type"))), "aggregation", "token")
-    by_sequence = objective.get("aggregation", usual) == "sequence"
+    registered = Objective.registered().get(str(objective.get("type")))
+    names = ("aggregation", "clip_low", "clip_high", "dual_clip")
+    objective = {name: getattr(registered, name, None) for name in names} | objective
+    by_sequence = objective["aggregation"] == "sequence"
     moments, whole = _moments(answer, episode, config), 0.0
     if not penalised(config):
         whole = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
@@ -277,17 +290,29 @@ def trained_steps(answer: Answer, tokens: Tokens, config: Mapping[str, Any]) -> 
         tokens.numbers["advantage"],
         1 / max(1, episode.trained.sum()) if by_sequence else 1.0,
     )
-    gaps, rows = tokens.numbers.get("gap"), []
+    unknown = np.full(len(episode.trained), np.nan)
+    gaps, moved = (np.exp(tokens.numbers.get(name, unknown)) for name in ("gap", "log-ratio"))
+    # PPO's: the gradient ends where a token has gone far enough in the direction of its advantage.
+    clipped = np.zeros(len(trains))
+    if objective.get("type") == "ppo":
+        down = (moved < 1 - objective["clip_low"]) | (moved > (objective["dual_clip"] or np.inf))
+        clipped = np.where(trains > 0, moved > 1 + objective["clip_high"], down & (trains < 0))
+    rows = []
     for step, after in zip(tokens.steps, [*tokens.steps[1:], None], strict=True):
         own = np.flatnonzero(episode.trained[step.start : step.end]) + step.start
-        known = gaps[own][np.isfinite(gaps[own])] if gaps is not None else ()
+        engine_ratio, ratio = (
+            float(known.mean()) if len(known := of[own][np.isfinite(of[own])]) else None
+            for of in (gaps, moved)
+        )
         rows.append(
             TrainedStep(
                 step,
                 after.value if after is not None else None,
                 float(episode.advantages[own].mean()) if len(own) else 0.0,
                 None if penalised(config) or not len(own) else float(trains[own].mean()),
-                float(np.exp(known).mean()) if len(known) else None,
+                engine_ratio,
+                ratio,
+                int(clipped[own].sum()),
                 len(own),
                 own_weight * float(np.abs(trains[own]).sum()) / whole if whole else None,
             )
