@@ -1,10 +1,10 @@
 // GRPO and VinePPO from the same weights, two seeds each, evaluated on the same held-out problems.
 local settings = 'examples/laptop.libsonnet';
 local last = "{ evaluation+: { sets+: [{ split: 'test', problems: 200, samples: 4 }] } }";
-local method(name) = {
+local method(name, seconds) = {
   configs: ['configs/quickstart/%s.jsonnet' % name, settings],
   overrides: [last],
-  seconds_per_iteration: 8,
+  seconds_per_iteration: seconds,
   estimated_from: 'seen on one core',
 };
 {
@@ -14,7 +14,7 @@ local method(name) = {
   directory: 'experiments/examples/two_methods',
   seeds: [1, 2],
   baseline: 'GRPO',
-  experiments: { grpo: method('grpo'), vineppo: method('vineppo') },
+  experiments: { grpo: method('grpo', 1), vineppo: method('vineppo', 3) },
   columns: [{ name: 'test pass@1', evaluation: 'test', curve: 'validation' }],
   rows: [
     { name: 'GRPO', experiment: 'grpo' },

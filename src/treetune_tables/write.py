@@ -48,7 +48,7 @@ from treetune_tables.text import (
     why_empty,
 )
 from treetune_tables.until import grown, verdicts
-from treetune_view.charts import line_chart
+from treetune_view.charts import Chart, line_chart
 from treetune_view.templates import page
 
 
@@ -251,7 +251,7 @@ def _along(results: Results, curves: Sequence[Curve], panels: Sequence[Curve]) -
         "notes": notes or ["Means over seeds; bands are their range."],
         "rows": {name: c for name, c in row_colours(results.plan.table).items() if name in drawn},
         "charts": [
-            line_chart(one.title, one.series, one.better, band="range over seeds", x_name=one.x_name)
+            line_chart(Chart(one.title, one.series, one.better, "range over seeds", x_name=one.x_name))
             for one in charts
             if one.series
         ],

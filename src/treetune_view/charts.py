@@ -182,17 +182,9 @@ class Chart:
                 else None
                 for i in (0, 1)
             )
-            lines.append(
-                {
-                    "name": one.name,
-                    "colour": int(one.colour[1:]),
-                    "x": [x for x, _ in one.points],
-                    "y": [y for _, y in one.points],
-                    "low": low,
-                    "high": high,
-                    "dash": one.dash,
-                }
-            )
+            xs, ys = [x for x, _ in one.points], [y for _, y in one.points]
+            own = {"name": one.name, "colour": int(one.colour[1:]), "dash": one.dash}
+            lines.append(own | {"x": xs, "y": ys, "low": low, "high": high})
         return {
             "title": self.title,
             "lines": lines,
@@ -202,35 +194,16 @@ class Chart:
             "events": [asdict(event) for event in self.events],
         }
 
-    def svg(self) -> str:
-        """Returns the chart as a figure of a page without scripts."""
-        return line_chart(
-            self.title,
-            self.series,
-            self.better,
-            band=self.band,
-            from_zero=self.from_zero,
-            x_name=self.x_name,
-        )
 
-
-def line_chart(
-    title: str,
-    series: Sequence[Series],
-    better: Better,
-    *,
-    band: str = "",
-    from_zero: bool = False,
-    x_name: str = "iteration",
-) -> str:
-    """Returns curves over a shared x as a figure. Series without points are skipped; at least one must have
-    some. `band` describes the intervals, where there are any."""
-    drawn = [one for one in series if one.points]
-    assert drawn, f"nothing to draw in {title!r}"
+def line_chart(chart: Chart) -> str:
+    """Returns a chart as a figure of a page without scripts. Series without points are skipped; at least one
+    must have some."""
+    drawn = [one for one in chart.series if one.points]
+    assert drawn, f"nothing to draw in {chart.title!r}"
     xs = [x for one in drawn for x, _ in one.points if not one.is_level] or [0.0]
     left, right = min(xs), max(xs)
     room = 0.02 * (right - left) or 1.0
-    low, high = _span(drawn, from_zero=from_zero)
+    low, high = _span(drawn, from_zero=chart.from_zero)
     ys = _ticks(low, high)
     labels = tick_labels(ys)
     begin = 14 + CHARACTER * max(map(len, labels), default=1)
@@ -254,7 +227,9 @@ def line_chart(
     for x, label in zip(below, tick_labels(below), strict=True):
         place = f'x="{_across(x):.1f}" y="{HEIGHT - BOTTOM + 16}"'
         parts.append(f'<text {place} text-anchor="middle">{label}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_name)}</text>')
+    parts.append(
+        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(chart.x_name)}</text>'
+    )
     for one, (turn, turns) in zip(drawn, _turns(drawn, SAME * (high - low))):
         points, interval = one.points, one.interval
         if one.is_level:
@@ -276,9 +251,9 @@ def line_chart(
         )
         last = f"<title>{escape(one.title(one.points[-1]))}</title>"
         parts.append(f'<g class="{one.colour}">{band_drawn}{line}{last}</polyline>{"".join(marks)}</g>')
-    remark = about(better, band if any(one.interval for one in drawn) else "")
-    caption = f'<figcaption>{escape(title)} <span class="about">{escape(remark)}</span></figcaption>'
-    label = escape(title, quote=True)
+    remark = about(chart.better, chart.band if any(one.interval for one in drawn) else "")
+    caption = f'<figcaption>{escape(chart.title)} <span class="about">{escape(remark)}</span></figcaption>'
+    label = escape(chart.title, quote=True)
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}"'
     svg = f'<svg class="curves" {size} role="img" aria-label="{label}">{"".join(parts)}</svg>'
     return f"<figure>{caption}{svg}</figure>"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from treetune_view.charts import Series, limits, line_chart, number, thinned, tick_labels
+from treetune_view.charts import Chart, Series, limits, line_chart, number, thinned, tick_labels
 from treetune_view.templates import colour_of, palette
 
 FINITE = st.floats(-1e9, 1e9).map(lambda x: round(x, 6))
@@ -54,20 +54,22 @@ def strokes(figure: str) -> list[str]:
 
 def test_curves_in_the_same_place_take_turns_so_that_each_is_seen() -> None:
     rows = [Series(f"row {i}", [(1, 0.2), (2, 0.2), (3, 0.5 if i == 2 else 0.2)], f"c{i}") for i in range(3)]
-    first, second, other = strokes(line_chart("accuracy", rows, "up"))
+    first, second, other = strokes(line_chart(Chart("accuracy", rows, "up")))
     assert 'dasharray="7.2 7.2"' in first and 'dasharray="7.2 7.2"' in second and "dasharray" not in other
     assert 'dashoffset="7.2"' in second and 'dashoffset="0"' in first
-    radii = re.findall(r'r="([\d.]+)"', line_chart("accuracy", rows, "up"))
+    radii = re.findall(r'r="([\d.]+)"', line_chart(Chart("accuracy", rows, "up")))
     assert radii[0] > radii[3], "what is drawn below is larger"
 
 
 def test_levels_in_the_same_place_take_turns_as_well() -> None:
     rows = [Series(f"row {i}", [(4, 0.2)], f"c{i}", is_level=True) for i in range(2)]
-    assert all('dasharray="7.2 10.8"' in stroke for stroke in strokes(line_chart("accuracy", rows, "up")))
+    assert all(
+        'dasharray="7.2 10.8"' in stroke for stroke in strokes(line_chart(Chart("accuracy", rows, "up")))
+    )
 
 
 def test_points_say_what_they_are_and_ticks_of_iterations_are_whole_numbers() -> None:
-    chart = line_chart("accuracy", [Series("<a>", [(1, 0.25), (2, 0.5)], "c0", {2: (0.4, 0.6)})], "up")
+    chart = line_chart(Chart("accuracy", [Series("<a>", [(1, 0.25), (2, 0.5)], "c0", {2: (0.4, 0.6)})], "up"))
     assert "<title>&lt;a&gt;, 1: 0.25</title>" in chart
     assert "<title>&lt;a&gt;, 2: 0.5 [0.4, 0.6]</title>" in chart
     assert re.findall(r'text-anchor="middle">([^<]*)<', chart) == ["1", "2"]
@@ -75,7 +77,7 @@ def test_points_say_what_they_are_and_ticks_of_iterations_are_whole_numbers() ->
 
 def test_many_iterations_make_a_small_chart_and_few_bars() -> None:
     points = [(i, (i * 37) % 11) for i in range(1000)]
-    assert len(line_chart("loss", [Series("loss", points, "own")], "")) < 20_000
+    assert len(line_chart(Chart("loss", [Series("loss", points, "own")]))) < 20_000
     bars = thinned([(str(i), {"generation": 1.0}) for i in range(1, 1001)])
     assert len(bars) <= 60 and bars[0] == ("1–17", {"generation": 1.0})
 
@@ -98,13 +100,13 @@ def test_a_figure_says_which_way_is_better_and_what_its_band_is(
     better: Any, half: float, words: str, is_there: bool
 ) -> None:
     interval = {1: (0.2 - half, 0.2 + half)} if half else {}
-    chart = line_chart("x", [Series("a", [(1, 0.2)], "c0", interval)], better, band="range over seeds")
+    chart = line_chart(Chart("x", [Series("a", [(1, 0.2)], "c0", interval)], better, "range over seeds"))
     assert (words in chart) == is_there
 
 
 def test_every_row_of_a_long_table_has_a_colour_that_page_and_chart_know() -> None:
     series = [Series(f"row {row}", [(0, row), (1, row + 1)], colour_of(row)) for row in range(30)]
-    drawn = line_chart("long", series, "up")
+    drawn = line_chart(Chart("long", series, "up"))
     for one in series:
         assert one.colour in palette("light") and one.colour in palette("dark")
         assert f'<g class="{one.colour}">' in drawn

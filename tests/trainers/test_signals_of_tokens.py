@@ -74,6 +74,19 @@ def test_signals_are_those_of_the_policy_before_its_first_update(settings: dict[
     assert are_same(weights, same_weights)
 
 
+def test_ratios_are_those_of_the_step_that_a_token_trained_in_last() -> None:
+    told, metrics, _ = told_by_training(ROWS, **SEVERAL_STEPS)
+    assert told is not None
+    ratios = [np.exp(one.log_ratios) for one in told if one.log_ratios is not None]
+    first = [own for own in ratios if own == pytest.approx(1.0, abs=1e-5)]
+    second = [own for own in ratios if own != pytest.approx(1.0, abs=1e-5)]
+    assert len(first) == len(second) == 4, "the first step's rows have trained before any update"
+    steps = [float(np.concatenate(half).mean()) for half in (first, second)]
+    assert metrics["train/ratio"] == pytest.approx(sum(steps) / 2)
+    only_step, _, _ = told_by_training(ROWS)
+    assert only_step is not None and only_step[0].log_ratios is None
+
+
 def test_what_training_does_not_compute_is_not_told() -> None:
     assert told_by_training(ROWS, **UNSCORED)[0] is None
     level = [dataclasses.replace(row, advantages=np.zeros(len(row.response_ids))) for row in ROWS]
@@ -83,7 +96,7 @@ def test_what_training_does_not_compute_is_not_told() -> None:
 def test_a_file_of_signals_is_read_as_it_was_written_or_named(tmp_path: Path) -> None:
     numbers = np.array([-0.5, math.nan, -2.0], np.float32)
     rows = [
-        TokenSignals("p#0", numbers, -numbers, numbers / 8),
+        TokenSignals("p#0", numbers, -numbers, numbers / 8, numbers / 4),
         TokenSignals("p#1", numbers[:0], numbers[:0], None),
     ]
     path = tmp_path / "0000" / "token_signals.arrow"

@@ -19,7 +19,13 @@ from treetune.inference.base import Completion, SamplingParams
 from treetune.inference.journal import journal_row, request_key
 from treetune.rollouts.context import AnswerSettings
 from treetune.rollouts.states import OneLineState
-from treetune.rollouts.storage import write_episodes, write_trajectories
+from treetune.rollouts.storage import (
+    SIGNALS,
+    read_token_signals,
+    write_episodes,
+    write_token_signals,
+    write_trajectories,
+)
 from treetune.rollouts.values import AnswerPrefix, ContinuationPlan, FixedBudget
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
@@ -354,6 +360,23 @@ def test_the_way_from_values_into_the_gradient_ends_in_shares_that_add_up(viewer
     page = viewer.page("/answer", run="run", **FIRST, **{"as": "credit"})
     assert "also from those that credit gave 0" in page and "share of the weight" in page
     assert f"{100 * (whole[0].share or 0.0):.2g} %" in page
+
+
+@pytest.mark.parametrize(("log_ratio", "clipped"), [(0.1, 0), (0.2, 6), (-0.3, 0)])
+def test_the_way_into_the_gradient_says_how_far_a_step_had_moved_and_what_ppo_clipped(
+    viewer: Viewer, log_ratio: float, clipped: int
+) -> None:
+    run = viewer.record(trainer={"objective": {"type": "ppo"}})
+    rows = [
+        replace(one, log_ratios=np.full_like(one.logprobs, log_ratio))
+        for one in read_token_signals(run.iteration(0) / SIGNALS)
+    ]
+    write_token_signals(run.iteration(0) / SIGNALS, rows)
+    page = viewer.page("/answer", run="run", **FIRST, **{"as": "credit"})
+    first = page.split('id="step-0"')[1].split("</tr>")[0]
+    assert f"{np.exp(log_ratio):.3f}" in first
+    print(first)
+    assert (f"{clipped} clipped" in first) if clipped else "clipped" not in first
 
 
 def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> None:

@@ -136,9 +136,9 @@ class PolicyTrainer:
         skipped = number = 0
         for number, members in enumerate(schedule, start=1):
             if ratios and (number - 1) % epoch == 0:
-                recorder = StepRecorder(
-                    sequences.n_tokens, with_mass=False
-                )  # every epoch has each token once
+                # An epoch has each token once.
+                recorder = StepRecorder(sequences.n_tokens, with_mass=False)
+                ran_N = torch.zeros(sequences.n_tokens, dtype=torch.bool)
             minibatch = Minibatch.of(sequences, members, objective)
             if not minibatch.units or self._lacks_advantage(minibatch, tensors):
                 skipped += 1
@@ -147,6 +147,8 @@ class PolicyTrainer:
                 step = self._step(sequences, minibatch, tensors, rate, steps == 1, recorder)
                 for name, value in step.items():
                     sums[name] += value
+                if recorder is not None:
+                    ran_N |= minibatch.weights_N != 0
             if progress is not None:
                 progress(number, steps)
             epochs_done, within_epoch = divmod(number * settings.epochs, steps)
@@ -155,8 +157,7 @@ class PolicyTrainer:
             if pauses and after is not None and after(done, number == steps):
                 break
         if recorder is not None:
-            last_N = recorder.scored(self.ranks).logprobs_N
-            tensors.last_logprobs_N = last_N.where(last_N != 0, math.nan)  # 0: it was not run
+            tensors.last_logprobs_N = recorder.scored(self.ranks).logprobs_N.where(ran_N, math.nan)
         if scored.old_logprobs_N is None:
             scored = tensors  # the step has recorded them where it is the only one
         if settings.token_signals != "none" and on_signals is not None and scored.old_logprobs_N is not None:

@@ -54,6 +54,8 @@ UNRECORDED = (
     "the run kept nothing of what its trainer said of this answer's tokens: it was not trained, or by an"
     " iteration without token_signals.arrow"
 )
+VERDICT = ("outcome", "extracted", "message", "seconds")
+"""What is known of a grade beside its score."""
 
 
 def show(view: View) -> Response:
@@ -136,13 +138,7 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
         noted=notes_on(view, _noted(answer), draft),
         row=whole([answer.row])[0],
         asked=_asked(answer),
-        verdict={
-            **{
-                name: getattr(grade, name) if grade is not None else answer.line.get(name)
-                for name in ("outcome", "extracted", "message")
-            },
-            "seconds": grade.seconds if grade is not None else None,
-        },
+        verdict={name: getattr(grade, name, answer.line.get(name)) for name in VERDICT},
         facts=_facts(answer, tokens),
         counted=_counted(answer),
         tokens=tokens,
@@ -235,24 +231,14 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
             "none was given before training (a critic's are found in it, demonstrations have none)",
         ),
         (OF_CREDIT, True, f"as credit gave it ({made})", ""),
-        (
-            "log-prob",
-            False,
-            "the darker, the less likely it was when it was sampled",
-            "no log-probs are stored",
-        ),
+        ("log-prob", False, "the darker, the less likely when it was sampled", "no log-probs are stored"),
         ("entropy", False, "the darker, the less sure the policy was, in nats", UNRECORDED),
         ("gap", True, "the trainer's log-prob minus the engine's: blue above, orange below", UNRECORDED),
-        (
-            "log-ratio",
-            True,
-            "the policy's log-prob where it trained last minus the one before the iteration",
-            "it is stored where an iteration takes several steps",
-        ),
+        ("log-ratio", True, "blue: likelier when it trained last; orange: less", ""),
     ]
     colours = []
     for name, signed, meaning, missing in kinds:
-        if name == OF_CREDIT and name not in known:
+        if name in (OF_CREDIT, "log-ratio") and name not in known:
             continue
         column, scale = known.get(name), None
         sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)

@@ -19,12 +19,7 @@ from treetune_view.text import SHOWN, cut, visible
 LISTED = 100
 """Data sets of one page."""
 
-KINDS = {
-    "parquet": "Parquet",
-    "lines": "JSON lines",
-    "saved": "saved data set",
-    "estimate": "difficulty",
-}
+KINDS = {"parquet": "Parquet", "lines": "JSON lines", "saved": "saved data set", "estimate": "difficulty"}
 
 MOST_SHOWN = 10
 """Columns of the list; a row by itself has all."""
@@ -53,11 +48,7 @@ def show(view: View) -> Response:
     """`?search=` in names, `?page=`."""
     search = view.text("search").casefold()
     sets = [one for one in view.store.data.all() if search in f"{one.name} {KINDS[one.kind]}".casefold()]
-    return view.render(
-        "data.html",
-        sets=paged(view, sets, LISTED),
-        kinds=KINDS,
-    )
+    return view.render("data.html", sets=paged(view, sets, LISTED), kinds=KINDS)
 
 
 # Rows

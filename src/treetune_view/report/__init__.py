@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.store.files import write_text
+from treetune_view.charts import line_chart
 from treetune_view.curves import Bunch, evaluation_charts
 from treetune_view.experiment import Experiment, read_experiment
 from treetune_view.report.sections import all_sections
@@ -70,7 +71,7 @@ def _accuracy_curves(experiments: Sequence[Experiment]) -> list[str]:
     charts = {chart.title.removeprefix("pass@1 on "): chart for chart in evaluation_charts(made)}
     curves = []
     for label in sorted({label for one in experiments for label in one.evaluations}):
-        curves += [charts[label].svg()] if label in charts else []
+        curves += [line_chart(charts[label])] if label in charts else []
         if len(experiments) == 1:
             continue
         measured = [one.evaluations.get(label, {}) for one in experiments]

@@ -81,7 +81,7 @@ class TrainingSection(ReportSection):
             return ""
         usual = usual_charts([Bunch(experiment.name, 0, [experiment])])
         charts = [
-            replace(chart, series=[replace(one, colour="own") for one in chart.series]).svg()
+            line_chart(replace(chart, series=[replace(one, colour="own") for one in chart.series]))
             for chart in usual
         ]
         return _note_and_charts(TRAINING_NOTE, charts) if charts else ""
@@ -123,7 +123,8 @@ class DomainsSection(ReportSection):
                     title.format(trained_on=experiment.trained_on),
                     better_of(f"episodes/{number}"),
                 )
-                charts.append(line_chart(heading, series, better, from_zero=number in FROM_ZERO))
+                zero = number in FROM_ZERO
+                charts.append(line_chart(Chart(heading, series, better, "", (), zero, "iteration")))
         return render("domains.html", colours=colours, measured=measured, charts=charts)
 
 
@@ -153,7 +154,7 @@ def accuracy_charts(title: str, series: Sequence[Series]) -> list[str]:
     """Returns a chart of pass@1 of checkpoints, with its interval, where one was measured more than once."""
     if not any(len(one.points) > 1 for one in series):
         return []
-    return [Chart(title, series, "up", "95 % interval over problems").svg()]
+    return [line_chart(Chart(title, series, "up", "95 % interval over problems"))]
 
 
 # Named numbers of answers
@@ -182,7 +183,7 @@ class NumbersSection(ReportSection):
                 known = group.numbers.get(name)
                 title = f"{name.replace('_', ' ')}, per answer" if known is None else known.title
                 if any(y for each in series for _, y in each.points):
-                    charts.append(line_chart(title, series, better_of(metric)))
+                    charts.append(line_chart(Chart(title, series, better_of(metric), x_name="iteration")))
                 elif any(each.points for each in series):
                     always_0.append(title)
             note = f"{group.name.capitalize()}: means over answers; in grey over those that are correct."

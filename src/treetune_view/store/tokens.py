@@ -15,6 +15,7 @@ import numpy as np
 from treetune.rollouts.storage import TOKENS, read_tokens
 from treetune.runtime.analysis import read_result
 from treetune.trainers.objectives.base import Objective
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.vocabulary import Branch, Column, Episode, are_sampled
 from treetune_lab.analyzers.step_credit import Shown, step_credit
 from treetune_view.store.answers import Answer
@@ -23,14 +24,6 @@ from treetune_view.store.index import walk
 
 OF_CREDIT = "advantage of credit"
 """The advantage as it is stored, where ``advantage`` is what training made of it."""
-
-OF_SIGNALS = {
-    "entropy": "entropies",
-    "gap": "gaps",
-    "trainer's log-prob": "logprobs",
-    "log-ratio": "log_ratios",
-}
-"""Names of the trainer's numbers, and their columns of `TokenSignals`."""
 
 MICROSCOPE, REPLAY = "result.json", "advantages.jsonl"
 """Files that analyses write into their folders."""
@@ -95,7 +88,8 @@ def tokens_of(run: Path, answer: Answer, config: Mapping[str, Any]) -> Tokens | 
         numbers["log-prob"] = np.where(episode.trained, episode.behaviour_logprobs, np.nan)
     if episode is not None:
         signals = dict(zip(map(id, answer.episodes), answer.signals, strict=False)).get(id(episode))
-        for name, kind in OF_SIGNALS.items():
+        kinds = ("entropies", "gaps", "logprobs", "log_ratios")
+        for name, kind in zip(("entropy", "gap", "trainer's log-prob", "log-ratio"), kinds, strict=True):
             values = getattr(signals, kind, None)
             if values is not None:  # NaN for tokens that the trainer was not asked about
                 numbers[name] = np.full(len(episode.trained), np.nan, values.dtype)
@@ -279,10 +273,8 @@ def trained_steps(answer: Answer, tokens: Tokens, config: Mapping[str, Any]) -> 
     episode, path = answer.episode, answer.source.episodes
     assert episode is not None and episode.advantages is not None and path is not None
     objective = (config.get("trainer") or {}).get("objective") or {}
-    registered = Objective.registered().get(str(objective.get("type")))
-    names = ("aggregation", "clip_low", "clip_high", "dual_clip")
-    objective = {name: getattr(registered, name, None) for name in names} | objective
-    by_sequence = objective["aggregation"] == "sequence"
+    usual = getattr(Objective.registered().get(str(objective.get("type"))), "aggregation", "token")
+    by_sequence = objective.get("aggregation", usual) == "sequence"
     moments, whole = _moments(answer, episode, config), 0.0
     if not penalised(config):
         whole = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
@@ -295,8 +287,10 @@ def trained_steps(answer: Answer, tokens: Tokens, config: Mapping[str, Any]) -> 
     # PPO's: the gradient ends where a token has gone far enough in the direction of its advantage.
     clipped = np.zeros(len(trains))
     if objective.get("type") == "ppo":
-        down = (moved < 1 - objective["clip_low"]) | (moved > (objective["dual_clip"] or np.inf))
-        clipped = np.where(trains > 0, moved > 1 + objective["clip_high"], down & (trains < 0))
+        names = ("clip_low", "clip_high", "dual_clip")
+        low, high, dual = (objective.get(name, getattr(ClippedPolicyGradient, name)) for name in names)
+        down = (moved < 1 - low) | (moved > (dual or np.inf))
+        clipped = np.where(trains > 0, moved > 1 + high, down & (trains < 0))
     rows = []
     for step, after in zip(tokens.steps, [*tokens.steps[1:], None], strict=True):
         own = np.flatnonzero(episode.trained[step.start : step.end]) + step.start
