@@ -375,7 +375,6 @@ def test_the_way_into_the_gradient_says_how_far_a_step_had_moved_and_what_ppo_cl
     page = viewer.page("/answer", run="run", **FIRST, **{"as": "credit"})
     first = page.split('id="step-0"')[1].split("</tr>")[0]
     assert f"{np.exp(log_ratio):.3f}" in first
-    print(first)
     assert (f"{clipped} clipped" in first) if clipped else "clipped" not in first
 
 

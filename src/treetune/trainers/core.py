@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -124,9 +123,7 @@ class PolicyTrainer:
             critic=self.critic is not None,
             from_values=self.from_values,
         )
-        scored, epoch = tensors, steps // settings.epochs
-        ratios = settings.token_signals != "none" and steps > 1 and tensors.old_logprobs_N is not None
-        recorder: StepRecorder | None = None
+        scored = tensors
         if tensors.old_logprobs_N is None and settings.token_signals == "all":
             # In a copy: training goes on to take the log-probs of its own forward pass for the old ones.
             scored = dataclasses.replace(tensors)
@@ -135,20 +132,13 @@ class PolicyTrainer:
         sums: dict[str, float] = defaultdict(float)
         skipped = number = 0
         for number, members in enumerate(schedule, start=1):
-            if ratios and (number - 1) % epoch == 0:
-                # An epoch has each token once.
-                recorder = StepRecorder(sequences.n_tokens, with_mass=False)
-                ran_N = torch.zeros(sequences.n_tokens, dtype=torch.bool)
             minibatch = Minibatch.of(sequences, members, objective)
             if not minibatch.units or self._lacks_advantage(minibatch, tensors):
                 skipped += 1
             else:
                 rate = settings.learning_rate * self._rate_factor(iteration, number - 1, steps)
-                step = self._step(sequences, minibatch, tensors, rate, steps == 1, recorder)
-                for name, value in step.items():
+                for name, value in self._step(sequences, minibatch, tensors, rate, steps == 1).items():
                     sums[name] += value
-                if recorder is not None:
-                    ran_N |= minibatch.weights_N != 0
             if progress is not None:
                 progress(number, steps)
             epochs_done, within_epoch = divmod(number * settings.epochs, steps)
@@ -156,10 +146,7 @@ class PolicyTrainer:
             done = epochs_done if every is None else number
             if pauses and after is not None and after(done, number == steps):
                 break
-        if recorder is not None:
-            tensors.last_logprobs_N = recorder.scored(self.ranks).logprobs_N.where(ran_N, math.nan)
-        if scored.old_logprobs_N is None:
-            scored = tensors  # the step has recorded them where it is the only one
+        scored = tensors if scored.old_logprobs_N is None else scored  # which an only step has recorded
         if settings.token_signals != "none" and on_signals is not None and scored.old_logprobs_N is not None:
             on_signals(scored.signals(episodes, sequences))
         metrics = constant | {name: value / (number - skipped) for name, value in sums.items()}
@@ -202,14 +189,16 @@ class PolicyTrainer:
         tensors: IterationTensors,
         rate: float,
         is_only: bool,
-        recorder: StepRecorder | None,
     ) -> Metrics:
-        """Takes one optimiser step of the policy, and of the critic; `recorder` is of one among several."""
-        settings, objective, nucleus = self.settings, self.settings.objective, None
+        """Takes one optimiser step of the policy, and of the critic."""
+        settings, objective = self.settings, self.settings.objective
+        recorder, nucleus = None, None
         # Without the engine's log-probs there is nothing to compare the policy's with.
         if is_only and tensors.old_logprobs_N is None and tensors.behaviour_logprobs_N is not None:
             nucleus = self.nucleus
             recorder = StepRecorder(sequences.n_tokens, with_mass=nucleus is not None)
+        elif not is_only and tensors.old_logprobs_N is not None and settings.token_signals != "none":
+            recorder = StepRecorder(sequences.n_tokens, with_mass=False)
         entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
         for batch in micro_batches(
@@ -244,19 +233,21 @@ class PolicyTrainer:
         result |= {"train/learning_rate": rate, "train/grad_norm": grad_norm}
         if self.critic is not None:
             result["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
-        if recorder is not None and is_only:
+        if recorder is not None:
             # Sequences of weight 0 were not run: nothing is known of their tokens.
-            tensors.take(recorder.scored(self.ranks))
-            tensors.old_logprobs_mask_N = minibatch.weights_N != 0
+            stepped, ran_N = recorder.scored(self.ranks), minibatch.weights_N != 0
+            if is_only:
+                tensors.take(stepped)
+                tensors.old_logprobs_mask_N = ran_N
+            else:
+                before = torch.nan if tensors.last_logprobs_N is None else tensors.last_logprobs_N
+                tensors.last_logprobs_N = stepped.logprobs_N.where(ran_N, before)
         if settings.entropy_target is not None:
             result["train/entropy_coef"] = entropy_coef
         self.entropy.observe(result["train/entropy"])
         return result
 
     # Models, run over all sequences: what the preparation asks for
-
-    def policy_logprobs(self, sequences: Sequences) -> Tensor:
-        return self.scorer.logprobs(self.policy, sequences)
 
     def old_logprobs(self, sequences: Sequences) -> Scored:
         return self.scorer.scored(self.policy, sequences, self.nucleus)
@@ -295,7 +286,7 @@ class PolicyTrainer:
         self.entropy.value = self.entropy.start
         if measured is None or not settings.measure_kl:
             return {}
-        measured.ref_logprobs_N = self.policy_logprobs(sequences)
+        measured.ref_logprobs_N = self.scorer.logprobs(self.policy, sequences)
         return measured.gap_metrics()
 
     def offload(self) -> None:

@@ -48,8 +48,7 @@ class IterationTensors:
     old_logprobs_mask_N: Tensor | None = None
     """Mask of the tokens whose `old_logprobs_N` are known, bool; None: all."""
     last_logprobs_N: Tensor | None = None
-    """The policy's at the step that a token trained in last, before that step's update; None for a single
-    step. NaN for tokens that weren't run."""
+    """The policy's where a token trained last, before that step's update; NaN where it hasn't."""
     values_N: Tensor | None = None
     """The critic's, of the state before each token."""
     returns_N: Tensor | None = None
@@ -210,10 +209,8 @@ def prepare(
             advantages_N = advantages_N - rewards_to_come(starts, penalties_N)
         tensors.advantages_N = advantages_N
     how, domains = settings.advantage_normalisation, sequences.domains
-    if settings.normalise_by_domain:
-        tensors.advantages_N = normalised_by_domain(tensors.advantages_N, how, starts, domains)
-    else:
-        tensors.advantages_N = normalised(tensors.advantages_N, how)
+    domains = domains if settings.normalise_by_domain else [""] * len(domains)
+    tensors.advantages_N = normalised_by_domain(tensors.advantages_N, how, starts, domains)
     if objective.kl_coef > 0 and objective.kl_placement == "advantage":
         tensors.advantages_N = tensors.advantages_N - penalties_N
     return tensors

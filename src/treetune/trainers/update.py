@@ -74,21 +74,21 @@ def micro_batch_loss(
 
 
 class StepRecorder:
-    """Keeps the scores of steps, each before its own update.
-
-    Where an iteration takes one step alone, its forward pass says all that a pass over the iteration
-    beforehand would have said: that pass is saved. Of several steps it tells the ratios.
-    """
+    """Keeps the scores of a step, of before its update: of an iteration's only step they are all that a pass
+    over the iteration beforehand would have said, of one among several the ratios come from them."""
 
     def __init__(self, n_tokens: int, with_mass: bool) -> None:
         self.columns = [torch.zeros(n_tokens) for _ in range(3 if with_mass else 2)]
+        self.added: list[tuple[Tensor, list[Tensor]]] = []  # on their device: no micro-batch waits for them
 
     def add(self, batch: MicroBatch, scored: Scored) -> None:
-        for column_N, values_N in zip(self.columns, scored, strict=False):
-            column_N[batch.flat_index_N] = values_N.detach().cpu()
+        self.added.append((batch.flat_index_N, [one_N.detach() for one_N in scored if one_N is not None]))
 
     def scored(self, ranks: Ranks) -> Scored:
         """The scores of all ranks' tokens; 0 where no rank ran a token. Collective."""
+        for index_N, scores in self.added:
+            for column_N, values_N in zip(self.columns, scores, strict=False):
+                column_N[index_N] = values_N.cpu()
         logprobs_N, entropies_N, *mass = (ranks.sum(column_N) for column_N in self.columns)
         return Scored(logprobs_N, entropies_N, mass[0] if mass else None)
 
