@@ -36,6 +36,19 @@ def verifiers(folder: Path) -> None:
     lines(folder / "results.jsonl", row | rest, row | rest | {"reward": 0.0})
 
 
+def traces(folder: Path) -> None:
+    """As verifiers 0.4.0 writes them, less what isn't read."""
+    data = {"idx": 0, "prompt": ASKED, "answer": "2"}
+    nodes = [
+        {"message": {"role": "user", "content": ASKED}, "sampled": False},
+        {"parent": 0, "message": {"role": "assistant", "content": SAID}, "sampled": True},
+    ]
+    rewards = {"right": {"score": 1.0, "weight": 1.0}, "short": {"score": 0.5, "weight": 0.1}, "late": None}
+    task = {"type": "Sum", "data": data, "key": "sum"}
+    row = {"env": {"id": ""}, "task": task, "ok": True, "traces": [{"nodes": nodes, "rewards": rewards}]}
+    lines(folder / "traces.jsonl", row, row, row | {"ok": False, "traces": []})
+
+
 def inspect_log() -> dict[str, Any]:
     sample = {
         "id": "sum", "epoch": 1, "input": chat(ASKED), "target": "2", "messages": [],
@@ -77,7 +90,7 @@ def slime(folder: Path) -> None:
     torch.save({"rollout_id": 7, "samples": samples}, folder / "rollout_7.pt")
 
 
-@pytest.mark.parametrize("write", [verl, verifiers, inspect_json, inspect_eval, anything, slime])
+@pytest.mark.parametrize("write", [verl, verifiers, traces, inspect_json, inspect_eval, anything, slime])
 def test_a_run_of_another_trainer_is_listed_read_and_grouped(viewer: Viewer, write: Any) -> None:
     write(viewer.folder / "theirs" / "dump")
     assert "answers of another trainer" in viewer.page("/")

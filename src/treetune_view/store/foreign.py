@@ -2,7 +2,7 @@
 was answered and what that earned, and Inspect's logs.
 
 Read are verl's dumps (`trainer.rollout_data_dir`, `validation_data_dir`: input, output, gts, score, step),
-rollouts of verifiers and prime-rl (prompt, completion, answer, reward, example_id), slime's dumps
+rollouts of verifiers and prime-rl (prompt, completion, answer, reward, example_id; traces), slime's dumps
 (`--save-debug-rollout-data`, .pt: prompt, response, label, reward, group_index), Inspect's logs (.json and
 .eval), and whatever else names its fields like that.
 """
@@ -53,6 +53,14 @@ def common_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
     answer."""
     if not isinstance(row, Mapping):
         return None
+    if row.get("traces"):  # an episode of verifiers 0.4, whose first agent's answer counts
+        trace, task = row["traces"][0], row["task"]
+        messages = [node["message"] for node in trace["nodes"]]
+        asked = next(place for place, node in enumerate(trace["nodes"]) if node["sampled"])
+        scores = {name: one["score"] for name, one in trace["rewards"].items() if one}
+        reward = sum(scores[name] * trace["rewards"][name]["weight"] for name in scores)
+        own = {"prompt": messages[:asked], "completion": messages[asked:], "reward": reward}
+        row = scores | own | {"id": task.get("key"), "answer": task["data"].get("answer")}
     found = {own: next((row[one] for one in names if one in row), None) for own, names in NAMES.items()}
     text, reward = found["text"], found["reward"]
     said: Mapping[str, Any] = {}
