@@ -2,6 +2,7 @@
 
 import json
 import re
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,24 @@ def anything(folder: Path) -> None:
     lines(folder / "mine.jsonl", row, row | {"score": 0})
 
 
+def inspect_zstandard(folder: Path) -> None:
+    """As inspect-ai 0.3.285 packs them, which zipfile can't write before Python 3.14."""
+    import pyarrow as pa
+
+    folder.mkdir(parents=True)
+    sizes = []
+    with zipfile.ZipFile(folder / "log.eval", "w") as archive:
+        for sample in inspect_log()["samples"]:
+            text = json.dumps(sample).encode()
+            archive.writestr(f"samples/sum_epoch_{sample['epoch']}.json", pa.compress(text, "zstd", True))
+            sizes.append(len(text))
+    data = bytearray((folder / "log.eval").read_bytes())
+    for one, size in zip(re.finditer(rb"PK\x01\x02", data), sizes, strict=True):  # the archive's own list
+        struct.pack_into("<H", data, one.start() + 10, 93)
+        struct.pack_into("<I", data, one.start() + 24, size)
+    (folder / "log.eval").write_bytes(data)
+
+
 def slime(folder: Path) -> None:
     """As `--save-debug-rollout-data` writes."""
     import torch
@@ -90,7 +109,9 @@ def slime(folder: Path) -> None:
     torch.save({"rollout_id": 7, "samples": samples}, folder / "rollout_7.pt")
 
 
-@pytest.mark.parametrize("write", [verl, verifiers, traces, inspect_json, inspect_eval, anything, slime])
+@pytest.mark.parametrize(
+    "write", [verl, verifiers, traces, inspect_json, inspect_eval, inspect_zstandard, anything, slime]
+)
 def test_a_run_of_another_trainer_is_listed_read_and_grouped(viewer: Viewer, write: Any) -> None:
     write(viewer.folder / "theirs" / "dump")
     assert "answers of another trainer" in viewer.page("/")

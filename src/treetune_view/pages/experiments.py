@@ -271,13 +271,6 @@ def _beside(view: View) -> dict[str, list[Cell | None]]:
 
 
 PAGES = (
-    Page(
-        "/",
-        "Experiments",
-        show,
-        place="top",
-        key="e",
-        mark=lambda view: view.store.mark(view.store.runs()),
-    ),
+    Page("/", "Experiments", show, "top", "e", mark=lambda view: view.store.mark(view.store.runs())),
     Page("/run", "Run", show_run, place="run", key="r"),
 )
