@@ -1,6 +1,6 @@
 """What a slow environment costs: throughput over the bound that engine and slowest answer set.
 
-    python benchmarks/slow_environments.py [--answers 512] [--rows 40] [--output …/slow_environments.md]
+    python benchmarks/slow_environments.py [--answers 512] [--rows 40] [--simulate] [--output FILE.md]
 
 The engine stands in for a server: each of `--rows` sequences gets a token every `--step` seconds, whatever
 the machine does meanwhile. Turns take 0, 50 or 500 ms or 2 s, and one in twenty hangs until its deadline. The
@@ -88,6 +88,30 @@ class MeteredEngine(FakeEngine):
         return results
 
 
+def simulated(
+    jobs: Sequence[Sequence[tuple[float, float]]], rows: int, in_flight: int, *, in_turn: bool = False
+) -> float:
+    """Returns when the last of these answers ends, each turns of so many seconds in the engine and in the
+    environment, where nothing takes time but these: begun answers go first, or each request `in_turn`."""
+    coming, clock, sampling = iter(range(len(jobs))), 0.0, 0
+    waiting = deque((next(coming), 0) for _ in range(min(in_flight, len(jobs))))
+    events: list[tuple[float, int, int, bool]] = []
+    while waiting or events:
+        while waiting and sampling < rows:
+            job, turn = waiting.popleft()
+            sampling += 1
+            heapq.heappush(events, (clock + jobs[job][turn][0], job, turn, True))
+        clock, job, turn, sampled = heapq.heappop(events)
+        if sampled:
+            sampling -= 1
+            heapq.heappush(events, (clock + jobs[job][turn][1], job, turn, False))
+        elif turn + 1 < len(jobs[job]):
+            (waiting.append if in_turn else waiting.appendleft)((job, turn + 1))
+        elif (following := next(coming, None)) is not None:
+            waiting.append((following, 0))
+    return clock
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--answers", type=int, default=512)
@@ -96,6 +120,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16, help="of each turn")
     parser.add_argument("--in-flight", type=int, help="answers; by default what the rollout has")
     parser.add_argument("--deadline", type=float, default=5.0)
+    parser.add_argument("--simulate", action="store_true", help="in simulated time, by order alone")
     parser.add_argument("--output", type=Path, help="also write the table there")
     options = parser.parse_args()
     turns = 4
@@ -119,9 +144,30 @@ def main() -> None:
             trees, _ = rollout.run(context, task.problems("train"))
             return time.monotonic() - begun, engine.tokens, answers_of(trees)
 
+    if options.simulate:
+        options.step, step = 0.0, options.step
     alone, tokens, expected = rolled(waits=False)
     game = Uneven(deadline=options.deadline)
     slowest, in_environments = 0.0, 0.0
+    if options.simulate:
+        jobs = []
+        for answer in expected:
+            lengths = [len(one.token_ids) * step for one in answer.segments if one.origin == "sampled"]
+            taken = [game.seconds(int(answer.problem.gold), turn + 1) for turn in range(len(lengths))]
+            spent = [options.deadline if one is None else one for one in taken]
+            jobs.append(list(zip(lengths, spent, strict=True)))
+        longest = sorted(jobs, key=lambda job: -sum(map(sum, job)))
+        few = options.in_flight or 4 * options.rows
+        alone = simulated([[(own, 0.0) for own, _ in job] for job in jobs], options.rows, few)
+        bound = max(alone, sum(map(sum, longest[0])))
+        ends = {
+            f"{few} in flight, begun answers first": simulated(jobs, options.rows, few),
+            "all in flight, in turn": simulated(jobs, options.rows, len(jobs), in_turn=True),
+            "the longest answers first": simulated(longest, options.rows, len(jobs)),
+        }
+        print(f"engine alone {alone:.1f} s, bound {bound:.1f} s")
+        print("\n".join(f"{bound / end:.2f} of it: {name}" for name, end in ends.items()))
+        return
     for answer in expected:
         played = range(1, len(answer.step_ends) + 1)
         taken = [game.seconds(int(answer.problem.gold), turn) for turn in played]

@@ -43,6 +43,8 @@ class Turn:
     results: tuple[tuple[str, str, str], ...] = ()
     """Results of native calls, each with its tool, the call's id and a text: the policy reads them as its
     chat template has results of tools, in place of the observation."""
+    numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """What else was counted of the answer, in its last turn: metrics, ``rewards/…``."""
 
 
 class Environment(Registrable):

@@ -322,7 +322,7 @@ class Tools(Environment):
         if self.tokenizer is not None:
             return _calls_by_vllm(self.format.partition(":")[2], self.tokenizer, self.offered(), action)
         if self.is_native:
-            return [call for match in NATIVE[self.format].finditer(action) for call in _native(match[1])]
+            return [call for match in NATIVE[self.format].finditer(action) for call in native_calls(match[1])]
         found = self._pattern.search(action)
         if found is None:
             return []
@@ -372,7 +372,7 @@ class Tools(Environment):
         return str(result).rstrip("\n")
 
 
-def _native(body: str) -> Iterator[Call]:
+def native_calls(body: str) -> Iterator[Call]:
     """Yields the calls that are written one after the other, up to what can't be read."""
     named = _NAMED.match(body)
     rest = body[named.end() :] if named else body
@@ -402,7 +402,9 @@ def _calls_by_vllm(name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]]
     request = ChatCompletionRequest(messages=[], tools=list(tools))
     parser = ToolParserManager.get_tool_parser(name)(_tokenizer(tokenizer), request.tools)
     found = parser.extract_tool_calls(action, request).tool_calls
-    return [call for one in found for call in _native(f"{one.function.name}[ARGS]{one.function.arguments}")]
+    return [
+        call for one in found for call in native_calls(f"{one.function.name}[ARGS]{one.function.arguments}")
+    ]
 
 
 @lru_cache(maxsize=1)
