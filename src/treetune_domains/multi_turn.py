@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -77,6 +78,9 @@ class MultiTurn(GrowingRollout):
     turn_tokens: Annotated[int, Gt(0)] | None = None
     """Sampled tokens of a turn; None: as many as are left of the answer's. A turn that comes to so many goes
     to the environment as it stands."""
+    answer_deadline: Annotated[float, Gt(0)] | None = None
+    """Seconds that an answer's turns may take its environment together; None: only each turn has a deadline.
+    An answer that comes to them ends as ``timeout``. A continuation has as many again."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn, and stay in it; the environment reads what stands before them."""
     reward: Reward | None = None
@@ -120,7 +124,8 @@ class MultiTurn(GrowingRollout):
                 "environment",
                 "give one, e.g. {type: 'tools', tools: [{type: 'python'}]}, or choose the task 'environment'",
             )
-        if self.environment is not None and self.environment.reads_specials:
+        environment = self.environment or environment_of(experiment.task)
+        if environment is not None and environment.reads_specials:
             if experiment.model.chat is None:
                 yield Finding(
                     "tools are called natively, in a chat, and the model has none",
@@ -266,6 +271,7 @@ class MultiTurn(GrowingRollout):
             actions,
             unpacked(start.segments)[1],
             None if journal is None else (journal, start.seed),
+            self.answer_deadline or math.inf,
         )
         return conversation, play
 
@@ -277,7 +283,7 @@ class MultiTurn(GrowingRollout):
             return context.grader.submit(conversation.actions[-1], start.problem, decided=decided)
         last = conversation.turns[-1] if conversation.turns else Turn()
         graded: Future[Grade] = Future()
-        graded.set_result(Grade(reward=0.0, outcome=last.outcome, message=last.message))
+        graded.set_result(Grade(reward=0.0, outcome=last.outcome, message=last.message, numbers=last.numbers))
         return graded
 
     def _reward_of(self, context: RolloutContext, start: Start) -> Reward:

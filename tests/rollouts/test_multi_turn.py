@@ -28,8 +28,11 @@ from tests.rollouts.turns import (
 )
 from tests.support.unruly_environment import Unruly
 from tests.trees import answered
+from treetune.config.build import build
+from treetune.config.errors import ConfigError
 from treetune.inference.base import Engine, EngineError
 from treetune.inference.journal import JournaledEngine
+from treetune.rollouts.base import Rollout
 from treetune.rollouts.credit import episode_of
 from treetune.rollouts.storage import read_trajectories, write_trajectories
 from treetune.tasks.base import Task
@@ -288,6 +291,17 @@ def test_a_slow_turn_costs_its_own_answer_alone(sampled: Sampled) -> None:
     answers = sampled(Letters(golds=golds, environment=Obedient()), samples=1)
     assert [one.grade.outcome for one in answers] == ["timeout", *["ok"] * 11]
     assert time.monotonic() - begun < 4.0, "eleven turns of half a second and one of a second, one by one 6.5"
+
+
+def test_an_answer_whose_turns_take_longer_than_its_deadline_ends_as_a_timeout(sampled: Sampled) -> None:
+    task = Letters(golds=("slow", "fine"), environment=Obedient())
+    sampled(Letters(golds=("fine",), environment=Obedient()), samples=1)  # its module is loaded
+    slow, fine = sampled(task, samples=1, answer_deadline=0.2)
+    assert (slow.grade.outcome, slow.reward, slow.step_rewards) == ("timeout", 0.0, ())
+    assert slow.grade.message == "the time for the answer's turns ran out" and len(slow.step_ends) == 2
+    assert (fine.grade.outcome, fine.reward) == ("ok", 0.375)
+    with pytest.raises(ConfigError, match=r"answer_deadline.*greater than 0"):
+        build(Rollout, {"type": "multi_turn", "max_tokens": 9, "max_turns": 3, "answer_deadline": 0})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from treetune.store.checksums import Damaged
 from treetune.store.files import sync
@@ -27,7 +27,7 @@ _HEAD, _END = b'{"crc32":"', b"}\n"
 log = logging.getLogger(__name__)
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """Rows of JSON in a file that only grows, found again by their keys.
 
     A row is an object with the entry ``key`` or a list that begins with its key; of rows with one key the
@@ -61,12 +61,7 @@ class Journal:
         if exclusive:
             self._open()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[str]:

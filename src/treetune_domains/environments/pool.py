@@ -10,14 +10,15 @@ import base64
 import dataclasses
 import hashlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from treetune.processes.pool import Pool
 from treetune.store.journal import Journal
@@ -108,20 +109,22 @@ class Site:
     def world(self) -> World | ForkedWorld:
         return World(self._environment) if self._forks is None else self._forks.fork()
 
-    def call(self, world: World | ForkedWorld, turns: int, method: str, *arguments: Any) -> Played:
-        """Returns the result of a call that has time for so many turns. Raises EOFError where the process of
-        the world ends."""
-        deadline = self._environment.deadline
+    def call(
+        self, world: World | ForkedWorld, turns: int, most: float, method: str, *arguments: Any
+    ) -> Played:
+        """Returns the result of a call that has time for so many turns, and `most` seconds. Raises EOFError
+        where the process of the world ends."""
+        deadline = min(most, self._environment.deadline * turns)
         if self._number >= 0:
             asked = self._services.submit(
-                self._number, world, method, *arguments, deadline=deadline * turns, about=self._name
+                self._number, world, method, *arguments, deadline=deadline, about=self._name
             )
             played: Played = asked.result()
             return played
         try:
-            return world.call(deadline * turns, method, *arguments)
+            return world.call(deadline, method, *arguments)
         except TimeoutError:
-            return failure("timeout", f"no result within {deadline:g} s")
+            return failure("timeout", f"no result within {deadline / turns:g} s")
 
     def close(self) -> None:
         if self._forks is not None:
@@ -150,32 +153,30 @@ class Site:
         self._turns = 0
 
 
+@dataclass(eq=False)
 class Play:
     """The environment of one answer, played one action after the other: `begin` where turns have been taken
     already, then `act`, each once the one before is done; `end` when no more actions follow."""
 
-    def __init__(
-        self,
-        site: Site,
-        problem: Problem,
-        seed: int,
-        actions: Sequence[str],
-        snapshot: Snapshot | None,
-        recorded: tuple[TurnJournal, int] | None,
-    ) -> None:
-        """`recorded` is a journal that may know turns, and the answer's name there."""
-        self._site, self._problem, self._seed = site, problem, seed
-        self._actions, self._snapshot, self._recorded = tuple(actions), snapshot, recorded
-        self._world: World | ForkedWorld | None = None
-        self._lost: Turn | None = None
+    site: Site
+    problem: Problem
+    seed: int
+    actions: tuple[str, ...]
+    snapshot: Snapshot | None
+    recorded: tuple[TurnJournal, int] | None
+    """A journal that may know turns, and the answer's name there."""
+    seconds: float
+    """What is left of the answer's time for its turns."""
+    _world: World | ForkedWorld | None = None
+    _lost: Turn | None = None
 
     def begin(self) -> Future[Played]:
         """Returns the turns that have been taken already, played again."""
-        return self._site.do(self._play, None)
+        return self.site.do(self._play, None)
 
     def act(self, action: str) -> Future[Played]:
         """Returns the one turn that follows from an action, and the seconds from here to there."""
-        return self._site.do(self._act, action, time.perf_counter())
+        return self.site.do(self._act, action, time.perf_counter())
 
     def end(self) -> None:
         if isinstance(self._world, ForkedWorld):
@@ -183,17 +184,17 @@ class Play:
         self._world = None
 
     def _act(self, action: str, since: float) -> Played:
-        played, actions = None, (*self._actions, action)
-        if self._recorded is not None:
-            journal, answer = self._recorded
+        played, actions = None, (*self.actions, action)
+        if self.recorded is not None:
+            journal, answer = self.recorded
             played = journal.known(answer, actions)
         if played is not None:
             self.end()  # a state that has come to the turns before knows nothing of this one
         else:
             played = self._play(action)
-            if self._recorded is not None:
+            if self.recorded is not None:
                 journal.add(answer, actions, played)
-        self._actions, self._snapshot = actions, played.snapshot or self._snapshot
+        self.actions, self.snapshot = actions, played.snapshot or self.snapshot
         return replace(played, seconds=time.perf_counter() - since)
 
     def _play(self, action: str | None) -> Played:
@@ -204,15 +205,19 @@ class Play:
             try:
                 begins = self._world is None
                 if self._world is None:
-                    self._world = self._site.world()
-                    turns, start = max(1, len(self._actions)), (self._problem, self._seed)
-                    played = self._site.call(
-                        self._world, turns, "begin", *start, self._actions, self._snapshot
+                    self._world = self.site.world()
+                    turns, start = max(1, len(self.actions)), (self.problem, self.seed)
+                    played = self.site.call(
+                        self._world, turns, math.inf, "begin", *start, self.actions, self.snapshot
                     )
                     if action is None or (played.turns and played.turns[-1].outcome != "ok"):
                         break
                     begins = False
-                played = self._site.call(self._world, 1, "step", action)
+                begun = time.perf_counter()
+                played = self.site.call(self._world, 1, self.seconds, "step", action)
+                self.seconds -= time.perf_counter() - begun
+                if self.seconds <= 0:
+                    played = failure("timeout", "the time for the answer's turns ran out")
                 break
             except EOFError as error:
                 self._world = None
@@ -223,7 +228,7 @@ class Play:
         return played if self._lost is None else Played((self._lost,))
 
 
-class EnvironmentPool:
+class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
     """Plays environments for answers that go on independently of each other.
 
     Where an environment runs in processes, each answer has its own from its first turn to its last. A turn in
@@ -247,13 +252,15 @@ class EnvironmentPool:
         actions: Sequence[str] = (),
         snapshot: Snapshot | None = None,
         recorded: tuple[TurnJournal, int] | None = None,
+        seconds: float = math.inf,
     ) -> Play:
         """Returns the play of a new answer, or of one that goes on behind the `actions` that had been taken
-        in it."""
+        in it, whose turns to come have so many seconds together."""
         if id(environment) not in self._sites:  # which is kept: no other one can have its place in memory
             site = Site(environment, self._services, self._memory_gib, self._timeline)
             self._sites[id(environment)] = site, environment
-        return Play(self._sites[id(environment)][0], problem, seed, actions, snapshot, recorded)
+        site = self._sites[id(environment)][0]
+        return Play(site, problem, seed, tuple(actions), snapshot, recorded, seconds)
 
     def close(self) -> None:
         """Ends the processes; turns that are still missing are cancelled. Safe to call twice."""
@@ -261,10 +268,5 @@ class EnvironmentPool:
         for site, _ in self._sites.values():
             site.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -53,14 +53,14 @@ def failure(outcome: GradeOutcome, message: str, seconds: float = 0.0) -> Played
     return Played((Turn(done=True, outcome=outcome, message=message),), seconds=seconds)
 
 
+@dataclass(eq=False)
 class World:
     """The environment of one answer and its state. Its calls raise nothing: an exception of the environment
     is the outcome of the last turn."""
 
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-        self._state: Any = None
-        self._played = 0
+    environment: Environment
+    _state: Any = None
+    _played: int = 0
 
     def begin(
         self, problem: Problem, seed: int, actions: Sequence[str] = (), snapshot: Snapshot | None = None

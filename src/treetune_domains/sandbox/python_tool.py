@@ -7,9 +7,9 @@ import os
 import selectors
 import subprocess
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated
 
 from annotated_types import Ge
 
@@ -66,7 +66,7 @@ class PythonTool:
         return source("console").replace("MOST = 4000", f"MOST = {self.most_bytes}", 1)
 
 
-class PythonSession:
+class PythonSession(AbstractContextManager["PythonSession"]):
     """A Python console in a sandbox, begun with the first call. A call at a time, from the thread that began
     it.
 
@@ -134,12 +134,7 @@ class PythonSession:
             with contextlib.suppress(BrokenPipeError):  # what it was not sent, it won't get
                 pipe.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _ask(self, started: Started, request: bytes) -> tuple[str | None, KilledBy | None]:

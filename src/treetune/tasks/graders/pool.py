@@ -9,10 +9,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 from treetune.processes.pool import Pool
 from treetune.processes.worker import Servant
@@ -22,7 +21,7 @@ from treetune.vocabulary import Grade, GradeOutcome, Problem
 Key = tuple[int, str, str, bytes]
 
 
-class GraderPool:
+class GraderPool(AbstractContextManager["GraderPool"]):
     """Grades answers, each by the grader that there is for its problem (`Grader.of`).
 
     Where a grader runs in a process, there are `workers` of these: an answer on which it hangs gets the
@@ -109,12 +108,7 @@ class GraderPool:
         """Ends the workers; grades that are still missing are cancelled. Safe to call twice."""
         self._pool.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _submit(self, grader: Grader, response: str, problem: Problem) -> Future[Grade]:
