@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +50,8 @@ def serve(server: socket.socket) -> None:
             code = 1
             try:
                 code = main(arguments)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stdout.flush()
                 os._exit(code)
