@@ -80,8 +80,8 @@ BY_NAME = COMMANDS | {short: COMMANDS[name] for name, short in SHORT.items() if 
 
 WIDTH = 80
 EPILOG = """\
-APP_* environment variables are std.extVar('APP_…') in a configuration; APP_SEED,
-APP_DIRECTORY and APP_EXPERIMENT_NAME set seed, directory and experiment_name.
+APP_* environment variables are std.extVar('APP_…') in a configuration;
+APP_SEED, APP_DIRECTORY and APP_EXPERIMENT_NAME set the keys of these names.
 Old and short names are the same commands: run_evaluation is evaluate."""
 
 _SHARED: dict[str, dict[str, Any]] = {
