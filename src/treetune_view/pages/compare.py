@@ -130,7 +130,9 @@ def _pair(view: View, sides: Sequence[Side], problem: str) -> dict[str, Any]:
         same = (Filter("problem", "=", problem),)
         own = whole(answers.ask(Question((source.name,), same, size=64)).rows)
         if not own:
-            raise NotThere(f"{run.name} has no answer to {problem!r} in {source.title}")
+            raise NotThere(
+                f"{run.name} has no answer to {problem!r} in {source.title}, or is still being read"
+            )
         row = own[min(view.integer(key, 0), len(own) - 1)]
         rows.append(own)
         chosen.append(row)
