@@ -44,7 +44,7 @@ def test_a_run_keeps_its_plan_and_report_and_watch_show_by_how_much_it_was_off(t
     ((metric, _, _, difference),) = plan_beside(read_experiment(path))
     assert (metric, difference) == ("rollout/sampled_tokens", "+25%")
     page = write_report([path], tmp_path / "report.html").read_text()
-    assert re.search(r"rollout/sampled_tokens<.*>\+25%<", page)
+    assert re.search(r"rollout/<wbr>sampled_tokens<.*>\+25%<", page)
     store, console = Store([tmp_path], tmp_path / "cache"), Console(width=100, record=True, file=StringIO())
     console.print(run_page(store, store.runs()[0], 100))
     text = console.export_text()

@@ -49,8 +49,8 @@ DEVICE_BYTES = 40e9
 """Bytes a second from GPU to GPU: 14 GB by NCCL took CASPO 0.3 s, 2.2 GB by CUDA IPC less than 0.5."""
 RELOAD = 4.0
 """Seconds in which a server reads 7 billion weights again (published: 3.3), in proportion."""
-CANARY = 0.12
-"""Seconds of a sync beside the weights' way: requests and the canary (docs/results/quickstart.md)."""
+CANARY = 0.09
+"""Seconds of a sync beside the weights' way: requests and the canary (docs/results/plan.md)."""
 START = {"cpu": 25.0, "cuda": 90.0}
 """Seconds until a server samples: 19 to 30 were seen on a CPU; with compilation and CUDA graphs assumed."""
 
