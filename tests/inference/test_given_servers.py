@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -68,7 +69,8 @@ class Elsewhere:
         """The server's port, where nobody listens any more."""
         process = self.processes.pop(url)
         for pid in below(process._guard.pid):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # one may end with the one before it
+                os.kill(pid, signal.SIGKILL)
         process.end(at_once=True)
         return process.port
 
