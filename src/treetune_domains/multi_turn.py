@@ -80,7 +80,7 @@ class MultiTurn(GrowingRollout):
     to the environment as it stands."""
     answer_deadline: Annotated[float, Gt(0)] | None = None
     """Seconds that an answer's turns may take its environment together; None: only each turn has a deadline.
-    An answer that comes to them ends as ``timeout``. A continuation has as many again."""
+    An answer that uses them up ends as ``timeout``. Each continuation has as many of its own."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn, and stay in it; the environment reads what stands before them."""
     reward: Reward | None = None

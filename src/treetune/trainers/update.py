@@ -74,8 +74,8 @@ def micro_batch_loss(
 
 
 class StepRecorder:
-    """Keeps the scores of a step, of before its update: of an iteration's only step they are all that a pass
-    over the iteration beforehand would have said, of one among several the ratios come from them."""
+    """Keeps the scores that the forward passes of a step give, before its update. Where it is the iteration's
+    only step, they save a pass beforehand; where there are several, ratios are made of them."""
 
     def __init__(self, n_tokens: int, with_mass: bool) -> None:
         self.columns = [torch.zeros(n_tokens) for _ in range(3 if with_mass else 2)]

@@ -119,12 +119,9 @@ class DomainsSection(ReportSection):
             ]
             says_something = weights_move or number not in ("weight", "problems")
             if says_something and any(y for each in series for _, y in each.points):
-                heading, better = (
-                    title.format(trained_on=experiment.trained_on),
-                    better_of(f"episodes/{number}"),
-                )
-                zero = number in FROM_ZERO
-                charts.append(line_chart(Chart(heading, series, better, "", (), zero, "iteration")))
+                heading = title.format(trained_on=experiment.trained_on)
+                chart = Chart(heading, series, better_of(f"episodes/{number}"), x_name="iteration")
+                charts.append(line_chart(replace(chart, from_zero=number in FROM_ZERO)))
         return render("domains.html", colours=colours, measured=measured, charts=charts)
 
 
