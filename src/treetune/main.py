@@ -62,10 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _failed(error: Exception, code: int, options: argparse.Namespace) -> int:
     """Prints one message on standard error; the traceback goes to the log, or to whoever asks with
     --debug."""
-    from treetune.config.errors import FoundByAllRanks
+    from treetune.config.errors import SameOnAllRanks
 
     rank = int(os.environ.get("RANK", "0"))
-    if isinstance(error, FoundByAllRanks):
+    if isinstance(error, SameOnAllRanks):
         if rank == 0:
             print(error, file=sys.stderr)
             if options.debug:

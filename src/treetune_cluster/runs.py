@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.config.errors import FoundByAllRanks
+from treetune.config.errors import SameOnAllRanks
 from treetune.contracts import BEFORE_A_RUN, RANKS_MEET, RUN_SERVICES, SIZED_ENGINES
 from treetune.inference.base import ADDRESSED_SERVERS, TRANSFERS
 from treetune.runtime.directory import PREDICTION
@@ -43,14 +43,14 @@ def refuse_an_engine_without_a_gpu(config: PolicyIteration) -> None:
 def refuse_gpus_of_one_process(who: str) -> None:
     """Raises ValueError where a GPU that this process may use doesn't take `who` at a time, as some clusters
     have it."""
-    from treetune.runtime.machine import asked_of_gpus
+    from treetune.runtime.machine import query_gpus
 
     try:
-        modes = asked_of_gpus("compute_mode")
+        modes = query_gpus("compute_mode")
     except ValueError:
         return  # what asks for its memory says so
     if other := [mode for mode in modes if mode.startswith(("Exclusive", "Prohibited"))]:
-        raise FoundByAllRanks(
+        raise SameOnAllRanks(
             f"the GPUs' compute mode is {other[0]}, and {who} share a GPU, which are two processes: have the"
             " mode set to Default (sudo nvidia-smi -c 0; on a cluster it is asked for with the job), or give"
             " the engine GPUs of its own (engines.policy.devices)"
@@ -74,7 +74,7 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
 
         # Machines may be smaller than the first rank's: on each of them one rank speaks.
         speaks = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"
-        raise (ValueError if speaks else FoundByAllRanks)(
+        raise (ValueError if speaks else SameOnAllRanks)(
             f"{plan.machine.words}: {verdict_of(plan)}\n"
             "  the command `plan` shows all of it; the numbers are estimates, and with"
             " --override '{plan: {check: false}}' the run starts without them"

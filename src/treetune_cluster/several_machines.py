@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.config.errors import FoundByAllRanks
+from treetune.config.errors import SameOnAllRanks
 from treetune.config.folders import DIGITS_OF_HASH, own_modules
 from treetune.config.schema import GROUP, own_entry_points
 from treetune.runtime.machine import versions
@@ -34,7 +34,7 @@ CLOCKS_WITHIN_S = 60.0
 SOCKETS = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh)"
 
 
-class MachinesDiffer(FoundByAllRanks):
+class MachinesDiffer(SameOnAllRanks):
     """Each machine with what keeps it from this run."""
 
 

@@ -19,13 +19,13 @@ class NoValue(ValueError):
 
 def text_of(template: str, fields: Mapping[str, Any]) -> str:
     """``'{{ question }}'`` and the like, filled in. Raises NoValue."""
-    return str(_carried_out(_template(template).render, template, fields))
+    return str(_rendered(_template(template).render, template, fields))
 
 
 def value_of(expression: str, fields: Mapping[str, Any]) -> Any:
     """``metadata.level``, ``answers[0]``, ``source != 'leetcode'`` and the like, with its type. Raises
     NoValue."""
-    value = _carried_out(_expression(expression), expression, fields)
+    value = _rendered(_expression(expression), expression, fields)
     from jinja2 import Undefined
 
     if isinstance(value, Undefined):
@@ -55,7 +55,7 @@ def _read(read: Any, text: str, key: str) -> None:
         ) from error
 
 
-def _carried_out(carry_out: Any, text: str, fields: Mapping[str, Any]) -> Any:
+def _rendered(carry_out: Any, text: str, fields: Mapping[str, Any]) -> Any:
     from jinja2 import TemplateError
 
     try:

@@ -175,7 +175,7 @@ class MultiTurn(GrowingRollout):
         def after_turn(number: int, played: Future[Played]) -> Sequence[Request | Later]:
             """Returns the requests that follow once the environment has spoken, perhaps at once."""
             if not played.done():
-                return [Later(played, lambda: after_turn(number, played) or begun_next())]
+                return [Later(played, lambda: after_turn(number, played) or next_conversation())]
             conversation, start = growing[number][0], starts[number]
             turns, snapshot = played.result().turns, played.result().snapshot
             if conversation.segments:
@@ -215,10 +215,10 @@ class MultiTurn(GrowingRollout):
             number = asked[index]
             conversation, play = growing[number]
             if not conversation.take_completion(completions[0]):
-                return next_call(number) or begun_next()
-            return after_turn(number, play.act(conversation.actions[-1])) or begun_next()
+                return next_call(number) or next_conversation()
+            return after_turn(number, play.act(conversation.actions[-1])) or next_conversation()
 
-        def begun_next() -> Sequence[Request | Later]:
+        def next_conversation() -> Sequence[Request | Later]:
             """Begins the next answer, or as many as it takes until one asks for something."""
             following: Sequence[Request | Later] = ()
             while waiting and not following:
@@ -231,7 +231,7 @@ class MultiTurn(GrowingRollout):
 
         at_once = 1 if context.engine is None else context.engine.at_once
         most = self.in_flight or IN_FLIGHT * at_once
-        requests = [one for _ in range(min(most, len(starts))) for one in begun_next()]
+        requests = [one for _ in range(min(most, len(starts))) for one in next_conversation()]
 
         def graded() -> list[Trajectory]:
             if (journal := context.find(TurnJournal)) is not None:

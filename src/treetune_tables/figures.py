@@ -12,7 +12,7 @@ from treetune_tables.columns import Column, Panel
 from treetune_tables.curves import AXIS_WORDS, Curve, column_panel
 from treetune_tables.measure import Results
 from treetune_tables.settings import PanelAxis, Reproduction
-from treetune_tables.text import MARKS, shown_number, why_empty
+from treetune_tables.text import MARKS, number_text, why_empty
 from treetune_view.charts import Better, Series, better_of, draw_series
 from treetune_view.templates import colour_of, palette
 
@@ -149,7 +149,7 @@ def _draw_column(panel: Axes, results: Results, column: Column) -> None:
         panel.plot(values, [y + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.8)
         panel.plot(scale * cell.estimate.mean, y, "o", color=colour, markersize=6)
         panel.annotate(
-            f"{shown_number(cell.estimate.mean, column)} {MARKS[cell.called]}",
+            f"{number_text(cell.estimate.mean, column)} {MARKS[cell.called]}",
             (scale * cell.estimate.mean, y),
             xytext=(0, 6),
             textcoords="offset points",

@@ -29,7 +29,7 @@ COST_WORDS = (
 )
 
 
-def shown_number(value: float | None, column: Column, sign: bool = False) -> str:
+def number_text(value: float | None, column: Column, sign: bool = False) -> str:
     if value is None:
         return DASH
     plus = "+" if sign else ""
@@ -42,10 +42,10 @@ def shown_number(value: float | None, column: Column, sign: bool = False) -> str
     return text.replace("-", "−") + column.unit
 
 
-def shown_interval(estimate: Estimate, column: Column, sign: bool = False) -> str:
+def interval_text(estimate: Estimate, column: Column, sign: bool = False) -> str:
     if estimate.low is None:
         return ""
-    return f"[{shown_number(estimate.low, column, sign)}, {shown_number(estimate.high, column, sign)}]"
+    return f"[{number_text(estimate.low, column, sign)}, {number_text(estimate.high, column, sign)}]"
 
 
 def _three_digits(value: float, sign: str = "") -> str:
@@ -72,7 +72,7 @@ def _plain_cell(cell: CellResult) -> str:
     """Returns mean, interval, mark and lacking seeds; or why there is none."""
     if cell.estimate is None:
         return why_empty(cell)
-    parts = [shown_number(cell.estimate.mean, cell.column), shown_interval(cell.estimate, cell.column)]
+    parts = [number_text(cell.estimate.mean, cell.column), interval_text(cell.estimate, cell.column)]
     lacking = seeds_lacking(cell)
     return " ".join(filter(None, [*parts, MARKS[cell.called], f"({lacking})" if lacking else ""]))
 
@@ -138,7 +138,7 @@ def until_lines(plan: Plan) -> list[str]:
     until, column = plan.table.until, plan.table.judged
     if until is None:
         return []
-    asked = shown_number(until.difference, column)
+    asked = number_text(until.difference, column)
     lines = [
         f"Seeds are added until half the 95 % confidence sequence of a difference in {column.name} is at most"
         f" {asked}; it holds at every look."
@@ -158,7 +158,7 @@ def until_lines(plan: Plan) -> list[str]:
         elif one.reason == "more" and one.seeds < until.seeds.at_least:
             reason = "and further ones are to be run"
         numbers = (None, None) if one.known is None else (one.known.mean, one.known.half_width)
-        known = f"{shown_number(numbers[0], column, sign=True)} ± {shown_number(numbers[1], column)}"
+        known = f"{number_text(numbers[0], column, sign=True)} ± {number_text(numbers[1], column)}"
         count = f"{one.seeds} seed{'s' if one.seeds != 1 else ''}"
         lines.append(f"{one.row} less {one.to}: difference {known} after {count}, {reason}.")
     return lines
@@ -182,7 +182,7 @@ def main_grid(
             cell = results.cells[row.name, column.name]
             cells.append(shown(cell))
             if published:
-                cells.append(text(shown_number(cell.published, column)))
+                cells.append(text(number_text(cell.published, column)))
     rows = [[*cells, text(results.fates[row.name])] for row, cells in zip(table.rows, rows, strict=True)]
     return frame([*heads, text(FATE)], rows)
 
@@ -213,8 +213,8 @@ def _compared(one: Comparison) -> list[str]:
     p_values = [DASH if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" for p in (one.p, one.adjusted)]
     return [
         str(one.seeds),
-        shown_number(one.difference.mean, one.column, sign=True),
-        shown_interval(one.difference, one.column, sign=True) or DASH,
+        number_text(one.difference.mean, one.column, sign=True),
+        interval_text(one.difference, one.column, sign=True) or DASH,
         *p_values,
         f"{one.called} {MARKS[one.called]}" if one.called else "not told apart",
     ]
@@ -239,7 +239,7 @@ def seeds_grid(results: Results) -> DataFrame:
         begin = [cell.row.name, cell.column.name]
         for one in cell.seeds:
             measured = f"{len(one.by_problem)} × {one.samples}" if one.by_problem is not None else DASH
-            value = shown_number(one.value, cell.column)
+            value = number_text(one.value, cell.column)
             rows.append([*begin, str(one.seed), value, measured, one.directory, one.config_hash])
         for seed, why in cell.absent.items():
             rows.append([*begin, str(seed), DASH, DASH, why.splitlines()[0], DASH])
@@ -334,10 +334,10 @@ def as_latex(results: Results) -> str:
     def cell_text(cell: CellResult) -> str:
         if cell.estimate is None:
             return escaped(why_empty(cell))
-        interval = escaped(shown_interval(cell.estimate, cell.column))
+        interval = escaped(interval_text(cell.estimate, cell.column))
         lacking = seeds_lacking(cell)
         return (
-            escaped(shown_number(cell.estimate.mean, cell.column))
+            escaped(number_text(cell.estimate.mean, cell.column))
             + (rf"\,{_SIGNS[MARKS[cell.called]]}" if cell.called else "")
             + (rf" {{\scriptsize {interval}}}" if interval else "")
             + (rf" \scriptsize ({lacking})" if lacking else "")

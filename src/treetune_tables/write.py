@@ -38,13 +38,13 @@ from treetune_tables.text import (
     cost_grid,
     difference_grid,
     has_published,
+    interval_text,
     legend,
+    number_text,
     pair_grid,
     panel_grid,
     seeds_grid,
     seeds_lacking,
-    shown_interval,
-    shown_number,
     why_empty,
 )
 from treetune_tables.until import grown, verdicts
@@ -222,7 +222,7 @@ def as_html(
 def _cell(cell: CellResult) -> dict[str, Any]:
     column, estimate = cell.column, cell.estimate
     shown: dict[str, Any] = {
-        "published": shown_number(cell.published, column),
+        "published": number_text(cell.published, column),
         "source": cell.source,
         "found": estimate is not None,
     }
@@ -231,10 +231,10 @@ def _cell(cell: CellResult) -> dict[str, Any]:
         return shown | {"words": why_empty(cell), "title": why}
     low, high = (estimate.mean if bound is None else bound for bound in (estimate.low, estimate.high))
     return shown | {
-        "words": shown_number(estimate.mean, column),
+        "words": number_text(estimate.mean, column),
         "title": "\n".join(f"seed {one.seed}: {one.value:.4g} ({one.directory})" for one in cell.seeds),
         "called": MARKS[cell.called],
-        "interval": shown_interval(estimate, column),
+        "interval": interval_text(estimate, column),
         "seeds": seeds_lacking(cell),
         "mark": (estimate.mean, max(0.0, low), min(1.0, high)) if column.in_percent else None,
     }

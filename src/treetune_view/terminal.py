@@ -100,9 +100,8 @@ BRAILLE = 0x2800
 Curve = Sequence[tuple[float, float]]
 
 
-def shown(text: object, style: str = "") -> Text:
-    """Returns text of files on one line: what would move the cursor or hide is named, and nothing is
-    markup."""
+def line_of(text: object, style: str = "") -> Text:
+    """Returns text of files on one line without markup; what would move the cursor or hide is named."""
     return Text(one_line(str(text), LONGEST), style=style)
 
 
@@ -156,9 +155,9 @@ def _experiments_table(
         if accuracies:
             accuracy = Text(_accuracy(accuracies[0], bounds=not narrow))
             if wide:
-                accuracy += shown(f" {accuracies[0].label}", "dim")
+                accuracy += line_of(f" {accuracies[0].label}", "dim")
         left = "" if status.seconds_left is None else duration(status.seconds_left)
-        method, rest = ([shown(status.method)] if wide else []), ([] if narrow else [Text(left)])
+        method, rest = ([line_of(status.method)] if wide else []), ([] if narrow else [Text(left)])
         cells.append([_state(status), Text(_progress(status)), *method, accuracy, *rest])
     taken = sum(max(len(head), *(one[i].cell_len for one in cells), 0) + 1 for i, head in enumerate(heads))
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
@@ -167,7 +166,7 @@ def _experiments_table(
         table.add_column(head, no_wrap=True, justify="right" if head in ("done", "left") else "left")
     for i, ((run, _), own) in enumerate(zip(rows, cells, strict=True)):
         mark = "› " if i == selected else "  " if selected is not None else ""
-        name, most = shown(run.name).plain, max(10, width - taken - len(mark) - 1)
+        name, most = line_of(run.name).plain, max(10, width - taken - len(mark) - 1)
         # What fits of a name is its end, in which names differ.
         fits = name if len(name) <= most else f"…{name[1 - most :]}"
         table.add_row(Text(mark + fits), *own, style="reverse" if i == selected else "")
@@ -177,8 +176,8 @@ def _experiments_table(
 def _reason(status: Status | str) -> Text:
     """Returns what an experiment is at, why it stopped, or what is wrong with its files."""
     if isinstance(status, str):
-        return shown(status, "red")
-    return shown(status.why, "red" if status.state == "stopped" else "dim")
+        return line_of(status, "red")
+    return line_of(status.why, "red" if status.state == "stopped" else "dim")
 
 
 # One experiment
@@ -201,19 +200,19 @@ def run_page(
     experiment, status = store.experiment(run), store.status(run)
     left = f", {duration(status.seconds_left)} left" if status.seconds_left is not None else ""
     parts: list[RenderableType] = [
-        shown(run.name, "bold"),
-        _state(status) + shown(f"  {_progress(status)} iterations{left}"),
+        line_of(run.name, "bold"),
+        _state(status) + line_of(f"  {_progress(status)} iterations{left}"),
     ]
     if status.why:
         parts.append(_reason(status))
     about = [status.method, f"seed {status.seed}" if status.seed is not None else ""]
     if status.wall_time is not None:
         about.append(f"last iteration {duration(max(0.0, time.time() - status.wall_time))} ago")
-    parts.append(shown(" · ".join(filter(None, about)), "dim"))
+    parts.append(line_of(" · ".join(filter(None, about)), "dim"))
     for own in status.accuracies:
         over = f" over {own.problems} problems" if own.problems else ""
         words = f"pass@1 on {own.label} after {own.iteration}: {_accuracy(own)}"
-        parts.append(shown(f"{words} (95 % interval{over})" if own.low is not None else words))
+        parts.append(line_of(f"{words} (95 % interval{over})" if own.low is not None else words))
     if charts := _charts_of(experiment, metrics):
         columns = 2 if width >= BESIDE and len(charts) > 1 else 1
         grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
@@ -241,11 +240,11 @@ def run_page(
             planned.add_row(*map(Text, row))
         parts += [_title("an iteration, planned and measured"), planned]
     if events := events_of(experiment)[-EVENTS:]:
-        parts += [_title("last events"), *(shown(f"after {one.x:.0f}: {one.words}") for one in events)]
+        parts += [_title("last events"), *(line_of(f"after {one.x:.0f}: {one.words}") for one in events)]
     try:
         words, answers = newest_answers(run, ANSWERS)
     except (ValueError, KeyError, OSError) as error:
-        return Group(*parts, _title("answers"), shown(f"they can't be read: {error}", "red"))
+        return Group(*parts, _title("answers"), line_of(f"they can't be read: {error}", "red"))
     return Group(*parts, *([_title(words)] if answers else []), *(_answer(*one, whole) for one in answers))
 
 
@@ -266,7 +265,7 @@ def _charts_of(experiment: Experiment, metrics: Sequence[str]) -> list[Chart]:
 def _chart(chart: Chart, width: int, braille: bool) -> Group:
     curves = [[(x, y) for x, y in one.points if math.isfinite(y)] for one in chart.series]
     drawn = [curve for curve in curves if curve]
-    title = shown(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
+    title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
     title.append(f"  {BETTER[chart.better]}" if chart.better else "", style="dim")
     if not drawn:
         return Group(title, Text("no finite value yet", style="dim"))
@@ -284,14 +283,14 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
         between = f" [{number(bounds[0])}, {number(bounds[1])}]" if bounds else ""
         newest.append(f"{name}{number(y)}{between}")
     axis = f"{'':{margin}} {first:.0f} to {last:.0f}; last: {', '.join(newest)}"
-    return Group(title, *lines, shown(axis, "dim"))
+    return Group(title, *lines, line_of(axis, "dim"))
 
 
 def _answer(name: str, score: float | None, outcome: str, text: str, whole: bool) -> Text:
     points = "?" if score is None else number(score)
-    head = shown(f"{points:>4}{'' if outcome in ('ok', '') else f' {outcome}'}  {name}  ", "bold")
+    head = line_of(f"{points:>4}{'' if outcome in ('ok', '') else f' {outcome}'}  {name}  ", "bold")
     if not whole:
-        line = head + shown(text)
+        line = head + line_of(text)
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
     beginning, left = cut(text, WHOLE)
@@ -411,7 +410,7 @@ class Watch:
         rows = _statuses(self.store)
         if not rows:
             return self._nothing()
-        reasons = [shown(f"  {run.name}: ") + why for run, status in rows if (why := _reason(status))]
+        reasons = [line_of(f"  {run.name}: ") + why for run, status in rows if (why := _reason(status))]
         return Group(_experiments_table(rows, width), Text(), *reasons)
 
     def frame(self) -> Group:
@@ -421,7 +420,7 @@ class Watch:
         try:
             body = self._body(room)
         except (ValueError, OSError) as error:
-            body = self._lines(shown(error, "red"))
+            body = self._lines(line_of(error, "red"))
         seen = body[self.top : self.top + room]
         more = f"  {self.top + 1}–{self.top + len(seen)} of {len(body)} lines" if len(body) > room else ""
         keys = "Esc all · n next · a answers" if self.open else "Enter open"
@@ -453,7 +452,7 @@ class Watch:
         return self.console.render_lines(page, self.console.options.update(height=None), pad=False)
 
     def _nothing(self) -> Text:
-        return shown(f"no experiment yet below {', '.join(map(str, self.store.folders))}")
+        return line_of(f"no experiment yet below {', '.join(map(str, self.store.folders))}")
 
     def press(self, key: str) -> bool:
         """Does what a key means, and returns whether it goes on."""

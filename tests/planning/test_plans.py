@@ -9,7 +9,7 @@ import pytest
 
 from tests.planning.plans import PUBLISHED_RUNS, experiment, plan, seconds_of_published
 from treetune import main as command_line
-from treetune.config.errors import FoundByAllRanks
+from treetune.config.errors import SameOnAllRanks
 from treetune.contracts import Advantages, Continuations
 from treetune.models.shapes import PUBLISHED, shape_of
 from treetune.rollouts.base import Credit
@@ -278,7 +278,7 @@ class TestStart:
                 start(experiment(SMALL), 2, 80, nodes, host_gib=8)
             return error.type
 
-        assert kind(1, "0", "0") is kind(1, "1", "1") is kind(2, "3", "1") is FoundByAllRanks
+        assert kind(1, "0", "0") is kind(1, "1", "1") is kind(2, "3", "1") is SameOnAllRanks
         assert kind(2, "2", "0") is ValueError
 
     def test_where_nobody_knows_that_is_said(self, start, capsys, tmp_path):

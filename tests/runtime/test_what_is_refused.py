@@ -14,7 +14,7 @@ import pytest
 
 from tests.runtime.in_process import TASK, TRAINER, directory_of, small, train
 from treetune.config.build import checked
-from treetune.config.errors import ConfigError, FoundByAllRanks
+from treetune.config.errors import ConfigError, SameOnAllRanks
 from treetune.inference.base import CONTINUATIONS, Request, SamplingParams
 from treetune.inference.settings import Engines, InProcessSettings, VllmSettings
 from treetune.rollouts.base import GroupCredit, Rollout
@@ -274,5 +274,5 @@ def test_two_processes_on_a_gpu_that_takes_one_are_refused_before_the_start(
     config = replace(small(tmp_path), engines=engines)
     if refused is None:
         return refuse_an_engine_without_a_gpu(config)
-    with pytest.raises(FoundByAllRanks, match=rf"compute mode is {mode}, and {refused}"):
+    with pytest.raises(SameOnAllRanks, match=rf"compute mode is {mode}, and {refused}"):
         refuse_an_engine_without_a_gpu(config)

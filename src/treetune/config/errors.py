@@ -34,11 +34,11 @@ class ConfigIssue:
         return "\n".join(lines)
 
 
-class FoundByAllRanks(ValueError):
+class SameOnAllRanks(ValueError):
     """A mistake that every rank of a run finds alike: the first one's message is enough."""
 
 
-class ConfigError(FoundByAllRanks):
+class ConfigError(SameOnAllRanks):
     """Everything that is wrong with a configuration, collected; `str()` is the message for users."""
 
     def __init__(self, issues: Iterable[ConfigIssue]) -> None:

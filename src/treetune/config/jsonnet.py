@@ -15,7 +15,7 @@ from typing import Any
 import _jsonnet
 
 from treetune.config.errors import ConfigError, ConfigIssue, nearest
-from treetune.config.jsonnet_errors import TOTAL, frames, issue, shown_place
+from treetune.config.jsonnet_errors import TOTAL, frames, issue, location_of
 from treetune.config.lexer import flattened
 
 _IN_PACKAGE, _IN_CHECKOUT = (Path(__file__).resolve().parents[above] / "configs" for above in (1, 3))
@@ -273,7 +273,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
                 raise ConfigError([_not_an_object(layers, variables)]) from error
             if "couldn't open import" in str(error) and missing_file:
                 missing, places = missing_file[0], frames(str(error))
-                where = f"imported in {shown_place(places[0])}; " if places else ""
+                where = f"imported in {location_of(places[0])}; " if places else ""
                 raise ConfigError([replace(missing, source=f"{where}{missing.source}")]) from error
             raise ConfigError([issue(str(error), layers, variables)]) from error
         if unset:
@@ -314,7 +314,7 @@ def _missing_variable(variable: str, message: str) -> ConfigIssue:
     remedy = f"export {variable}=…"
     if not variable.startswith("APP_"):
         remedy = f"only variables named APP_… reach a configuration: use std.extVar('APP_{variable}') there"
-    where = shown_place(place) if place else None
+    where = location_of(place) if place else None
     return ConfigIssue("external variable is not set", variable, where, remedy)
 
 

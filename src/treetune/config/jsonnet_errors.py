@@ -78,10 +78,10 @@ def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -
         return ConfigIssue(f"Jsonnet: {what.strip()}", remedy=remedy)
     first = places[0]
     if yaml := _YAML.search(what):  # its text stands in one line of ours
-        place = f"{shown_place(first).rsplit(':', 2)[0]}:{yaml['place']}"
+        place = f"{location_of(first).rsplit(':', 2)[0]}:{yaml['place']}"
         return ConfigIssue(f"this is no YAML: {yaml['what']}", place, remedy="mend it there, or just before")
     where = None if static or itself else _where(places, texts, layers, variables)
-    return ConfigIssue(f"Jsonnet: {what.strip()}", shown_place(first), where, remedy, _excerpt(first, texts))
+    return ConfigIssue(f"Jsonnet: {what.strip()}", location_of(first), where, remedy, _excerpt(first, texts))
 
 
 _REMEDIES = (
@@ -114,7 +114,7 @@ def _remedy(what: str) -> str:
     )
 
 
-def shown_place(frame: Frame) -> str:
+def location_of(frame: Frame) -> str:
     from treetune.config.jsonnet import relative
 
     return f"{relative(frame.file)}:{frame.line}:{frame.column}"
@@ -125,7 +125,7 @@ def _where(
 ) -> str | None:
     """The key at work, and the user's file that led there if the error is in another one."""
     named = _computed(places, texts, layers, variables)
-    called = next((shown_place(one) for one in places if one.file in texts), None)
+    called = next((location_of(one) for one in places if one.file in texts), None)
     if called and places[0].file not in texts and called not in (named or ""):
         return "; ".join(filter(None, [named, f"called from {called}"]))
     return named
@@ -143,7 +143,7 @@ def _computed(
     key = lexer.field_at(text, frame.line, frame.column)
     if not key:
         return None
-    said = f"in the value of {dotted(key)} ({shown_place(frame)})"
+    said = f"in the value of {dotted(key)} ({location_of(frame)})"
     made_from = dict.fromkeys(
         tuple(match[1].strip(".").split("."))
         for one in places[: depth + 1]

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from starlette.requests import Request as HttpRequest
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -37,7 +40,7 @@ class WholeAnswers(Scheduler):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._begun: dict[str, tuple[EngineCoreOutput, list[LogprobsLists]]] = {}
+        self._unfinished: dict[str, tuple[EngineCoreOutput, list[LogprobsLists]]] = {}
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
@@ -51,8 +54,8 @@ class WholeAnswers(Scheduler):
 
     def _whole(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
         """Returns the answer that this output ends, or the output if it isn't to be kept, else None."""
-        begun = self._begun.get(output.request_id)
-        if begun is None:
+        kept = self._unfinished.get(output.request_id)
+        if kept is None:
             if output.finished:
                 return output
             params = self.requests[output.request_id].sampling_params
@@ -60,9 +63,9 @@ class WholeAnswers(Scheduler):
                 return output
             output.new_token_ids = list(output.new_token_ids)
             logprobs = [] if output.new_logprobs is None else [output.new_logprobs]
-            self._begun[output.request_id] = output, logprobs
+            self._unfinished[output.request_id] = output, logprobs
             return None
-        answer, logprobs = begun
+        answer, logprobs = kept
         answer.new_token_ids += output.new_token_ids
         if output.new_logprobs is not None:
             logprobs.append(output.new_logprobs)
@@ -71,7 +74,7 @@ class WholeAnswers(Scheduler):
             logprobs[:] = [LogprobsLists(*(np.concatenate(column) for column in columns))]
         if not output.finished:
             return None
-        del self._begun[output.request_id]
+        del self._unfinished[output.request_id]
         answer.new_logprobs = logprobs[0] if logprobs else None
         answer.finish_reason, answer.stop_reason = output.finish_reason, output.stop_reason
         return answer
@@ -81,7 +84,7 @@ class WholeAnswers(Scheduler):
     ) -> list[Request]:
         ended = super().finish_requests(request_ids, finished_status)
         for request in ended:
-            self._begun.pop(request.request_id, None)
+            self._unfinished.pop(request.request_id, None)
         return ended
 
 
@@ -95,17 +98,16 @@ class SamplesRoute:
 
     def __init__(self, app: App) -> None:
         self._app = app
+        if current_platform.is_cpu():
+            # A request that wakes this process must not take the engine's core from it.
+            os.setpriority(os.PRIO_PROCESS, 0, 10)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
         if scope.get("path") != SAMPLES:
             await self._app(scope, receive, send)
             return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-        sampling = asyncio.ensure_future(self._sample(scope["app"].state, json.loads(body)))
+        asked = await HttpRequest(scope, receive).json()
+        sampling = asyncio.ensure_future(self._sample(scope["app"].state, asked))
         gone = asyncio.ensure_future(receive())
         try:
             await asyncio.wait({sampling, gone}, return_when=asyncio.FIRST_COMPLETED)

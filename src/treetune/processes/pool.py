@@ -309,7 +309,7 @@ def start_worker(
     return process, setup
 
 
-def ended(code: int) -> str:
+def exit_words(code: int) -> str:
     """Says how a process with this exit code ended."""
     return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
@@ -427,7 +427,7 @@ class WorkerProcess:
     def ending(self) -> str:
         """Says how a worker whose pipe has closed came to its end."""
         try:
-            return ended(self._process.wait(timeout=_ENDING_SECONDS))
+            return exit_words(self._process.wait(timeout=_ENDING_SECONDS))
         except subprocess.TimeoutExpired:
             return "closed its pipe"
 

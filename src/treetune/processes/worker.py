@@ -63,7 +63,7 @@ def read(pipe: BinaryIO) -> Any:
     return pickle.loads(pipe.read(LENGTH.unpack(header)[0]))
 
 
-def begun() -> tuple[BinaryIO, Callable[..., None]]:
+def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
     """Makes of this process a worker as its parent's first message says. Returns the pipe of further
     messages, and a function that sends some back."""
     die_with_parent(int(sys.argv[1]))
@@ -108,7 +108,7 @@ def load(pickled: bytes, send: Callable[..., None]) -> Any:
 
 
 def main() -> None:
-    requests, send = begun()
+    requests, send = become_worker()
     send("ready", time.monotonic())
     servants: dict[int, Servant] = {}
     while True:

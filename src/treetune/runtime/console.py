@@ -75,13 +75,13 @@ class Console:
                 with _live_line(what, unit, words) as show:
                     yield show
             elif self._visible:
-                with self._said_now_and_then(Status(what, unit, words)) as show:
+                with self._printed_now_and_then(Status(what, unit, words)) as show:
                     yield show
             else:
                 yield lambda done, total: None
 
     @contextmanager
-    def _said_now_and_then(self, status: Status) -> Iterator[Progress]:
+    def _printed_now_and_then(self, status: Status) -> Iterator[Progress]:
         over = threading.Event()
 
         def speak() -> None:

@@ -229,7 +229,7 @@ def is_measured(directory: ExperimentDirectory, done: int, chosen: EvaluationSet
     return (directory.evaluation(done, chosen.label) / "summary.json").is_file()
 
 
-def due_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> list[EvaluationSet]:
+def missing_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> list[EvaluationSet]:
     """Returns the evaluation sets that are due after `done` iterations and not yet measured."""
     evaluation = config.evaluation
     last = is_last(config, directory, done)
@@ -259,7 +259,7 @@ def samples_after(config: PolicyIteration, directory: ExperimentDirectory, done:
     (one or more) iterations."""
     following = done + (config.overlap == "one_step")
     rollout = not is_last(config, directory, done) and samples_in(config, directory, following)
-    return rollout or bool(due_sets(config, directory, done))
+    return rollout or bool(missing_sets(config, directory, done))
 
 
 def expected_iterations(

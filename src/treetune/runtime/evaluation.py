@@ -25,8 +25,8 @@ from treetune.runtime.directory import (
     ANSWERS,
     MEASURE_AGAIN,
     ExperimentDirectory,
-    due_sets,
     is_measured,
+    missing_sets,
 )
 from treetune.runtime.generation import trajectories_on_first
 from treetune.runtime.intervals import interval_of_mean
@@ -47,7 +47,7 @@ def evaluate_due(sampler: Sampler, done: int, clock: Clock) -> Metrics:
     """Measures what is due after `done` iterations, on the engine's weights. Collective."""
     session = sampler.session
     with clock.phase("evaluation"):
-        return evaluate(sampler, done, due_sets(session.config, session.directory, done))
+        return evaluate(sampler, done, missing_sets(session.config, session.directory, done))
 
 
 def evaluate(

@@ -135,10 +135,10 @@ def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) 
 
 def _gpu_memories(environment: Mapping[str, str]) -> list[int]:
     """Returns the memory of each GPU that this process may use, in bytes."""
-    return [int(line) * MIB for line in asked_of_gpus("memory.total", environment) if line.isdecimal()]
+    return [int(line) * MIB for line in query_gpus("memory.total", environment) if line.isdecimal()]
 
 
-def asked_of_gpus(what: str, environment: Mapping[str, str] = os.environ) -> list[str]:
+def query_gpus(what: str, environment: Mapping[str, str] = os.environ) -> list[str]:
     """Returns nvidia-smi's answer for each GPU that this process may use. Raises ValueError where it doesn't
     answer."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")

@@ -23,8 +23,8 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Literal
 
-from treetune.processes.pool import START_SECONDS, WorkerStartError, ended, pickled_servant, start_worker
-from treetune.processes.worker import Servant, begun, die_with_parent, frame, load, read
+from treetune.processes.pool import START_SECONDS, WorkerStartError, exit_words, pickled_servant, start_worker
+from treetune.processes.worker import Servant, become_worker, die_with_parent, frame, load, read
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import GradeOutcome, Problem
 from treetune_domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
@@ -177,7 +177,7 @@ class Forks:
             if self._orders is not None:
                 try:
                     self._orders.send((order, pid))
-                    return ended(self._orders.recv())
+                    return exit_words(self._orders.recv())
                 except (EOFError, OSError):  # it was killed, and all answers' processes with it
                     self._stop()
         return "was killed"
@@ -208,7 +208,7 @@ class Forks:
             raise WorkerStartError(f"no environment was there within {START_SECONDS:g} s") from error
         except (EOFError, OSError) as error:
             raise WorkerStartError(
-                f"a worker process did not start: it {ended(self._process.wait())}"
+                f"a worker process did not start: it {exit_words(self._process.wait())}"
             ) from error
         self._orders = ours
         return ours
@@ -263,7 +263,7 @@ def _bound(connection: Connection, seconds: float) -> None:
 
 
 def main() -> None:
-    requests, _ = begun()
+    requests, _ = become_worker()
     orders = Connection(os.dup(requests.fileno()))
     environment = load(read(requests), lambda *told: orders.send(told)).environment
     orders.send(("loaded", None))

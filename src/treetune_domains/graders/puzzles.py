@@ -63,7 +63,7 @@ class ZebraGrader(Tagged):
             return Grade(reward=0.0, outcome="ok", message="no table")
         if len(table.rows) > len(gold.rows):
             return Grade(reward=0.0, outcome="ok", message="more rows than there are positions")
-        answers = _asked_cells(table, gold, known, asked)
+        answers = _cells_to_fill(table, gold, known, asked)
         right = sum(
             one == other
             for row, gold_row in zip(answers, gold.rows, strict=True)
@@ -103,7 +103,7 @@ def _position(cell: str) -> str:
     return "".join(sign for sign in cell if sign.isdigit()) or cell
 
 
-def _asked_cells(table: Table, gold: Table, known: Sequence[int], asked: Sequence[int]) -> list[list[str]]:
+def _cells_to_fill(table: Table, gold: Table, known: Sequence[int], asked: Sequence[int]) -> list[list[str]]:
     """Returns, for each of the gold's rows, the asked cells of the row that claims its position; none where
     no row does, or several do."""
     columns = _columns(table, gold, known, asked)

@@ -65,7 +65,7 @@ class CreditBench(OfCheckpoints):
             )
         if self.truth is not None:
             yield from self.truth.check(experiment)
-        yield from critics_asked_for(self.methods, experiment)
+        yield from required_critics(self.methods, experiment)
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         return Findings(
@@ -183,7 +183,7 @@ class Speed:
         return self._seconds * tokens / self._tokens if self._tokens else None
 
 
-def critics_asked_for(methods: Mapping[str, Credit], experiment: PolicyIteration) -> Iterator[Finding]:
+def required_critics(methods: Mapping[str, Credit], experiment: PolicyIteration) -> Iterator[Finding]:
     """Yields what is wrong with methods that nobody can compute from stored answers."""
     for name, credit in methods.items():
         if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):

@@ -18,7 +18,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.seeds import derived_random
 from treetune.vocabulary import Episode, TextCodec, Trajectory
-from treetune_lab.analyzers.credit_bench import critics_asked_for
+from treetune_lab.analyzers.credit_bench import required_critics
 from treetune_lab.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
 from treetune_lab.analyzers.points import Chosen, OfIterations, iterations_with, unanswered
 from treetune_lab.analyzers.step_credit import StepCredit, step_credit
@@ -110,7 +110,7 @@ class CreditMicroscope(OfIterations):
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from super().check(experiment)
-        yield from critics_asked_for(self.methods, experiment)
+        yield from required_critics(self.methods, experiment)
         for name in (OWN, TRUTH):
             if name in self.methods:
                 yield Finding(f"a method is called {name!r}", ("methods", name), "give it another name")

@@ -25,7 +25,7 @@ from treetune.trainers.tokens import units_of
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Episode, Metrics
 from treetune_lab.analyzers.gradients import Loss
-from treetune_lab.analyzers.stored import lent_critic_at, policy_at
+from treetune_lab.analyzers.stored import credit_critic_at, policy_at
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -336,7 +336,7 @@ def credited_again(
             progress=show,
             services=[remembered(session, point)],
         )
-        critic = lent_critic_at(sampler, point)
+        critic = credit_critic_at(sampler, point)
         if critic is not None:
             context = context.with_services(critic)
         selected, metrics = credited(session.ranks, config, context, trees)

@@ -100,7 +100,7 @@ def context_at(
         progress=progress,
     )
     context = context.with_services(distributions_at(sampler.session, point))
-    critic = lent_critic_at(sampler, point)
+    critic = credit_critic_at(sampler, point)
     return context if critic is None else context.with_services(critic)
 
 
@@ -123,7 +123,7 @@ def distributions_at(session: Session, point: int) -> Distributions:
     return Distributions(along)
 
 
-def lent_critic_at(sampler: Sampler, point: int) -> Critic | None:
+def credit_critic_at(sampler: Sampler, point: int) -> Critic | None:
     """The critic after `point` iterations as credit is lent it, loaded when it is asked; None where the
     experiment trains none."""
     session = sampler.session

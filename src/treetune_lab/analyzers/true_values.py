@@ -92,11 +92,7 @@ def mean_and_noise(rewards: Sequence[float]) -> Value:
 
 
 def found_once(
-    truth: TrueValues,
-    context: RolloutContext,
-    session: Session,
-    point: int,
-    states: Sequence[State],
+    truth: TrueValues, context: RolloutContext, session: Session, point: int, states: Sequence[State]
 ) -> list[Value]:
     """Returns true values, those that were found before from the experiment's ``truths``.
 

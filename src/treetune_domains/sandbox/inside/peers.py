@@ -290,9 +290,9 @@ class Peer:
             if isinstance(value, BaseException):
                 attributes = {key: one for key, one in vars(value).items() if type(one) in _SIMPLE}
                 args = [one if type(one) in _SIMPLE else repr(one) for one in value.args]
-                return {"error": [self._told_class(kind), args, attributes]}
+                return {"error": [self._describe_class(kind), args, attributes]}
             if isinstance(value, type) and issubclass(value, BaseException):
-                return {"class": self._told_class(value)}
+                return {"class": self._describe_class(value)}
             if isinstance(value, (list, dict, set)) and self.keeps(value):
                 return {"remote": self.keep(value)}
             if self.by_value.get(kind.__name__) is kind:
@@ -329,7 +329,7 @@ class Peer:
             [[type(one).__name__, all_of(map(list, vars(one).items()))] for one in instances],
         ]
 
-    def _told_class(self, kind: type) -> Any:
+    def _describe_class(self, kind: type) -> Any:
         if kind in self._errors.values():
             return [next(number for number, one in self._errors.items() if one is kind), None, []]
         bases = [base.__name__ for base in kind.__mro__ if base.__module__ == "builtins"]
