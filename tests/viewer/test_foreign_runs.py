@@ -25,10 +25,11 @@ def lines(path: Path, *rows: dict[str, Any]) -> None:
 
 
 def verl(folder: Path) -> None:
-    """As `RayPPOTrainer._dump_generations` writes: a file for each step."""
+    """As verl 0.9.1 writes: a file for each step, with an `uid` of each answer that no other step knows."""
     for step in (2, 10):
-        row = {"input": ASKED, "output": SAID, "gts": "2", "score": 1.0, "step": step, "acc": 1.0}
-        lines(folder / f"{step}.jsonl", row, row | {"score": float(step > 2), "output": "3"})
+        row = {"input": ASKED, "output": SAID, "gts": "2", "score": 1.0, "step": step, "acc": True}
+        other = {"score": float(step > 2), "output": "3", "uid": f"c{step}_1_0"}
+        lines(folder / f"{step}.jsonl", row | {"uid": f"c{step}_0_0"}, row | other)
 
 
 def verifiers(folder: Path) -> None:

@@ -30,7 +30,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "reward": ("score", "reward", "scores"),
     "prompt": ("prompt", "input", "question", "problem"),
     "gold": ("gts", "gold", "ground_truth", "answer", "target", "label"),
-    "problem": ("example_id", "problem_id", "group_index", "uid", "id"),
+    "problem": ("example_id", "problem_id", "group_index", "id"),
 }
 """By what a row has here, the names that others give it; the first that is there is taken."""
 
@@ -77,7 +77,9 @@ def common_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     prompt, gold = _written(found["prompt"]), found["gold"]
     numbers = {
-        name: x for name, x in row.items() if isinstance(x, int | float) and name not in NAMES["reward"]
+        name: float(x)
+        for name, x in row.items()
+        if isinstance(x, int | float) and name not in NAMES["reward"]
     }
     given = found["problem"] if _is_plain(found["problem"]) else None
     return {
@@ -89,7 +91,7 @@ def common_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
         "outcome": "ok",
         "extracted": None if said.get("answer") is None else str(said["answer"]),
         "message": str(said.get("explanation") or ""),
-        "numbers": {name: float(x) for name, x in numbers.items() if not isinstance(x, bool)},
+        "numbers": numbers,
     }
 
 
@@ -148,7 +150,10 @@ def rows_in(path: Path, *, may_be_torn: bool = False) -> Iterator[tuple[int, Map
             # Numbers, texts and tensors alone: whatever else a pickle asks for is refused.
             loaded = torch.load(path, map_location="cpu", weights_only=True)
         except (ImportError, pickle.UnpicklingError, RuntimeError) as error:
-            raise ValueError(f"{path} can't be read, which takes torch: {error}") from error
+            why = [*re.findall(r"GLOBAL (\S+)", str(error)), *str(error).splitlines()][0]
+            raise ValueError(
+                f"{path} is read by torch, as numbers, texts and tensors alone: {why}"
+            ) from error
         yield from enumerate(loaded["samples"])
     else:
         yield from enumerate(json.loads(path.read_bytes())["samples"])
