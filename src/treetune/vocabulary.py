@@ -366,6 +366,8 @@ class Episode(Columnar):
     Where the answer has threads, `stretches` are its segments, and say what each token was sampled after;
     empty where every token was sampled after all before it. `domain` is the problem's. `step_rewards` are the
     trajectory's, where there are any: what the reward is more than their sum is earned at the end.
+    `continuations` are kept for readers: by how many response tokens a state has, what each earned that was
+    sampled from there, in their order; None for one that nobody could grade.
     """
 
     prompt_ids: TokenIds
@@ -388,6 +390,7 @@ class Episode(Columnar):
     domain: str = ""
     step_rewards: tuple[float, ...] = ()
     step_errors: tuple[float, ...] | None = None
+    continuations: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         import numpy as np

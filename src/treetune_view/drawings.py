@@ -22,7 +22,7 @@ from treetune_threads.format import TAGS, TagIds
 from treetune_threads.numbers import ThreadCounts, count, critical_seconds
 from treetune_view.charts import number
 from treetune_view.store.tokens import text_of_each
-from treetune_view.templates import coloured, injected, render, shade
+from treetune_view.templates import coloured, earned_by_each, injected, render, shade
 from treetune_view.text import visible
 
 NUMBERS = {tag: position for position, tag in enumerate(TAGS, start=1)}
@@ -330,6 +330,8 @@ class SharedStep:
     """The thread that it lies in, as ``1.2``: block and thread, and so on inwards."""
     earned: float | None = None
     """The reward of a turn by itself."""
+    continuations: Sequence[float | None] = ()
+    """What those from the state behind it earned."""
 
 
 def tree_html(
@@ -337,12 +339,12 @@ def tree_html(
     texts: Sequence[str],
     this: int,
     depth: int = 0,
-    address: Callable[[int, int | None], str] | None = None,
+    address: Callable[..., str] | None = None,
 ) -> str:
     """Returns the tree of all answers to one problem from the step on that answer `this` has after so many
     (`depth`); and a table of that answer's own steps. Steps are credit's, turns among them; where there are
     threads, what was written or injected at a time, one thread after the other. `texts` are of all tokens.
-    `address` gives that of an answer, or of the tree from one of its steps on."""
+    `address` gives that of an answer, of the tree from one of its steps on, or of a state's continuations."""
     path = [_shared_steps(group)]
     while following := [step for step in path[-1].following if this in step.answers]:
         path += following
@@ -389,14 +391,16 @@ def tree_html(
             todo.append((one, step, y))
             y += unit * len(one.answers)
     drawn.sort(key=lambda own: own["here"])  # what is outlined lies above the rest
-    rows = []
+    rows, start = [], 0
     for above, step in pairwise(path):
+        start += len(above.ids)
         others = [one for one in above.following if one is not step]
         rows.append(
             {
                 "number": step.depth,
                 "text": visible("".join(text_of_each(texts, step.ids)))[: OF_A_STEP + 1],
                 "before": above,
+                "later": address and address(this, None, start),
                 "after": step,
                 "credit": shade(step.advantage, scale) if step.advantage is not None else "",
                 "right": sum(group[number].correct for number in step.answers),
@@ -433,6 +437,7 @@ def _words_of(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) 
         what = visible("".join(text_of_each(texts, step.ids)))[: OF_A_STEP + 1].replace("\n", " ↵ ")
     what = f"thread {step.thread}: {what}" if step.thread else what
     facts = [what, f"{'value behind it' if known else 'mean reward'} {step.expected:.3f}{bounds}"]
+    facts += [f"of its continuations {earned_by_each(step.continuations)}"] if step.continuations else []
     facts += [f"advantage {step.advantage:+.3f}"] if step.advantage is not None else []
     facts += [f"earned {step.earned:+.3g}"] if step.earned is not None else []
     return " · ".join([*facts, f"{_counted(len(step.answers), 'answer')}, {right} right"])
@@ -442,6 +447,7 @@ def _shared_steps(group: Sequence[Episode]) -> SharedStep:
     """Returns the prompt, with all steps that follow it."""
     values = group[0].step_values
     root = SharedStep(0, value=Shown(values[0]) if values else None)
+    root.continuations = group[0].continuations.get(0, ())
     known_steps: dict[tuple[int, Branch, bytes], SharedStep] = {}
     """By the step before (its id), the thread and the tokens."""
     for sample, episode in enumerate(group):
@@ -463,6 +469,7 @@ def _shared_steps(group: Sequence[Episode]) -> SharedStep:
                 known_steps[key].thread = " ".join(f"{block + 1}.{thread + 1}" for block, thread in branch)
                 if depth <= len(earned) and not threaded:
                     known_steps[key].earned = earned[depth - 1]
+                known_steps[key].continuations = episode.continuations.get(end, ())
                 step.following.append(known_steps[key])
             step, begin = known_steps[key], end
             step.answers.append(sample)

@@ -250,7 +250,8 @@ def test_continuations_that_nobody_could_judge_are_no_part_of_a_value(rolled_out
     context = replace(context, task=Letters(environment=OftenClosed()))
     plan = ContinuationPlan(FixedBudget(9), context.settings.sampling)
     (estimate,) = TurnStates().estimate(context, [beginning], plan)
-    assert (len(estimate.rewards), estimate.unavailable) == (6, 3)
+    assert (len(estimate.rewards), len(estimate.earned), estimate.earned.count(None)) == (6, 9, 3)
+    assert estimate.rewards == tuple(reward for reward in estimate.earned if reward is not None)
 
 
 @pytest.mark.parametrize("credit", [Group(), Group(std=False), Rloo()], ids=str)

@@ -171,7 +171,7 @@ class Ungraded(StepBoundaries):
     def estimate(self, context: RolloutContext, beginnings: Any, *given: Any) -> list[Estimate]:
         found = super().estimate(context, beginnings, *given)
         return [
-            replace(estimate, rewards=(), unavailable=len(estimate.rewards))
+            replace(estimate, rewards=(), earned=(None,) * len(estimate.rewards))
             if mdp.decode(beginning.token_ids) in self.unknown
             else estimate
             for beginning, estimate in zip(beginnings, found, strict=True)

@@ -70,6 +70,9 @@ episodes = st.builds(
     score=rewards,
     step_rewards=st.just(()) | numbers,
     step_errors=st.none() | numbers,
+    continuations=st.dictionaries(
+        st.integers(0, 2**31 - 1), st.lists(st.none() | rewards, max_size=3).map(tuple), max_size=2
+    ),
     domain=st.just("") | names,
 )
 trajectories = st.builds(
@@ -195,12 +198,14 @@ def test_an_episodes_file_has_a_column_per_field_that_is_there_and_the_prompts_t
             return reader.read_all()
 
     row = replace(episode(1), domain="sums", step_rewards=(0.5, 0.5), step_errors=(0.1, math.inf))
+    row = replace(row, continuations={0: (1.0, None), 3: ()})
     write_episodes(tmp_path / "episodes.arrow", [episode(), row], mdp.CODEC)
     assert sorted(columns().column_names) == sorted([*(field.name for field in fields(Episode)), "prompt"])
     assert columns().column("prompt").to_pylist() == ["7?", "7?"]
     assert read_episodes(tmp_path / "episodes.arrow") == [episode(), row]
     write_episodes(tmp_path / "episodes.arrow", [episode()])
-    assert not {"domain", "step_rewards", "step_errors"} & set(columns().column_names)
+    rare = {"domain", "step_rewards", "step_errors", "continuations"}
+    assert not rare & set(columns().column_names)
 
 
 def without_column(path: Path, name: str) -> None:

@@ -100,6 +100,18 @@ def test_values_have_the_standard_errors_of_their_means_and_steps_without_a_valu
     assert bounded.step_errors == (of_three.step_errors[0], 0.0)
 
 
+def test_what_each_continuation_earned_is_kept_with_the_answer() -> None:
+    group = answers("a;a", "b")
+    (first, second), _ = mdp.credited(MonteCarlo(samples=3), group)
+    assert list(first.continuations) == [0, *first.step_ends[:-1]], "for each state, by its length"
+    assert [sum(own) / 3 for own in first.continuations.values()] == pytest.approx(first.step_values)
+    assert second.continuations == {0: first.continuations[0]}
+    (alone, _), _ = mdp.credited(MonteCarlo(values=Siblings()), group)
+    assert not alone.continuations, "nothing was continued"
+    (piloted, _), _ = mdp.credited(MonteCarlo(samples=2, values=Sequential(pilot=True)), group)
+    assert all(len(own) > 2 for own in piloted.continuations.values()), "those of the pilot too"
+
+
 def long_answer(steps: int) -> Trajectory:
     """Longer than the language has any; what it is worth is scripted by `Jump`."""
     return replace(answers("a;" * (steps - 1) + "a")[0], grade=mdp.Grade(1.0, "ok"))

@@ -394,9 +394,22 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     where = {"run": "run", **FIRST}
     found = viewer.page("/continuations", **where, start=2)
     assert "3 continuations, 2 of them different" in found and "<b>2 ×</b>" in found
-    assert "x!" in found and "y!" in found
+    assert "x!" in found and "y!" in found and "didn’t store" in found
     assert "no continuations of just this state" in viewer.page("/continuations", **where, start=4)
     assert "/continuations?run=run&amp;source=i1" in viewer.page("/answer", **where)
+
+    credited = replace(episode(one), continuations={2: (1.0, 0.5, None), 4: (0.0, 0.0)})
+    write_episodes(run.iteration(0) / "episodes.arrow", [credited], CODEC)
+    rows = viewer.page("/continuations", **where, start=2).split("<li>")[1:]
+    assert [("x!" in row, re.findall(r"[✓✗?] [\d.\w]+", row)) for row in rows] == [
+        (True, ["✓ 1"]), (False, ["✗ 0.5"]), (True, ["? unknown"]),
+    ]  # fmt: skip
+    assert "2 earned 0. Their texts aren’t found" in viewer.page("/continuations", **where, start=4)
+    words = "1 earned 1, 1 earned 0.5, 1 earned what nobody knows"
+    assert f"before this step: {words}" in viewer.page("/answer", **where)
+    tree = viewer.page("/answer", **where, **{"as": "tree"})
+    assert f"from the state before, {words}" in tree and f"of its continuations {words}" in tree
+    assert "/continuations?answer=" in tree and "start=2" in tree
 
 
 def test_threads_are_drawn_side_by_side_without_styles(viewer: Viewer) -> None:

@@ -199,7 +199,10 @@ class MonteCarlo(Credit):
                     siblings = rewards_below(tree, anywhere, Position(leaf, 0))
                     step_values[0] = mean_of([*at_prompt, *siblings])
                 if step_values[0] is not None:
-                    episodes.append(self._episode(context, tree, leaf, step_values))
+                    episode = self._episode(context, tree, leaf, step_values)
+                    found = [(at.length, valuation.estimates.get(state)) for state, at in states]
+                    earned = {length: one.earned for length, one in found if one is not None}
+                    episodes.append(replace(episode, continuations=earned))
         unvalued = len(answers_of(trees)) - len(episodes)
         metrics = _value_metrics(valuation.all_estimates) | advantage_metrics(context, episodes)
         return episodes, (
@@ -245,7 +248,7 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
     known = [estimate.rewards for estimate in estimates if estimate.rewards]
     if not known:
         return {}
-    samples = sum(estimate.samples for estimate in estimates)
+    samples = sum(len(estimate.earned) for estimate in estimates)
     return {
         "credit/value_states": float(len(estimates)),
         "credit/value_samples": float(samples),
@@ -259,10 +262,10 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
 
 def _report_lost(context: RolloutContext, estimates: Sequence[Estimate], unvalued: int) -> Metrics:
     """Logs and counts continuations that could not be graded, if there are any. Collective."""
-    lost = sum(estimate.unavailable for estimate in estimates)  # of all ranks, so that all decide alike
+    lost = sum(one.earned.count(None) for one in estimates)  # of all ranks, so that all decide alike
     if not lost:
         return {}
-    total = sum(estimate.samples for estimate in estimates)
+    total = sum(len(estimate.earned) for estimate in estimates)
     unknown = sum(not estimate.rewards for estimate in estimates)
     answers = sum(count for (count,) in context.ranks.exchange("unvalued", [unvalued]))
     context.log.say(

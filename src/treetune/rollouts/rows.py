@@ -134,6 +134,8 @@ def episode_schema(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.S
         schema = schema.append(pa.field("step_errors", NUMBERS))
     if any(episode.domain for episode in episodes):
         schema = schema.append(pa.field("domain", pa.string()))
+    if any(episode.continuations for episode in episodes):
+        schema = schema.append(pa.field("continuations", pa.map_(pa.int32(), NUMBERS)))
     return schema if codec is None else schema.append(pa.field("prompt", pa.string()))
 
 
@@ -143,6 +145,8 @@ def episode_columns(codec: TextCodec | None) -> Callable[[Sequence[Episode], pa.
             assert codec is not None
             return pa.array([codec.decode(episode.prompt_ids) for episode in episodes], pa.string())
         values = [getattr(episode, field.name) for episode in episodes]
+        if field.name == "continuations":
+            return pa.array([list(of_row.items()) for of_row in values], field.type)
         if field.name == "stretches":
             flat = [stretch for of_row in values for stretch in of_row]
             ends = pa.array([stretch.end for stretch in flat], pa.int64())
@@ -165,6 +169,8 @@ def episodes_of(batch: pa.RecordBatch) -> Iterator[Episode]:
                 tuple(Stretch(stretch["end"], branch_of(stretch["branch"])) for stretch in row)
                 for row in batch[name].to_pylist()
             )
+        elif name == "continuations":
+            columns.append({at: tuple(own) for at, own in row} for row in batch[name].to_pylist())
         else:
             columns.append(tuples_of(batch[name]) if name in OF_STEPS else values_of(batch[name]))
     for row in zip(*columns, strict=True):

@@ -195,25 +195,21 @@ class OneLineState(OpenState):
                 context.grader.submit(before_stop(text, self.sampling.stop), self.prefix.problem)
             )
 
-    def rewards(self) -> list[float]:
-        """Waits for the grades, and returns the rewards of the continuations that could be graded."""
+    def earned(self) -> list[float | None]:
+        """Waits for the grades, and returns what each continuation earned; None: nobody could grade it."""
         unfinished = self.context.settings.unfinished_reward or 0.0
         grades = [None if grade is None else grade.result() for grade in self.grades]
-        return [
-            unfinished if grade is None else grade.reward
-            for grade in grades
-            if grade is None or grade.is_known
-        ]
+        return [unfinished if grade is None else grade.reward if grade.is_known else None for grade in grades]
+
+    def rewards(self) -> list[float]:
+        return [reward for reward in self.earned() if reward is not None]
 
     def estimate(self) -> Estimate:
-        rewards = self.rewards()
-        counted = self.plan.budget.counted(rewards)
         return Estimate(
-            rewards=tuple(counted),
+            earned=tuple(self.earned()),
+            rewards=tuple(self.plan.budget.counted(self.rewards())),
             unfinished=sum(one.finish_reason == "length" for one in self.completions),
             tokens=sum(len(one.token_ids) for one in self.completions),
-            unavailable=len(self.completions) - len(rewards),
-            pilot=len(rewards) - len(counted),
         )
 
 
@@ -325,12 +321,9 @@ def _rewards(answers: Sequence[Trajectory]) -> list[float]:
 def _estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
     known = sum(len(segment.token_ids) for segment in prefix.segments if segment.origin == "sampled")
     sampled = [len(s.token_ids) for one in answers for s in one.segments if s.origin == "sampled"]
-    rewards = _rewards(answers)
-    counted = budget.counted(rewards)
     return Estimate(
-        rewards=tuple(counted),
+        earned=tuple(answer.reward if answer.grade.is_known else None for answer in answers),
+        rewards=tuple(budget.counted(_rewards(answers))),
         unfinished=sum(one.unfinished for one in answers),
         tokens=sum(sampled) - known * len(answers),
-        unavailable=len(answers) - len(rewards),
-        pilot=len(rewards) - len(counted),
     )

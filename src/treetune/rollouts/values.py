@@ -57,22 +57,16 @@ class AnswerPrefix(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """The rewards of a state's continuations, and the cost of these."""
+    """What a state's continuations earned, and their cost."""
 
+    earned: tuple[float | None, ...]
+    """The reward of each continuation, in the order of sampling; None where nobody could grade it."""
     rewards: tuple[float, ...]
+    """Those that count: not of a pilot, which only decided how many there are."""
     unfinished: int
     """Continuations that were cut off."""
     tokens: int
     """Tokens that were sampled in all continuations."""
-    unavailable: int = 0
-    """Continuations that nobody could grade."""
-    pilot: int = 0
-    """Continuations that only decided how many there are, and don't count."""
-
-    @property
-    def samples(self) -> int:
-        """Continuations in all."""
-        return len(self.rewards) + self.unavailable + self.pilot
 
     @property
     def value(self) -> float | None:

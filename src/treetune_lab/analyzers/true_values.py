@@ -247,7 +247,7 @@ def continued_states(
     ]
     plan = ContinuationPlan(FixedBudget(samples), context.settings.sampling, purpose)
     found, everyones = estimates(context, wanted, StepBoundaries(), plan)
-    if lost := sum(estimate.unavailable for estimate in everyones):
+    if lost := sum(estimate.earned.count(None) for estimate in everyones):
         raise NothingGraded(
             f"{lost} continuations could not be graded, and the analysis needs all of them: run it again when"
             " what grades them is there. What was sampled is kept"
