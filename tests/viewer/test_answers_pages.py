@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from tests.reports import threaded
 from tests.reports.synthetic import CODEC
@@ -30,13 +33,15 @@ from treetune.rollouts.values import AnswerPrefix, ContinuationPlan, FixedBudget
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
+from treetune.trainers.objectives.base import TokenBatch
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.vocabulary import Segment, Stretch
 from treetune_view.app import SEEN
 from treetune_view.charts import number
 from treetune_view.report import write_report
 from treetune_view.store import Run
 from treetune_view.store.queries import Filter, parsed
-from treetune_view.store.tokens import tokens_of, trained_steps
+from treetune_view.store.tokens import Step, tokens_of, trained_steps
 from treetune_view.terminal import newest_answers
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
@@ -376,6 +381,51 @@ def test_the_way_into_the_gradient_says_how_far_a_step_had_moved_and_what_ppo_cl
     first = page.split('id="step-0"')[1].split("</tr>")[0]
     assert f"{np.exp(log_ratio):.3f}" in first
     assert (f"{clipped} clipped" in first) if clipped else "clipped" not in first
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tokens=st.lists(
+        st.tuples(
+            st.floats(-4, 4, width=32), st.floats(2**-7, 128, width=32), st.sampled_from([-1.0, 0.0, 1.0])
+        ),
+        min_size=1,
+        max_size=16,
+    ),
+    clip_low=st.floats(0.01, 0.99),
+    clip_high=st.floats(0.01, 8),
+    dual_clip=st.none() | st.floats(1.01, 20),
+)
+def test_what_is_called_clipped_is_what_has_no_gradient_in_training(
+    tokens: list[tuple[float, float, float]], clip_low: float, clip_high: float, dual_clip: float | None
+) -> None:
+    """The page says the rule again without torch. Within rounding of a bound either may be right."""
+    ppo = ClippedPolicyGradient(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    bounds = (1 - clip_low, 1 + clip_high, dual_clip or np.inf)
+    tokens = [own for own in tokens if all(abs(np.exp(own[0]) / bound - 1) > 1e-5 for bound in bounds)]
+    assume(tokens)
+    log_ratios, sizes, signs = np.array(tokens, np.float32).reshape(-1, 3).T
+    advantages = sizes * signs
+    moved = torch.tensor(log_ratios, requires_grad=True)
+    terms, is_clipped = ppo.surrogate(
+        TokenBatch(torch.ones(len(tokens)), advantages_N=torch.tensor(advantages)), moved, moved
+    )
+    terms.sum().backward()
+    assert moved.grad is not None
+    # A penalty on advantages, so that no file of the iteration is asked for.
+    objective = {"type": "ppo", "kl_placement": "reward", "kl_coef": 1.0}
+    objective |= {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
+    one: Any = SimpleNamespace(
+        episode=SimpleNamespace(advantages=advantages, trained=np.ones(len(tokens), np.bool_)),
+        source=SimpleNamespace(episodes="not read"),
+    )
+    steps = [Step(i, i, i + 1, None, None, None) for i in range(len(tokens))]
+    shown: Any = SimpleNamespace(steps=steps, numbers={"advantage": advantages, "log-ratio": log_ratios})
+    said = [bool(step.clipped) for step in trained_steps(one, shown, {"trainer": {"objective": objective}})]
+    assert said == is_clipped.tolist()
+    assert said == [
+        gradient == 0 and advantage != 0 for gradient, advantage in zip(moved.grad.tolist(), advantages)
+    ]
 
 
 def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> None:
