@@ -1,4 +1,4 @@
-// For the right of GRPO on signposts: a short run whose policies are far apart, and credit methods on 1,024 answers at its
+// For the right of GRPO on signposts: a short run whose policies are far apart, and credit methods on 8,192 answers at its
 // start, middle and end, against true values in which both ways are taken wherever something is decided. Without the methods
 // that sample by turns: all others share the continuations of K = 9.
 (import '../analyzers/credit_bench.jsonnet') + {
@@ -11,7 +11,7 @@
   analyzers: [
     one {
       checkpoints: [0, 15, 30],
-      problems: 128,
+      problems: 1024,
       truth: { type: 'in_process', samples: 8 },
       methods: {
         [name]: one.methods[name]

@@ -107,16 +107,15 @@ class CreditBench(OfCheckpoints):
         reference = credited(context, Rloo(), answers)
         sampled = sum(len(one.response_ids) for one in answers)
         found = {}
-        with sampler.phase(f"gradients after iteration {point}", "methods") as show:
-            of_reference = problem_gradients(sampler.session, point, reference.episodes, self.seed)
-            for name, one in methods.items():
-                gradients = problem_gradients(sampler.session, point, one.episodes, self.seed)
-                unbiased = name == CEILING or is_unbiased(self.methods[name])
-                found[name] = gain(of_reference, gradients, 1 + one.tokens / sampled, unbiased, self.seed)
-                if truths:
-                    found[name] |= measure(truths, one, self.seed)
-                found[name]["seconds"] = of_engine.seconds(one.tokens)
-                show(len(found), len(methods))
+        with sampler.phase(f"gradients after iteration {point}", "problems") as show:
+            credits = [reference.episodes, *(one.episodes for one in methods.values())]
+            of_reference, *of_methods = problem_gradients(sampler.session, point, credits, self.seed, show)
+        for (name, one), gradients in zip(methods.items(), of_methods, strict=True):
+            unbiased = name == CEILING or is_unbiased(self.methods[name])
+            found[name] = gain(of_reference, gradients, 1 + one.tokens / sampled, unbiased, self.seed)
+            if truths:
+                found[name] |= measure(truths, one, self.seed)
+            found[name]["seconds"] = of_engine.seconds(one.tokens)
         return {
             "answers": origin,
             "solved": mean([one.reward for one in answers]),

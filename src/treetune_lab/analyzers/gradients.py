@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from treetune.runtime.console import Progress
     from treetune.runtime.session import Session
 
 
@@ -79,23 +80,17 @@ class Loss:
                 total += float(loss.detach())
         return total, [p.grad for p in policy.parameters() if p.grad is not None]
 
-    def flat_gradient(self, members: Sequence[Unit]) -> Tensor:
-        """Returns the policy's gradient of the mean loss over these sequences as one vector, in float64."""
-        import torch
-
-        _, parts = self.gradients(members)
-        return torch.cat([part.detach().flatten().double().cpu() for part in parts])
-
 
 SKETCH = 4096
 """Numbers that a gradient is projected to. Squared lengths keep their expectation, and are off by 2 %."""
 
 
 def problem_gradients(
-    session: Session, point: int, episodes: Sequence[Episode], seed: int
+    session: Session, point: int, credits: Sequence[Sequence[Episode]], seed: int, show: Progress
 ) -> NDArray[np.float32]:
-    """Returns the policy's gradient of each problem's episodes, [problems, `SKETCH`], in the problems' order:
-    of the mean of Σ advantage × log-prob, without clipping, penalties or normalisation.
+    """Returns the policy's gradient of each problem's episodes with each credit of the same answers,
+    [credits, problems, `SKETCH`], in the problems' order: of the mean of Σ advantage × log-prob, without
+    clipping, penalties or normalisation.
 
     Every gradient is projected by the same random signs and bins (Charikar et al. 2002, "Finding frequent
     items in data streams"), so that those of other credits are compared with it.
@@ -105,17 +100,31 @@ def problem_gradients(
     settings = replace(
         session.config.trainer, objective=ClippedPolicyGradient(), advantage_normalisation="none"
     )
-    loss = Loss(session, point, episodes, settings, Outcome())
-    of_problem: dict[str, list[tuple[int, ...]]] = {}
-    for index, episode in enumerate(episodes):
+    losses = [Loss(session, point, episodes, settings, Outcome()) for episodes in credits]
+    sequences, models = losses[0].sequences, losses[0].models
+    parameters, scorer = list(models.policy.parameters()), models.scorer
+    draws, size = torch.Generator(), sum(one.numel() for one in parameters)
+    draws.manual_seed(derive_seed(seed, "sketch") % 2**63)
+    bins_D = torch.randint(SKETCH, (size,), generator=draws)
+    signs_D = torch.randint(2, (size,), generator=draws, dtype=torch.int8) * 2 - 1
+    of_problem: dict[str, list[Unit]] = {}
+    for index, episode in enumerate(credits[0]):
         of_problem.setdefault(episode.group, []).append((index,))
-    bins_D = signs_D = None
-    rows = []
-    for members in of_problem.values():
-        gradient_D = loss.flat_gradient(members)
-        if bins_D is None or signs_D is None:
-            draws = torch.Generator().manual_seed(derive_seed(seed, "sketch") % 2**63)
-            bins_D = torch.randint(SKETCH, gradient_D.shape, generator=draws)
-            signs_D = torch.randint(2, gradient_D.shape, generator=draws, dtype=torch.int8) * 2 - 1
-        rows.append(torch.zeros(SKETCH, dtype=torch.float64).index_add_(0, bins_D, gradient_D * signs_D))
-    return torch.stack(rows).float().numpy()
+    sketches_CPS = torch.zeros(len(credits), len(of_problem), SKETCH)
+    for number, members in enumerate(of_problem.values()):
+        minibatch = Minibatch.of(sequences, members, settings.objective)
+        for batch in micro_batches(
+            sequences, minibatch.units, scorer.settings, scorer.ranks, keep_units=False
+        ):
+            logprobs_N, *_ = models.policy(batch.inputs, scorer.temperature)
+            for loss, sketch_S in zip(losses, sketches_CPS[:, number], strict=True):
+                assert loss.tensors.advantages_N is not None
+                weights_N = (minibatch.weights_N * loss.tensors.advantages_N)[batch.flat_index_N]
+                parts = torch.autograd.grad(
+                    logprobs_N, parameters, -weights_N.to(logprobs_N), retain_graph=True
+                )
+                gradient_D = torch.cat([part.flatten().double().cpu() for part in parts])
+                own_S = torch.zeros(SKETCH, dtype=torch.float64)
+                sketch_S += own_S.index_add_(0, bins_D, gradient_D * signs_D)
+        show(number + 1, len(of_problem))
+    return sketches_CPS.numpy()

@@ -370,7 +370,8 @@ def _trained(
     before = trainer.weights()
     before = {name: tensor.clone() for name, tensor in before.items()}
     loss = Loss(session, point, episodes)
-    gradient = loss.flat_gradient(units_of(episodes, in_pairs=loss.settings.objective.needs_pairs))
+    _, parts = loss.gradients(units_of(episodes, in_pairs=loss.settings.objective.needs_pairs))
+    gradient = torch.cat([part.detach().flatten().double().cpu() for part in parts])
     metrics = metrics | trainer.train(point, episodes)
     after = trainer.weights()
     names = sorted(after)
