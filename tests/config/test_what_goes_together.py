@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.support.shipped import experiment_of, issues_of
 from treetune.contracts import Feature, Forks, OneLine, Turns
 from treetune.rollouts.single_turn import SingleTurn
 
+sys.path.append(str(Path(__file__).parents[2] / "examples/own_parts"))  # which a line imports from
 LINES = Path(__file__).with_name("refused.tsv").read_text().splitlines()
 REFUSED = {name: rest for name, *rest in (line.split("\t") for line in LINES if not line.startswith("#"))}
 

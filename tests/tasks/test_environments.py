@@ -18,11 +18,14 @@ from hypothesis import strategies as st
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Problem
 from treetune_domains.environments.base import EnvironmentTask, Game, Turn
-from treetune_domains.environments.games import DIRECTIONS, Gem, GuessNumber, Gymnasium, Maze
+from treetune_domains.environments.games import DIRECTIONS, GuessNumber, Maze
 from treetune_domains.environments.tools import Python, Search, Tool, Tools
 from treetune_domains.environments.worlds import World
 from treetune_domains.sandbox.base import Outcome, Sandbox, SandboxUnavailable
 from treetune_domains.sandbox.python_tool import PythonTool
+
+sys.path.append(str(Path(__file__).parents[2] / "examples/own_parts"))
+from gymnasium_environments import Gem, Gymnasium
 
 LEVELS = st.integers(0, 10_000)
 

@@ -1,20 +1,18 @@
-"""Games: a maze, a number to be found, and those that others have written for Gymnasium's interface."""
+"""Games: a maze, and a number to be found."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 
 from treetune.seeds import derived_random
 from treetune.tasks.graders.base import Isolation
 from treetune.vocabulary import Problem
-from treetune_domains.environments.base import Again, Environment, Game, Turn
+from treetune_domains.environments.base import Environment, Game, Turn
 
 LOWER, HIGHER, UNREAD = "<", ">", "!"
 COLUMNS, ROWS = "abcdefgh", "12345678"
@@ -166,101 +164,3 @@ class GuessNumber(Game):
         else:
             observation = HIGHER if symbols else "My number is higher."
         return Turn(observation, done=state["guesses"] == self.guesses)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adapted(Game):
-    """An environment of another library. A level is the seed that it is reset with, and its first observation
-    is the prompt. Where rewards for a success don't add up to 1, no answer counts as correct.
-    """
-
-    id: str
-    """The name that it is registered under."""
-    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Arguments of its constructor."""
-    instructions: str = ""
-    """The beginning of the prompt."""
-    modules: tuple[str, ...] = ()
-    """Modules that are imported first: those that register your own environments."""
-    again: Again = "replay"  # type: ignore[misc]  # who adapts one has to say it
-    """Whether the same seed and actions give the same answers (``replay``), or its object is pickled after
-    each turn (``copy``), or neither (``never``)."""
-
-    quick: ClassVar[bool] = False
-    library: ClassVar[str]
-
-    def missing(self) -> Sequence[str]:
-        if importlib.util.find_spec(self.library) is None:
-            return [f"the package {self.library!r} isn't installed, which the environment {self.id!r} needs"]
-        return ()
-
-    def prepare(self) -> None:
-        for name in (self.library, *self.modules):
-            importlib.import_module(name)
-
-    def problem(self, id: str, level: int) -> Problem:
-        self.prepare()
-        _, observation = self._reset_game(level)
-        return Problem(id=id, prompt=self.instructions + observation, gold=self.id, data={"level": level})
-
-    def reset(self, problem: Problem, seed: int) -> Any:
-        return self._reset_game(problem.data["level"])[0]
-
-    def step(self, state: Any, action: str) -> Turn:
-        read = self.read(state, action)
-        if read is None:
-            return Turn(f"There is no action {action.strip()!r}.")
-        observation, reward, terminated, truncated, info = state.step(read)
-        return Turn(self.as_text(state, observation, info), bool(terminated or truncated), float(reward))
-
-    def _reset_game(self, level: int) -> tuple[Any, str]:
-        made = importlib.import_module(self.library).make(self.id, **self.arguments)
-        observation, info = made.reset(seed=level)
-        return made, self.as_text(made, observation, info)
-
-    def read(self, environment: Any, action: str) -> Any:
-        """Returns the action that the policy's text stands for; None for none."""
-        return action
-
-    def as_text(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
-        """Returns the text that the policy reads."""
-        return str(observation)
-
-
-@Environment.register("gymnasium")
-@dataclass(frozen=True, kw_only=True)
-class Gymnasium(Adapted):
-    """An environment of Gymnasium's (the package `gymnasium`). Where its actions are texts, the policy's turn
-    is one."""
-
-    actions: tuple[str, ...] = ()
-    """Words for the actions 0, 1, …, where these are numbers."""
-    observe: Literal["observation", "rendered"] = "observation"
-    """Whether the policy reads the observation, or the text of `render` (``arguments: {render_mode:
-    'ansi'}``)."""
-
-    library: ClassVar[str] = "gymnasium"
-
-    def read(self, environment: Any, action: str) -> Any:
-        if not self.actions:
-            return action
-        word = action.strip()
-        return self.actions.index(word) if word in self.actions else None
-
-    def as_text(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
-        return str(environment.render()) if self.observe == "rendered" else str(observation)
-
-
-@Environment.register("gem")
-@dataclass(frozen=True, kw_only=True)
-class Gem(Adapted):
-    """An environment of GEM's (the package `gem-llm`, Liu et al., arXiv:2510.01051). They share one generator
-    of chances in a process, so that they are copied and not played again."""
-
-    again: Again = "copy"  # type: ignore[misc]
-
-    library: ClassVar[str] = "gem"
-
-    def as_text(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
-        suffix = info.get("suffix")
-        return f"{observation}\n{suffix}" if suffix else str(observation)
