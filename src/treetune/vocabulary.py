@@ -182,8 +182,9 @@ class Problem:
     `id` is unique within the task and stable over runs (``train/17``): seeds derive from it. `domain` is the
     kind of problem that metrics are also taken by; empty where there is but one.
 
-    Where a row has a conversation, `messages` are it, and `prompt` is a text of it for readers and graders.
-    A prompt that is `as_is` is given to the model without a chat template.
+    Where a row has a conversation, `messages` are it, and `prompt` is a text of it for readers and graders. A
+    prompt that is `as_is` is given to the model without a chat template. `transcript` is of the answer to be
+    graded, where that has several turns: its text, and each turn's messages and environment's reward.
     """
 
     id: str
@@ -193,6 +194,7 @@ class Problem:
     domain: str = ""
     messages: tuple[Message, ...] = ()
     as_is: bool = False
+    transcript: tuple[str, Sequence[Sequence[Mapping[str, Any]]], Sequence[float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,8 @@ class Grade:
     """A grader's verdict. `reward` is 0.0 unless `outcome` is ``ok``, or the grader was told otherwise;
     the outcome says why. `numbers` are what else was counted: tests that passed, cells that are right.
 
-    Where nothing `is_known`, the reward means nothing: such an answer is left out of all that is learnt
-    and measured, and counted.
+    Where nothing `is_known`, the reward means nothing: such an answer is left out of all that is learnt and
+    measured, and counted. `step_rewards` are parts of the reward, turn by turn, where a grader tells them.
     """
 
     reward: float
@@ -210,6 +212,7 @@ class Grade:
     seconds: float = 0.0
     message: str | None = None
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+    step_rewards: tuple[float, ...] = ()
 
     @property
     def is_known(self) -> bool:
@@ -303,8 +306,7 @@ class Trajectory(Columnar):
 
     `score` is the grader's verdict and says what was correct; `reward`, which credit is about, adds the
     `bonus` that shaping gave (negative for a penalty). `numbers` are what was counted and measured of it, by
-    ``group/name`` (see `rollouts.numbers`); seconds may be among them, so answers are compared
-    without.
+    ``group/name`` (see `rollouts.numbers`); seconds may be among them, so answers are compared without.
 
     Where steps earn something by themselves (turns that an environment rewards), `step_rewards` are what each
     of them earned; they add up to the score. Empty where all of it is earned at the end.

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from treetune.inference.base import Completion
 from treetune.rollouts.answers import before_stop
@@ -61,6 +61,8 @@ class Conversation:
     actions: tuple[str, ...] = ()
     """The policy's text of each turn so far, as the environment reads it."""
     turns: list[Turn] = field(default_factory=list)
+    observed: list[list[dict[str, str]]] = field(default_factory=list)
+    """The messages that the policy read behind each turn."""
     segments: list[Segment] = field(default_factory=list)
     events: Counter[str] = field(default_factory=Counter)
     finish: FinishReason | None = None
@@ -85,8 +87,9 @@ class Conversation:
         self.events["cut"] += completion.finish_reason == "length"
         return True
 
-    def take_turn(self, turn: Turn, snapshot: bytes | None = None) -> None:
-        """Takes the environment's turn; `snapshot` is its state, to continue from here again.
+    def take_turn(self, turn: Turn, snapshot: tuple[int, bytes] | None = None) -> None:
+        """Takes the environment's turn; `snapshot` is its state, to continue from here again, behind the
+        number of actions that led there.
 
         Raises ValueError for an observation that the tokenizer has no tokens for.
         """
@@ -100,21 +103,24 @@ class Conversation:
         most = self.limits.observation_characters
         texts = [text for _, _, text in turn.results] or [turn.observation]
         self.events["observations_cut"] += any(len(text) > most for text in texts)
-        said = (
-            turn.observation[:most]
-            if not turn.results
-            else [
-                {"role": "tool", "name": tool, "tool_call_id": call, "content": text[:most]}
-                for tool, call, text in turn.results
-            ]
-        )
+        said = [
+            {"role": "tool", "name": tool, "tool_call_id": call, "content": text[:most]}
+            for tool, call, text in turn.results
+        ]
+        observation = turn.observation[:most]
         last = int(self.segments[-1].token_ids[-1])
-        injected = between(self.codec, said, last, self.frame)
+        injected = between(self.codec, said or observation, last, self.frame)
         if len(injected) >= self._free_tokens:
             self._end("length", "tokens_spent")
             return
+        self.observed.append(said or [{"role": "user", "content": observation}])
         if len(injected):
-            self.segments.append(Segment(injected, origin="injected", snapshot=snapshot))
+            kept = None
+            if snapshot is not None:
+                done, state = snapshot
+                earned = [one.reward for one in self.turns]
+                kept = json.dumps([done, earned, self.observed]).encode() + END_OF_HEAD + state
+            self.segments.append(Segment(injected, origin="injected", snapshot=kept))
 
     def replay(self, segments: Sequence[Segment], turns: Sequence[Turn]) -> None:
         """Comes to the end of segments that are there already, where `turns` had followed on the sampled
@@ -139,13 +145,26 @@ class Conversation:
             )
         self.segments = list(segments)
 
-    def restore(self, segments: Sequence[Segment], rewards: Sequence[float]) -> None:
-        """Comes to the end of segments that are there already, in whose turns so much was earned."""
+    def restore(self, segments: Sequence[Segment]) -> None:
+        """Comes to the end of segments that are there already, the last of which has a snapshot."""
+        rewards, self.observed, _ = unpacked(segments)
         for segment in segments:
             if segment.origin == "sampled":
                 self._write(segment)
         self.segments = list(segments)
         self.turns = [Turn(reward=reward) for reward in rewards]
+
+    def transcript(self, message: Callable[[str], dict[str, Any]]) -> tuple[str, list[Any], list[float]]:
+        """Returns a problem's `transcript`; `message` makes one of what the policy wrote."""
+        turns = []
+        for action, read in zip(self.actions, [*self.observed, []], strict=True):
+            own, results = message(action), iter(read)
+            for call in own.get("tool_calls", ()):
+                fitting = (one for one in results if one.get("name") == call["function"]["name"])
+                call["id"] = next(fitting, {}).get("tool_call_id", call["id"])
+            turns.append([own, *read])
+        text = self.codec.decode(joined([segment.token_ids for segment in self.segments]))
+        return text, turns, self.rewards
 
     @property
     def step_ends(self) -> tuple[int, ...]:
@@ -206,18 +225,12 @@ def between(
     return ids[1:] if len(ids) and ids[0] == last == codec.eos_id else ids
 
 
-def packed(rewards: Sequence[float], snapshot: tuple[int, bytes]) -> bytes:
-    """Returns what a segment keeps of an environment's state behind it: the number of actions that led there,
-    the rewards on the way, and the state itself."""
-    done, state = snapshot
-    return json.dumps([done, list(rewards)]).encode() + END_OF_HEAD + state
-
-
-def unpacked(segments: Sequence[Segment]) -> tuple[list[float], tuple[int, bytes] | None]:
-    """Returns the rewards and the snapshot of where these segments end; none where they carry no copies."""
+def unpacked(segments: Sequence[Segment]) -> tuple[list[float], list[Any], tuple[int, bytes] | None]:
+    """Returns the rewards on the way to where these segments end, what the policy read there, and the
+    snapshot; none where they carry no copies."""
     snapshot = segments[-1].snapshot if segments else None
     if snapshot is None:
-        return [], None
+        return [], [], None
     head, _, state = snapshot.partition(END_OF_HEAD)
-    done, rewards = json.loads(head)
-    return rewards, (done, state)
+    done, rewards, *observed = json.loads(head)  # what was read isn't in those of earlier versions
+    return rewards, observed[0] if observed else [[]] * len(rewards), (done, state)

@@ -14,13 +14,21 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 Row = Mapping[str, Any]
-"""A problem: ``prompt``, ``gold``, ``data``, ``domain``, and ``messages`` where it is a conversation."""
+"""A problem: ``prompt``, ``gold``, ``data``, ``domain``, ``messages`` where it is a conversation, and the
+answer's ``transcript``."""
+
+
+class Said(dict[str, Any]):
+    """A message, or a call in it, that is read by keys and by attributes, as those of verifiers are."""
+
+    __getattr__ = dict.get
 
 
 def file_function(path: str, searched: list[str]) -> Any:
@@ -39,46 +47,71 @@ def file_function(path: str, searched: list[str]) -> Any:
     return getattr(module, name)
 
 
-def offered(parameters: Mapping[str, inspect.Parameter], response: str, row: Row) -> dict[str, Any] | None:
-    """Returns what a function with these parameters is called with; None for one of no other library."""
+def answered(row: Row) -> dict[str, Any]:
+    """Returns an answer in the form of verifiers' `state`, which all functions of a rubric share; its
+    `trajectory` has a step for each turn."""
+    data = row["data"]
+    _, turns, rewards = row["transcript"]
+    prompt = [Said(one) for one in row["messages"]] or [Said(role="user", content=row["prompt"])]
+    messages, trajectory = prompt, list[Mapping[str, Any]]()
+    for turn, reward in zip(turns, rewards):
+        said = [Said(one) for one in turn]
+        for call in (calls := [Said(one) for one in said[0].get("tool_calls", ())]):
+            function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}
+            call |= {"function": function, **function}
+        said[0] |= {"tool_calls": calls} if calls else {}
+        step = {"prompt": messages, "completion": said[:1], "reward": reward or None}
+        trajectory.append({**step, "extras": {}})
+        messages = [*messages, *said]
+    state = {"answer": row["gold"], **data, "info": data.get("info", data.get("extra_info", dict(data)))}
+    state |= {"prompt": prompt, "completion": messages[len(prompt) :], "task": row["domain"]}
+    return state | {"trajectory": trajectory}
+
+
+def offered(
+    parameters: Mapping[str, inspect.Parameter], response: str, row: Row, state: Mapping[str, Any]
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """Returns what a function with these parameters is called with, in order and by name. One of no other
+    library gets the response, and the gold or the whole `problem`."""
     data, gold, conversation = row["data"], row["gold"], list(row["messages"])
-    message = {"role": "assistant", "content": response}
-    chat = conversation or [{"role": "user", "content": row["prompt"]}]
-    extra = data.get("extra_info", dict(data))
+    text, turns, rewards = row["transcript"]
     columns = {"answer": gold, "solution": gold, "ground_truth": gold, **data}
     given: dict[str, Any]
-    if "solution_str" in parameters:  # verl
-        given = {"data_source": data.get("data_source", row["domain"]), "solution_str": response}
+    if parameters.keys() & {"solution_str", "solution_strs"}:  # verl, and for whole batches
+        extra = {**data.get("extra_info", data), "rollout_reward_scores": {}, "tool_rewards": []}
+        extra["num_turns"] = 2 * len(turns)  # the prompt and what stands between turns count
+        extra["turn_scores"] = list(rewards) if any(rewards) else []
+        given = {"data_source": data.get("data_source", row["domain"]), "solution_str": text}
         given |= {"ground_truth": gold, "extra_info": extra}
-    elif "solution_strs" in parameters:  # verl, for whole batches
-        given = {"data_sources": [data.get("data_source", row["domain"])], "solution_strs": [response]}
-        given |= {"ground_truths": [gold], "extra_infos": [extra]}
+        if "solution_strs" in parameters:
+            given = {f"{name}s": [value] for name, value in given.items()}
     elif "completions" in parameters:  # TRL: texts, or conversations where prompts are; verifiers, by group
-        columns |= {"answers": gold, "infos": data.get("info", extra), "states": columns}
+        columns |= {"answers": gold, "infos": state["info"], "states": state}
+        completion = [one for turn in turns for one in turn] if conversation else text
+        columns |= {"prompts": conversation or row["prompt"], "completions": completion}
         given = {name: [value] for name, value in columns.items()}
-        given |= {
-            "prompts": [conversation or row["prompt"]],
-            "completions": [[message] if conversation else response],
-        }
     elif parameters.keys() & {"completion", "state"}:  # verifiers, up to 0.2: a function of a rubric
-        given = {**columns, "prompt": chat, "completion": [message], "info": data.get("info", extra)}
-        state = {**given, "trajectory": [{"prompt": chat, "completion": [message]}]}
-        given |= {"task": row["domain"], "state": state}
+        given = {**columns, **state, "state": state}
     elif "trace" in parameters:  # verifiers, from 0.3: a function that is plugged into a task
-        said = {"last_reply": response.strip(), "messages": [*chat, message]}
+        heard = state["completion"]
+        trace = {"messages": state["prompt"] + heard, "last_reply": response.strip(), "num_turns": len(turns)}
+        for role in ("assistant", "tool"):
+            trace[f"{role}_messages"] = [one for one in heard if one["role"] == role]
         task = SimpleNamespace(**{"prompt": row["prompt"], "prompt_text": row["prompt"], **columns})
-        given = {"task": task, "trace": SimpleNamespace(**said), "runtime": None}
+        given = {"task": task, "trace": SimpleNamespace(**trace), "runtime": None}
     else:
-        return None
+        whole = list(parameters)[1:2] == ["problem"]
+        return [response, row.get("problem", SimpleNamespace(**row)) if whole else gold], {}
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return {name: value for name, value in given.items() if takes_all or name in parameters}
+    return [], {name: value for name, value in given.items() if takes_all or name in parameters}
 
 
-def rewarded(result: Any, name: str) -> tuple[float | None, dict[str, float]]:
-    """Returns the reward that a function gave, None for no answer, and what else it counted. Awaits it.
+def rewarded(result: Any, name: str, turns: int = 1) -> tuple[list[float], dict[str, float]]:
+    """Returns the rewards that a function gave for so many turns, none for no answer, and what else it
+    counted. Awaits it. A single number is the last turn's.
 
-    Raises ValueError for anything but a finite number, a dictionary with one as ``score`` or ``reward``, a
-    list of one of these, or None.
+    Raises ValueError for anything but a finite number, one for each turn, a dictionary with these as
+    ``score`` or ``reward``, a list of one of these, or None.
     """
     if inspect.isawaitable(result):
         result = asyncio.run(_awaited(result))
@@ -86,30 +119,35 @@ def rewarded(result: Any, name: str) -> tuple[float | None, dict[str, float]]:
     if isinstance(result, list | tuple) and len(result) == 1:
         result = result[0]
     if result is None:
-        return None, {}
+        return [], {}
     if isinstance(result, Mapping):
         for key, value in result.items():
             if isinstance(value, int | float) and math.isfinite(value):
                 numbers[f"rewards/{key}"] = float(value)
         result = result.get("score", result.get("reward"))
-    if isinstance(result, str) or not hasattr(result, "__float__") or not math.isfinite(result):
+    earned = result if isinstance(result, list | tuple) and len(result) == turns else [result]
+    texts = any(isinstance(one, str) for one in earned)
+    if texts or not all(hasattr(one, "__float__") and math.isfinite(one) for one in earned):
         raise ValueError(
-            f"{name} should return a finite number, a list of one for one answer, a dictionary with a number"
-            f" as 'score', or None, not {told!r}"
+            f"{name} should return a finite number, or one for each of {turns} turns in a list, a list of one"
+            f" for one answer, a dictionary with such as 'score', or None, not {told!r}"
         )
-    return float(result), numbers
+    return [0.0] * (turns - len(earned)) + [float(one) for one in earned], numbers
 
 
 async def _awaited(result: Any) -> Any:
     return await result
 
 
-def graded(
-    function: Any, name: str, response: str, row: Row, arguments: Mapping[str, Any]
-) -> tuple[float | None, dict[str, float]]:
-    """Returns the reward of a function, or the weighted sum of several: of a rubric with `funcs` and
-    `weights`, of an environment's `rubric`, of the rewards of a task's class (verifiers, from 0.3)."""
+def graded(function: Any, name: str, response: str, row: Row, arguments: Mapping[str, Any]) -> Any:
+    """Returns the rewards by turn of a function and what it counted, or its `Grade`; or the weighted sum of
+    several: of a rubric with `funcs` and `weights`, of an environment's `rubric`, of the rewards of a task's
+    class (verifiers, from 0.3). Rewards of steps that they set in verifiers' `state` are those of turns, and
+    the last turn earns the rest."""
     objects: dict[str, Any] = {}
+    state = answered(row)
+    steps = state["trajectory"]
+    before = [one["reward"] for one in steps]
     if hasattr(function, "data_type"):
         known = {"prompt": row["prompt"], "answer": row["gold"], **row["data"]}
         fields = function.data_type().model_fields
@@ -121,16 +159,23 @@ def graded(
         for one in getattr(rubric, "rubrics", [rubric]):
             weighed += zip(getattr(one, "funcs", ()), getattr(one, "weights", ()), strict=True)
             objects |= getattr(one, "class_objects", {})
-    if not weighed:
-        given = offered(inspect.signature(function).parameters, response, row)
-        return rewarded(function(**(given or {}), **arguments), name)
-    total, numbers = 0.0, {}
-    for part, weight in weighed:
-        with_objects = {**row, "data": {**row["data"], **objects}}
-        given = offered(inspect.signature(part).parameters, response, with_objects)
-        reward, _ = rewarded(part(**(given or {})), part.__name__)
-        numbers[f"rewards/{part.__name__}"] = reward or 0.0
-        total += weight * (reward or 0.0)
+    if weighed:
+        total, numbers = [0.0] * len(steps), {}
+        row = {**row, "data": {**row["data"], **objects}}
+        for part, weight in weighed:
+            _, named = offered(inspect.signature(part).parameters, response, row, state)
+            rewards, _ = rewarded(part(**named), part.__name__, len(steps))
+            numbers[f"rewards/{part.__name__}"] = sum(rewards)
+            total = [one + weight * own for one, own in zip_longest(total, rewards, fillvalue=0.0)]
+    else:
+        given, named = offered(inspect.signature(function).parameters, response, row, state)
+        result = function(*given, **named, **arguments)
+        if hasattr(result, "outcome"):
+            return result
+        total, numbers = rewarded(result, name, len(steps))
+    if total and before != (after := [one["reward"] for one in steps]):
+        own = [one or 0.0 for one in after]
+        total = [*own[:-1], sum(total) - sum(own[:-1])]
     return total, numbers
 
 

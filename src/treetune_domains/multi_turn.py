@@ -30,7 +30,7 @@ from treetune.rollouts.values import AnswerPrefix, StateRule
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.vocabulary import Grade, TextCodec, Trajectory, joined
-from treetune_domains.conversation import EVENTS, Conversation, Limits, action_of, packed, unpacked
+from treetune_domains.conversation import EVENTS, Conversation, Limits, action_of, unpacked
 from treetune_domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune_domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
 
@@ -181,14 +181,13 @@ class MultiTurn(GrowingRollout):
             if conversation.segments:
                 (turn,) = turns
                 conversation.environment_seconds += played.result().seconds
-                earned = [one.reward for one in (*conversation.turns, turn)]
                 try:
-                    conversation.take_turn(turn, None if snapshot is None else packed(earned, snapshot))
+                    conversation.take_turn(turn, snapshot)
                 except ValueError as error:  # there are no tokens for the observation
                     conversation.turns.pop()
                     conversation.take_turn(Turn(done=True, outcome="error", message=str(error)))
             elif any(segment.snapshot for segment in start.segments):
-                conversation.restore(start.segments, unpacked(start.segments)[0])
+                conversation.restore(start.segments)
             else:
                 conversation.replay(start.segments, turns)
             return next_call(number)
@@ -269,7 +268,7 @@ class MultiTurn(GrowingRollout):
             start.problem,
             derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
             actions,
-            unpacked(start.segments)[1],
+            unpacked(start.segments)[-1],
             None if journal is None else (journal, start.seed),
             self.answer_deadline or math.inf,
         )
@@ -279,8 +278,11 @@ class MultiTurn(GrowingRollout):
         """Returns what the answer earns beside its turns' rewards, or why it earns nothing."""
         if conversation.outcome == "ok" and self._reward_of(context, start) != "environment":
             assert conversation.finish is not None
-            decided = is_decided(conversation.finish, self.unfinished_reward)
-            return context.grader.submit(conversation.actions[-1], start.problem, decided=decided)
+            decided, problem = is_decided(conversation.finish, self.unfinished_reward), start.problem
+            if context.grader.grader.of(problem).reads_turns:
+                message = self.environment_of(context.task.of(problem)).message
+                problem = replace(problem, transcript=conversation.transcript(message))
+            return context.grader.submit(conversation.actions[-1], problem, decided=decided)
         last = conversation.turns[-1] if conversation.turns else Turn()
         graded: Future[Grade] = Future()
         graded.set_result(Grade(reward=0.0, outcome=last.outcome, message=last.message, numbers=last.numbers))
@@ -295,7 +297,9 @@ class MultiTurn(GrowingRollout):
         grade, rewards = graded.result(), conversation.rewards
         if self._reward_of(context, start) == "grader":
             rewards = [0.0] * len(rewards)
-        rewards[-1] += grade.reward
+        parts = grade.step_rewards or (grade.reward,)
+        parts = (*[0.0] * (len(rewards) - len(parts)), *parts)
+        rewards = [one + part for one, part in zip(rewards, parts, strict=True)]
         message, outcome = grade.message, grade.outcome
         if conversation.outcome != "ok":
             rewards = [0.0] * len(rewards)

@@ -6,7 +6,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,10 +22,13 @@ from treetune.inference.base import Completion, EngineError, SamplingParams
 from treetune.inference.journal import JournaledEngine
 from treetune.models.chat import Chat
 from treetune.models.tokenizer import codec_of
+from treetune.rollouts.answers import Start
 from treetune.rollouts.credit import episode_of
 from treetune.seeds import derived_random
+from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.pool import GraderPool
-from treetune.vocabulary import Problem, TextCodec, Trajectory
+from treetune.vocabulary import Grade, Problem, TextCodec, Trajectory
+from treetune_domains.environments.base import Reward
 from treetune_domains.environments.mcp_tools import Mcp, end_servers
 from treetune_domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune_domains.environments.tools import Call, Function, Python, Tool, Tools
@@ -205,15 +208,16 @@ def sampled(pool: EnvironmentPool) -> Sampled:
 
     def sample(
         tools: Tools, engine: Any, codec: TextCodec, said: TurnJournal | None = None,
-        pool: EnvironmentPool = pool,
+        pool: EnvironmentPool = pool, grader: Grader | None = None,
     ) -> Any:  # fmt: skip
-        rollout = MultiTurn(environment=tools, samples=2, max_turns=4, max_tokens=900, reward="environment")
+        reward: Reward = "environment" if grader is None else "grader"
+        rollout = MultiTurn(environment=tools, samples=2, max_turns=4, max_tokens=900, reward=reward)
         task = Letters(golds=("", ""), environment=None)
         rollout.prepare(codec)
         services = [pool, rollout, *([said] if said else [])]
         context = context_of(
-            task, engine, GraderPool(task.grader), codec, sampling=rollout.sampling, unfinished_reward=0.0,
-            context_length=2048, services=services,
+            task, engine, GraderPool(grader or task.grader), codec, sampling=rollout.sampling,
+            unfinished_reward=0.0, context_length=2048, services=services,
         )  # fmt: skip
         return answered(rollout.run(context, task.problems("train")))[0], context
 
@@ -255,6 +259,45 @@ def test_ids_logprobs_and_masks_are_those_of_one_forward_pass_over_the_templates
         text = tokenizer.apply_chat_template(said, tools=list(tools.offered()), tokenize=False)
         assert tokenizer.decode(whole) == text.removesuffix("\n")
     assert len(cuts) > 1, "the same text, in tokens of different cuts"
+
+
+class Reading(Grader):
+    """Rewards each turn with the number of its messages; keeps what it was shown."""
+
+    isolation: ClassVar[Isolation] = "inline"
+    reads_turns: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.read: list[Any] = []
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        assert problem.transcript is not None
+        self.read.append(problem.transcript)
+        rewards = tuple(float(len(turn)) for turn in problem.transcript[1])
+        return Grade(reward=sum(rewards), outcome="ok", step_rewards=rewards)
+
+
+def test_a_grader_reads_the_whole_conversation_also_of_an_answer_that_goes_on_from_a_copy(
+    sampled: Sampled,
+) -> None:
+    tools = Tools(tools=(MULTIPLY,), format="hermes")
+    codec, grader = chatting(tools), Reading()
+    answers, context = sampled(tools, Writing(codec, WRITTEN), codec, grader=grader)
+    text, turns, _ = grader.read[0]
+    first, *results = turns[0]
+    (call,) = first["tool_calls"][:1]
+    assert first["content"] == "Let me see."
+    assert call["function"] == {"name": "multiply", "arguments": {"one": 12, "other": 34}}
+    assert (results[0]["content"], results[0]["tool_call_id"]) == ("408", call["id"])
+    assert [len(turn) for turn in turns] == [3, 2, 1]
+    assert turns[2] == [{"role": "assistant", "content": "It is 408."}]
+    assert text == answers[0].text and text.count("<tool_response>") == 3
+    for answer in answers:
+        assert (answer.step_rewards, answer.reward) == ((3.0, 2.0, 1.0), 6.0)
+        assert episode_of(context, answer).step_rewards == answer.step_rewards
+    started = Start(PROBLEM, answers[0].prompt_ids, 1, answers[0].segments[:2])
+    (again,) = context.get(MultiTurn).answers(context, [started])
+    assert grader.read[-1] == grader.read[0] and again.step_rewards == (3.0, 2.0, 1.0)
 
 
 class Undescribed(Tool):

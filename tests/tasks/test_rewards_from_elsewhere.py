@@ -87,6 +87,80 @@ def test_completions_are_conversations_where_prompts_are() -> None:
     assert [grader.grade(said, chat).reward for said in ("4", "5")] == [1.0, 0.0]
 
 
+# In several turns
+
+
+def turn(said: str, *results: tuple[str, str], **arguments: int) -> list[dict[str, Any]]:
+    """A turn that calls `multiply`, where there are arguments."""
+    called = {"name": "multiply", "arguments": arguments}
+    calls = {"tool_calls": [{"id": results[0][0], "type": "function", "function": called}]} if results else {}
+    heard = [
+        {"role": "tool", "name": "multiply", "tool_call_id": call, "content": text} for call, text in results
+    ]
+    return [{"role": "assistant", "content": said, **calls}, *heard]
+
+
+CALLED = replace(
+    PROBLEM,
+    gold="816",
+    messages=(Message("user", "12 times 34, twice?"),),
+    transcript=(
+        "So.\nuser\n408\nassistant\nSo.\nuser\n816\nassistant\nIt is 816, not 408.",
+        [
+            turn("So.", ("call00001", "408"), one=12, other=34),
+            turn("So.", ("call00002", "816"), one=408, other=2),
+            turn("It is 816, not 408."),
+        ],
+        [0.25, 0.0, 0.5],
+    ),
+)
+BY_TURN: dict[str, tuple[float, ...]] = {
+    "paid_for_turns": (0.0, 0.0, 1.0),
+    "scores_of_turns": (1.25, 1.0, 1.5),
+    "called": (0.0, 0.0, 1.05),
+    "each_turn": (0.0, 0.0, 1.0),
+    "stepped": (0.0, 0.25, 2.75),
+    "traced": (0.0, 0.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", BY_TURN)
+def test_a_function_of_several_turns_has_what_its_own_library_gives_it_and_may_reward_each(
+    name: str, other_python: str
+) -> None:
+    here = FunctionGrader(path=f"foreign_rewards.py:{name}").grade("It is 816, not 408.", CALLED)
+    assert (here.outcome, here.step_rewards) == ("ok", pytest.approx(BY_TURN[name]))
+    assert here.reward == pytest.approx(sum(BY_TURN[name]))
+    there = FunctionGrader(path=f"foreign_rewards.py:{name}", python=other_python)
+    assert there.grade("It is 816, not 408.", CALLED) == here
+
+
+def test_verl_counts_the_prompt_and_what_stands_between_turns() -> None:
+    wrong = FunctionGrader(path="foreign_rewards.py:paid_for_turns").grade("", replace(CALLED, gold="5"))
+    assert wrong.reward == pytest.approx(-0.8)
+    right = FunctionGrader(path="foreign_rewards.py:paid_for_turns").grade("", CALLED)
+    assert right.numbers["rewards/scored"] == 0.75
+
+
+def test_rewards_of_turns_are_weighted_and_equal_last_turns_of_other_conversations_are_told_apart() -> None:
+    graders: dict[str, Grader] = {
+        "turns": FunctionGrader(path="foreign_rewards.py:scores_of_turns"),
+        "right": FunctionGrader(path="foreign_rewards.py:paid_for_turns"),
+    }
+    assert CALLED.transcript is not None
+    silent = replace(CALLED, transcript=(*CALLED.transcript[:2], [0.0, 0.0, 0.5]))
+    with GraderPool(Weighted(graders=graders, weights={"turns": 2.0}), workers=1) as pool:
+        first, second = pool.grade_many([("It is 816", CALLED), ("It is 816", silent)])
+    assert first.step_rewards == (2.5, 2.0, 4.0) and first.reward == 8.5
+    assert second.step_rewards == (2.0, 2.0, 4.0)
+
+
+def test_as_many_rewards_as_there_are_not_turns_are_an_error() -> None:
+    grader = FunctionGrader(path="foreign_rewards.py:two")
+    with pytest.raises(ValueError, match="or one for each of 3 turns"):
+        grader.grade("", CALLED)
+
+
 FAILURES = {
     "nan": ("error", "finite number"),
     "two": ("error", "a list of one for one answer"),

@@ -67,8 +67,7 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection
     """Returns all ranks' episodes of the iteration: sampled now, or stored by an interrupted run. One rank
     alone has them in memory; several read them where the first one has written them.
 
-    A finished phase is read back, an unfinished one goes on from the requests that were answered.
-    Collective.
+    A finished phase is read back, an unfinished one goes on from the requests that were answered. Collective.
     """
     session = sampler.session
     config, ranks = session.config, session.ranks

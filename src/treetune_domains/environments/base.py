@@ -91,6 +91,11 @@ class Environment(Registrable):
         """Returns the JSON schemas of the tools that prompts offer through the model's chat template."""
         return ()
 
+    def message(self, action: str) -> dict[str, Any]:
+        """Returns what the policy wrote as a message of a chat: calls that can be read are its ``tool_calls``
+        (objects of OpenAI's form, the arguments not yet text)."""
+        return {"role": "assistant", "content": action}
+
     def reset(self, problem: Problem, seed: int) -> Any:
         """Returns the state in which an answer to the problem begins."""
         raise NotImplementedError

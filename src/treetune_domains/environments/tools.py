@@ -329,6 +329,15 @@ class Tools(Environment):
         groups = found.groupdict()
         return [Call(groups.get("tool") or self.tools[0].name, groups["argument"] or "")]
 
+    def message(self, action: str) -> dict[str, Any]:
+        calls = [one for one in self.calls(action) if one.fault is None] if self.is_native else []
+        if not calls:
+            return super().message(action)
+        made = [{"name": one.tool, "arguments": one.arguments} for one in calls]
+        text = NATIVE[self.format].sub("", action).strip() if self.format in NATIVE else action
+        named = [{"id": "", "type": "function", "function": one} for one in made]
+        return {"role": "assistant", "content": text, "tool_calls": named}
+
     def reset(self, problem: Problem, seed: int) -> SimpleNamespace:
         kept = {name: one for tool in self.tools if tool.state for name, one in tool.functions().items()}
         return SimpleNamespace(made=0, kept=kept)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
 
@@ -20,8 +20,11 @@ from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem
 from treetune_domains import foreign
 
-NO_ROW: foreign.Row = {"prompt": "", "gold": "", "data": {}, "domain": "", "messages": ()}
-"""What a function is held against before there is a problem."""
+NO_ROW: foreign.Row = {"data": {}, "messages": (), "transcript": ("", (), ())} | dict.fromkeys(
+    ("prompt", "gold", "domain"), ""
+)
+NO_STATE = foreign.answered(NO_ROW)
+"""What a function is held against before there is a problem and an answer."""
 
 
 @Grader.register("function")
@@ -34,8 +37,10 @@ class FunctionGrader(Grader):
     give (`foreign.py`), one of whole batches those of one answer; a rubric, an environment with one
     (`load_environment`) and a class of tasks of verifiers are the weighted sum of their rewards. `arguments`
     are given by their names as well. A coroutine function is awaited. It returns a number, a `Grade`, a
-    dictionary with the number as ``score``, or None where the response holds no answer. What earns 1 or more
-    counts as correct; what else it counts is a metric, ``rewards/…``.
+    dictionary with the number as ``score``, or None where the response holds no answer; in several turns also
+    a list with a number for each. What earns 1 or more counts as correct; what else it counts is a metric,
+    ``rewards/…``. In several turns the response is the last turn's text, and the whole answer is
+    `problem.transcript`.
 
     The module is looked for like those of `imports`: among what is installed, in the working directory, in
     the folders of the configuration files. The function runs in the grader processes: one that hangs or
@@ -54,6 +59,7 @@ class FunctionGrader(Grader):
     """Another Python that runs the function, such as ``/path/to/venv/bin/python``, in a process beside each
     grader process. This package needn't be installed there; the problem's `data` has to be JSON."""
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    reads_turns: ClassVar[bool] = True
     isolation: Literal["process", "service"] = "process"  # type: ignore[misc]  # a setting here
     """Where it is called: in worker processes, or in threads since it waits for a service."""
     deadline: Annotated[float, Gt(0)] | None = None
@@ -63,7 +69,7 @@ class FunctionGrader(Grader):
 
     def __post_init__(self) -> None:
         if self.python is None:
-            _check_call(self.path, self._function(), self.arguments)
+            _check_call(self.path, _function(self.path), self.arguments)
         elif self.isolation == "service":
             raise ValueError("isolation is 'service', and another python runs in processes: leave one out")
         elif shutil.which(self.python) is None:
@@ -71,39 +77,28 @@ class FunctionGrader(Grader):
 
     def prepare(self) -> None:
         if self.python is None:
-            self._function()
+            _function(self.path)
         else:
             _started(self.python, self.path)
 
     def grade(self, response: str, problem: Problem) -> Grade:
-        row = {
-            "prompt": problem.prompt,
-            "gold": problem.gold,
-            "data": dict(problem.data),
-            "domain": problem.domain,
-            "messages": [vars(message) for message in problem.messages],
-        }
+        row = {name: getattr(problem, name) for name in ("prompt", "gold", "domain")}
+        row |= {"data": dict(problem.data), "messages": [vars(message) for message in problem.messages]}
+        message = {"role": "assistant", "content": response}
+        row["transcript"] = problem.transcript or (response, [[message]], [0.0])
         if self.python is not None:
-            reward, numbers = self._elsewhere(response, row)
+            told = self._elsewhere(response, row)
         else:
-            function = self._function()
-            if _is_plain(function):
-                second = list(inspect.signature(function).parameters)[1:2]
-                about = problem if second == ["problem"] else problem.gold
-                result = function(response, about, **self.arguments)
-                if isinstance(result, Grade):
-                    return result
-                reward, numbers = foreign.rewarded(result, self.path)
-            else:
-                reward, numbers = foreign.graded(function, self.path, response, row, self.arguments)
-        if reward is None:
+            row["problem"] = problem
+            told = foreign.graded(_function(self.path), self.path, response, row, self.arguments)
+        if isinstance(told, Grade):
+            return told
+        rewards, numbers = told
+        if not rewards:
             return Grade(reward=0.0, outcome="no_answer")
-        return Grade(reward=reward, outcome="ok", numbers=numbers)
+        return Grade(reward=sum(rewards), outcome="ok", numbers=numbers, step_rewards=tuple(rewards))
 
-    def _function(self) -> Any:
-        return _function(self.path)
-
-    def _elsewhere(self, response: str, row: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
+    def _elsewhere(self, response: str, row: Mapping[str, Any]) -> Any:
         assert self.python is not None
         process = _started(self.python, self.path)
         assert process.stdin is not None
@@ -120,8 +115,7 @@ class FunctionGrader(Grader):
             raise RuntimeError(f"{self.python} ended with exit code {process.wait()}")
         if isinstance(said := json.loads(told), str):
             raise RuntimeError(said)
-        reward, numbers = said
-        return reward, numbers
+        return said
 
 
 @functools.cache
@@ -152,24 +146,14 @@ def _started(python: str, path: str) -> subprocess.Popen[str]:
     return process
 
 
-def _is_plain(function: Any) -> bool:
-    """Returns whether it is a function of no other library."""
-    if not inspect.isroutine(function):
-        return False
-    return foreign.offered(inspect.signature(function).parameters, "", NO_ROW) is None
-
-
 def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
     """Raises ValueError for a function that can't be called as it is going to be."""
     if not inspect.isroutine(function):  # a rubric: its own library calls its functions by their names
         return
     signature = inspect.signature(function)
-    named = foreign.offered(signature.parameters, "response", NO_ROW)
-    try:
-        if named is None:
-            signature.bind("response", "gold", **arguments)
-        else:  # columns of the rows may be missing here
-            signature.bind_partial(**named, **arguments)
+    given, named = foreign.offered(signature.parameters, "response", NO_ROW, NO_STATE)
+    try:  # columns of the rows may be missing here
+        (signature.bind if given else signature.bind_partial)(*given, **named, **arguments)
     except TypeError as error:
         raise ValueError(
             f"path names {path}{signature}, which can't be called with a response and a gold answer"

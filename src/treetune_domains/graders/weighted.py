@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Annotated, ClassVar
 
 from annotated_types import MinLen
@@ -39,6 +40,7 @@ class Weighted(Grader):
     """Weights by the names of graders; 1 for those that have none here."""
 
     isolation: ClassVar[Isolation] = "service"
+    reads_turns: ClassVar[bool] = True
     deadline: float = 3600.0
     concurrency: int = 256
 
@@ -76,6 +78,7 @@ class AtWork:
 
     def grade(self, response: str, problem: Problem) -> Grade:
         total, last = 0.0, Grade(reward=0.0, outcome="no_answer")
+        steps: list[float] = []  # from the last one on
         numbers: dict[str, float] = {}
         for name, one in self.grader.graders.items():
             grade = self.grade_by(one, response, problem)
@@ -83,13 +86,16 @@ class AtWork:
                 raise Unavailable(f"{name}: {grade.message}")
             if grade.outcome in ("timeout", "error"):
                 return replace(grade, reward=0.0, message=f"{name}: {grade.message}")
-            total += self.grader.weights.get(name, 1.0) * grade.reward
+            weight = self.grader.weights.get(name, 1.0)
+            total += weight * grade.reward
+            parts = reversed(grade.step_rewards or (grade.reward,))
+            steps = [one + weight * part for one, part in zip_longest(steps, parts, fillvalue=0.0)]
             numbers |= {**grade.numbers, PREFIX + name: grade.reward}
             if last.outcome == "no_answer":
                 last = grade
         if not math.isfinite(total):
             raise ValueError(f"the weighted sum is {total}")
-        return replace(last, reward=total, numbers=numbers)
+        return replace(last, reward=total, numbers=numbers, step_rewards=tuple(steps[::-1]))
 
     def counted(self) -> Counts:
         return {}

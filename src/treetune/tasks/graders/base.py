@@ -107,6 +107,8 @@ class Grader(Registrable):
     """
 
     isolation: ClassVar[Isolation] = "process"
+    reads_turns: ClassVar[bool] = False
+    """Whether it reads all turns of an answer (`Problem.transcript`), and not the last one's text alone."""
     deadline: float | None = None
     """Seconds for one answer; None: the run's `grader_deadline`."""
     concurrency: int = 16

@@ -117,7 +117,8 @@ class GraderPool(AbstractContextManager["GraderPool"]):
             future.set_result(graded(grader, response, problem))
             return future
         # A digest, because answers can be long and the memo keeps many.
-        digest = hashlib.blake2b(response.encode(errors="surrogatepass"), digest_size=16).digest()
+        text = repr((response, problem.transcript)) if grader.reads_turns else response
+        digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
         with self._lock:
             number = self._number(grader)
             key = (number, problem.id, problem.gold, digest)
