@@ -1,13 +1,14 @@
 """Kills processes of small real runs at random instants, and compares what they come to, bit for bit.
 
     python tests/endurance/random_kills.py [--kills 30] [--seed 1] [--only turns …] [--victims sandbox …]
-        [--output PAGE.md]
+        [--whole] [--output PAGE.md]
 
 Each variant is run once undisturbed and once with blows: `kill -9` of one process among all that are below
 `treetune run` (and itself), at an instant drawn from the undisturbed run's time. The command is then given
-again, until the variant's blows have fallen and it ends. Looked at: the exit code (0 where the run came to
-its end all the same, and only there), processes that are left 10 s later, and in the end weights, answers
-and what lies in /dev/shm and TMPDIR. About half an hour on two cores.
+again, until the variant's blows have fallen and it ends. With `--whole` a blow is `kill -9` of every process
+of the run, once in each of its three iterations. Looked at: the exit code (0 where the run came to its end
+all the same, and only there), processes that are left 10 s later, and in the end weights, answers and what
+lies in /dev/shm and TMPDIR. About half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -82,12 +83,20 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "mixture with code": ("configs/domains/tiny_grpo.jsonnet", IN_PROCESS),
     "turns": ("configs/multi_turn/maze.jsonnet", IN_PROCESS),
+    "mcp": (
+        "examples/own_parts/calculator_vineppo.jsonnet",
+        "{ credit+: { samples: 2 }, rollout+: { environment+: { tools: [{ type: 'mcp', command:"
+        " ['python', 'examples/own_parts/calculator_server.py', '%(work)s/%(name)s.calls'],"
+        " variables: { PYTHONPATH: '%(sources)s' } }] } } }",
+    ),
     "judge": ("configs/quickstart/grpo.jsonnet", "{ rollout+: { max_tokens: 40 } }", JUDGE, IN_PROCESS),
 }
 STARTS = {
-    "configs/quickstart/sft.jsonnet": "quickstart/sft",
-    "configs/domains/tiny_sft.jsonnet": "domains/tiny_sft",
+    "quickstart": ("quickstart/sft", "configs/quickstart/sft.jsonnet", SFT),
+    "domains": ("domains/tiny_sft", "configs/domains/tiny_sft.jsonnet", SFT),
+    "own_parts": ("calculator/sft", "examples/own_parts/calculator_sft.jsonnet", "{ directory: '%(work)s' }"),
 }
+"""The experiments whose weights others begin with, by the folder of these."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,7 @@ class Blow:
 def start(work: Path, name: str, configs: str, *overrides: str) -> subprocess.Popen:
     words = [sys.executable, str(ROOT / "src/treetune/main.py"), "--configs", configs]
     for text in overrides:
-        words += ["--override", text % {"work": work}]
+        words += ["--override", text % {"work": work, "name": name, "sources": ROOT / "src"}]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("APP_")} | {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT / "src"),
@@ -150,6 +159,7 @@ def described(process: psutil.Process) -> str:
     except psutil.Error:
         return ""
     names = {
+        "calculator_server.py": "MCP server",
         "bwrap": "sandbox",
         "VLLM::EngineCore": "engine",
         "vllm": "server",
@@ -172,20 +182,36 @@ def strike(
     within: float,
     draw: Any,
     victims: Sequence[str] | None,
+    iteration: int | None,
 ) -> Blow:
     """Starts the run, kills one of its processes, and waits for the end. No victim where it came to its end
     before the blow. With `victims`, the blow waits for a process of one of these kinds, and up to three
-    seconds more: they aren't all struck while they start."""
+    seconds more: they aren't all struck while they start. With an `iteration`, it waits for that one to
+    begin, and all processes are killed."""
     began = time.monotonic()
     run = start(work, name, *given)
     top = psutil.Process(run.pid)
     seconds = draw.uniform(0.2, 1.0) * within
+    begun = work / name / f"iterations/{iteration or 0:04d}"
+    lines = work / name / "metrics.jsonl"
     seen: dict[int, psutil.Process] = {}
     victim, met = "", False
     while run.poll() is None:
         with contextlib.suppress(psutil.Error):
             seen |= {one.pid: one for one in (top, *top.children(recursive=True))}
-        if not victim and time.monotonic() - began > seconds:
+        if iteration is not None and not met:
+            seconds = DEADLINE_S
+            if begun.is_dir():
+                whole = (work / name).with_name("undisturbed") / "metrics.jsonl"
+                took = json.loads(whole.read_text().splitlines()[iteration])["seconds/total"]
+                met, seconds = True, time.monotonic() - began + draw.uniform(0.0, 0.9) * took
+        if not victim and time.monotonic() - began > seconds and iteration is not None:
+            done = len(lines.read_text().splitlines()) if lines.is_file() else 0
+            victim = f"all, in iteration {done}"
+            for one in seen.values():
+                with contextlib.suppress(psutil.Error):
+                    one.kill()
+        elif not victim and time.monotonic() - began > seconds:
             kinds: dict[str, list[psutil.Process]] = {}
             for one in seen.values():
                 if alive(one) and (word := described(one)):
@@ -215,7 +241,6 @@ def strike(
             one.kill()
     finished = (work / name / "checkpoints/0003").is_dir() and run.returncode == 0
     if not finished:
-        lines = work / name / "metrics.jsonl"
         finished = lines.is_file() and len(lines.read_text().splitlines()) == 3 and run.returncode == 0
     words = ", ".join(f"{count} {what}" for what, count in left.items())
     return Blow(variant, victim, seconds, run.returncode, finished, words)
@@ -248,7 +273,7 @@ def page(blows: list[Blow], same: dict[str, bool], folders: list[str], seed: int
             "",
             f"`python tests/endurance/random_kills.py --kills {len(blows)} --seed {seed}`: small real runs"
             " started by `treetune run`, each killed several times with `kill -9`: any one of its processes,"
-            " each kind as often, at a random instant.",
+            " each kind as often, or all at once, at a random instant.",
             "",
             f"**{len(blows) - len(wrong)} of {len(blows)} blows** ended with an honest exit code and nothing"
             f" left {GONE_S:.0f} s later. **{sum(same.values())} of {len(same)} variants** came to the"
@@ -275,23 +300,32 @@ def main() -> int:
     parser.add_argument(
         "--victims", nargs="+", help="strike these kinds of processes alone, as the page calls them"
     )
+    parser.add_argument(
+        "--whole",
+        action="store_true",
+        help="kill all processes at once, once in each iteration (not --kills)",
+    )
     parser.add_argument("--output", type=Path, help="also write the page there")
     options = parser.parse_args()
     blows, same, folders = list[Blow](), dict[str, bool](), list[str]()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         work = Path(folder)
         write_judge(work / "judge_model")
-        for configs, name in STARTS.items():
-            undisturbed(work, name, (configs, SFT))
+        for folder, (name, *start_of) in STARTS.items():
+            if any(f"/{folder}/" in VARIANTS[variant][0] for variant in options.only):
+                undisturbed(work, name, tuple(start_of))
         for number, variant in enumerate(options.only):
             given = (VARIANTS[variant][0], SMALL, *VARIANTS[variant][1:])
             began, draw = time.monotonic(), random.Random(f"{options.seed} {variant}")
             name = variant.replace(" ", "_").replace(",", "")
             undisturbed(work, f"{name}/undisturbed", given)
             within = time.monotonic() - began
-            share = len(range(number, options.kills, len(options.only)))
+            share = 3 if options.whole else len(range(number, options.kills, len(options.only)))
             while share:
-                blow = strike(work, f"{name}/killed", variant, given, within, draw, options.victims)
+                iteration = 3 - share if options.whole else None
+                blow = strike(
+                    work, f"{name}/killed", variant, given, within, draw, options.victims, iteration
+                )
                 if blow.victim:
                     share -= 1
                     blows.append(blow)
@@ -308,6 +342,8 @@ def main() -> int:
                 path.name for path in (*work.glob("treetune-*"), *Path("/dev/shm").glob("treetune-*"))
             ]
             print(f"{variant}: {'the same' if same[variant] else 'DIFFERENT'}", flush=True)
+            for calls in sorted((work / name).glob("*.calls")):
+                print(f"{calls.stem}: {len(calls.read_text().splitlines())} calls of the server", flush=True)
         if options.output:
             options.output.write_text(page(blows, same, folders, options.seed))
         if not all(same.values()):
