@@ -85,20 +85,12 @@ class Verifiers(Game):
         return SimpleNamespace(lines=lines, first=first, calls=0)
 
     def step(self, state: SimpleNamespace, action: str) -> Turn:
-        message: dict[str, Any] = {"role": "assistant", "content": action}
-        names = {}
-        if self.format is not None:
-            message["content"] = NATIVE[self.format].sub("", action).strip()
-            message["tool_calls"] = []
-            for match in NATIVE[self.format].finditer(action):
-                for call in native_calls(match[1]):
-                    if call.fault is not None:  # unreadable ones are none
-                        continue
-                    state.calls += 1
-                    identity = call.id or f"call{state.calls:05d}"
-                    names[identity] = call.tool
-                    function = {"name": call.tool, "arguments": json.dumps(call.arguments)}
-                    message["tool_calls"].append({"id": identity, "type": "function", "function": function})
+        message, names = self.message(action), {}
+        for call in message.get("tool_calls", ()):
+            state.calls += 1
+            call["id"] = call["id"] or f"call{state.calls:05d}"
+            names[call["id"]] = call["function"]["name"]
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
         told = _asked(state.lines, message)
         if "messages" not in told:
             numbers = {f"rewards/{name}": float(value) for name, value in told["numbers"].items()}
@@ -111,6 +103,20 @@ class Verifiers(Game):
         )
         text = "\n".join(one["content"] for one in said)
         return Turn(text, reward=told["reward"], results=results if len(results) == len(said) else ())
+
+    def message(self, action: str) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": action}
+        if self.format is not None:
+            found = [
+                call for match in NATIVE[self.format].finditer(action) for call in native_calls(match[1])
+            ]
+            message["content"] = NATIVE[self.format].sub("", action).strip()
+            message["tool_calls"] = [
+                {"id": one.id, "type": "function", "function": {"name": one.tool, "arguments": one.arguments}}
+                for one in found
+                if one.fault is None  # unreadable ones are none
+            ]
+        return message
 
     def connected(self) -> Any:
         """Returns lines to and from a new process in the other Python, which has the environment."""

@@ -298,6 +298,10 @@ class MultiTurn(GrowingRollout):
         if self._reward_of(context, start) == "grader":
             rewards = [0.0] * len(rewards)
         parts = grade.step_rewards or (grade.reward,)
+        if len(parts) > len(rewards):
+            raise ValueError(
+                f"the grader's step_rewards are {parts}; the answer has {len(rewards)} turns: give one for each"
+            )
         parts = (*[0.0] * (len(rewards) - len(parts)), *parts)
         rewards = [one + part for one, part in zip(rewards, parts, strict=True)]
         message, outcome = grade.message, grade.outcome
