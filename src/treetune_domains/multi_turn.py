@@ -300,7 +300,7 @@ class MultiTurn(GrowingRollout):
         parts = grade.step_rewards or (grade.reward,)
         if len(parts) > len(rewards):
             raise ValueError(
-                f"the grader's step_rewards are {parts}; the answer has {len(rewards)} turns: give one for each"
+                f"a grade has step_rewards {parts}, and its answer {len(rewards)} turns: give one for each"
             )
         parts = (*[0.0] * (len(rewards) - len(parts)), *parts)
         rewards = [one + part for one, part in zip(rewards, parts, strict=True)]
