@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -133,9 +134,11 @@ REMEDY = "mend the experiment's configuration, or what the table asks of it"
 def check(table: Reproduction) -> None:
     """Raises ConfigError with every experiment that can't be run, and all that no run will write."""
     plan = make_plan(table)
-    wrong = {run.name: run.wrong for run in plan.runs if run.wrong}
+    wrong = {run.name: textwrap.indent(run.wrong, "    ") for run in plan.runs if run.wrong}
     issues = [
-        ConfigIssue("can't be run", f"experiments.{name}", remedy=REMEDY, excerpt=_indented(why))
+        ConfigIssue(
+            "can't be run", f"experiments.{name}", remedy=REMEDY, excerpt=textwrap.indent(why or "", "    ")
+        )
         for name, why in wrong.items()
     ]
     issues += unwritten(plan)
@@ -193,7 +196,3 @@ def _lacking(
         key,
         remedy="name something that the rows' experiments record, or add it to them",
     )
-
-
-def _indented(text: str | None) -> str:
-    return "\n".join(f"    {line}" for line in (text or "").splitlines() if line)

@@ -117,7 +117,7 @@ def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) 
 
     Raises ValueError where nvidia-smi doesn't answer.
     """
-    memories = _gpu_memories(environment)
+    memories = [int(line) * MIB for line in query_gpus("memory.total", environment) if line.isdecimal()]
     world = int(environment.get("WORLD_SIZE", "0"))
     local = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE", "0"))
     ranks = local or world or (1 if started else max(1, len(memories)))
@@ -131,11 +131,6 @@ def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) 
         nodes=max(1, world // ranks),
         gpus=len(memories) or None,
     )
-
-
-def _gpu_memories(environment: Mapping[str, str]) -> list[int]:
-    """Returns the memory of each GPU that this process may use, in bytes."""
-    return [int(line) * MIB for line in query_gpus("memory.total", environment) if line.isdecimal()]
 
 
 def query_gpus(what: str, environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -85,10 +85,11 @@ class Smoothed(OverAnother):
         estimates = self.over.values(valuation)
         squares = {
             str(lag): [
-                square
+                (two.value - one.value) ** 2
                 for of_tree in estimates
                 for of_answer in of_tree
-                for square in _squares(of_answer, lag)
+                for one, two in zip(of_answer, of_answer[lag:])
+                if one is not None and two is not None
             ]
             for lag in LAGS
         }
@@ -108,15 +109,6 @@ class Smoothed(OverAnother):
             ]
             for of_tree, tree in zip(estimates, valuation.trees, strict=True)
         ]
-
-
-def _squares(of_answer: StepValues, lag: int) -> list[float]:
-    """Returns the squared differences of the values of states that are so many steps apart."""
-    return [
-        (two.value - one.value) ** 2
-        for one, two in zip(of_answer, of_answer[lag:])
-        if one is not None and two is not None
-    ]
 
 
 def _walk(gathered: Mapping[str, Sequence[float]]) -> tuple[float, float]:
