@@ -100,7 +100,7 @@ class SamplesRoute:
         self._app = app
         if current_platform.is_cpu():
             # A request that wakes this process must not take the engine's core from it.
-            os.setpriority(os.PRIO_PROCESS, 0, 10)
+            os.nice(10)
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
         if scope.get("path") != SAMPLES:
