@@ -47,19 +47,26 @@ def file_function(path: str, searched: list[str]) -> Any:
     return getattr(module, name)
 
 
+def message_of(one: Mapping[str, Any]) -> Any:
+    """Returns a message as verifiers has it, of its own class where it is loaded."""
+    modules = map(sys.modules.get, ("verifiers.types", "verifiers.legacy.types", "verifiers.v1.types"))
+    kind = getattr(next(filter(None, modules), None), f"{one['role'].title()}Message", Said)
+    calls = []
+    for call in one.get("tool_calls", ()):
+        function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}
+        calls.append(Said({**call, "function": function, **function}))
+    return kind(**{**one, "tool_calls": calls} if calls else one)
+
+
 def answered(row: Row) -> dict[str, Any]:
     """Returns an answer in the form of verifiers' `state`, which all functions of a rubric share; its
     `trajectory` has a step for each turn."""
     data = row["data"]
     _, turns, rewards = row["transcript"]
-    prompt = [Said(one) for one in row["messages"]] or [Said(role="user", content=row["prompt"])]
+    prompt = list(map(message_of, row["messages"] or [{"role": "user", "content": row["prompt"]}]))
     messages, trajectory = prompt, list[Mapping[str, Any]]()
     for turn, reward in zip(turns, rewards):
-        said = [Said(one) for one in turn]
-        for call in (calls := [Said(one) for one in said[0].get("tool_calls", ())]):
-            function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}
-            call |= {"function": function, **function}
-        said[0] |= {"tool_calls": calls} if calls else {}
+        said = list(map(message_of, turn))
         step = {"prompt": messages, "completion": said[:1], "reward": reward or None}
         trajectory.append({**step, "extras": {}})
         messages = [*messages, *said]
@@ -96,7 +103,7 @@ def offered(
         heard = state["completion"]
         trace = {"messages": state["prompt"] + heard, "last_reply": response.strip(), "num_turns": len(turns)}
         for role in ("assistant", "tool"):
-            trace[f"{role}_messages"] = [one for one in heard if one["role"] == role]
+            trace[f"{role}_messages"] = [one for one in heard if one.role == role]
         task = SimpleNamespace(**{"prompt": row["prompt"], "prompt_text": row["prompt"], **columns})
         given = {"task": task, "trace": SimpleNamespace(**trace), "runtime": None}
     else:

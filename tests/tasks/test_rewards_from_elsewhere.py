@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from treetune.tasks.graders.conformance import Case, conformance
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Grade, Message, Problem, Segment, TextCodec, Trajectory
+from treetune_domains import foreign
 from treetune_domains.graders.function import FunctionGrader
 from treetune_domains.graders.weighted import Weighted
 
@@ -133,6 +135,16 @@ def test_a_function_of_several_turns_has_what_its_own_library_gives_it_and_may_r
     assert here.reward == pytest.approx(sum(BY_TURN[name]))
     there = FunctionGrader(path=f"foreign_rewards.py:{name}", python=other_python)
     assert there.grade("It is 816, not 408.", CALLED) == here
+
+
+def test_messages_are_of_verifiers_own_classes_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    library: Any = ModuleType("verifiers.types")
+    library.AssistantMessage = type("AssistantMessage", (SimpleNamespace,), {})
+    monkeypatch.setitem(sys.modules, "verifiers.types", library)
+    row = {"prompt": "", "gold": "", "data": {}, "domain": "", "messages": ()}
+    first, heard, *_ = foreign.answered({**row, "transcript": CALLED.transcript})["completion"]
+    assert isinstance(first, library.AssistantMessage) and first.tool_calls[0].name == "multiply"
+    assert heard.content == heard["content"] == "408"
 
 
 def test_verl_counts_the_prompt_and_what_stands_between_turns() -> None:
