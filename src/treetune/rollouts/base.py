@@ -297,7 +297,7 @@ class Selection(Registrable):
     """Whether it keeps all answers to a problem or none."""
 
     def most_kept(self, answers: int, problems: int) -> int:
-        """Returns how many rows (pairs, where it makes such) it keeps at most of so many answers."""
+        """Returns the most rows (pairs, where it makes such) it keeps of so many answers and problems."""
         return answers
 
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
