@@ -135,6 +135,8 @@ def test_a_function_of_several_turns_has_what_its_own_library_gives_it_and_may_r
     assert here.reward == pytest.approx(sum(BY_TURN[name]))
     there = FunctionGrader(path=f"foreign_rewards.py:{name}", python=other_python)
     assert there.grade("It is 816, not 408.", CALLED) == here
+    of_text = replace(CALLED, messages=())  # which a chat's template has made a conversation
+    assert FunctionGrader(path=f"foreign_rewards.py:{name}").grade("It is 816, not 408.", of_text) == here
 
 
 def test_messages_are_of_verifiers_own_classes_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

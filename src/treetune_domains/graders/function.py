@@ -84,8 +84,10 @@ class FunctionGrader(Grader):
     def grade(self, response: str, problem: Problem) -> Grade:
         row = {name: getattr(problem, name) for name in ("prompt", "gold", "domain")}
         row |= {"data": dict(problem.data), "messages": [vars(message) for message in problem.messages]}
-        message = {"role": "assistant", "content": response}
-        row["transcript"] = problem.transcript or (response, [[message]], [0.0])
+        single = [{"role": "assistant", "content": response}]
+        row["transcript"] = problem.transcript or (response, [single], [0.0])
+        if problem.transcript and not problem.messages:  # several turns are a conversation anyhow
+            row["messages"] = [{"role": "user", "content": problem.prompt}]
         if self.python is not None:
             told = self._elsewhere(response, row)
         else:
@@ -99,10 +101,8 @@ class FunctionGrader(Grader):
         return Grade(reward=sum(rewards), outcome="ok", numbers=numbers, step_rewards=tuple(rewards))
 
     def _elsewhere(self, response: str, row: Mapping[str, Any]) -> Any:
-        assert self.python is not None
         process = _started(self.python, self.path)
-        assert process.stdin is not None
-        assert process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
         asked = json.dumps([response, row, self.arguments])
         try:
             process.stdin.write(asked + "\n")
