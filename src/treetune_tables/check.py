@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from textwrap import indent
 
 from treetune.config.errors import ConfigError, ConfigIssue, did_you_mean
 from treetune.config.schema import OWN_DISTRIBUTION, package_of
@@ -134,10 +134,10 @@ REMEDY = "mend the experiment's configuration, or what the table asks of it"
 def check(table: Reproduction) -> None:
     """Raises ConfigError with every experiment that can't be run, and all that no run will write."""
     plan = make_plan(table)
-    wrong = {run.name: textwrap.indent(run.wrong, "    ") for run in plan.runs if run.wrong}
+    wrong = {run.name: filter(None, run.wrong.splitlines()) for run in plan.runs if run.wrong}
     issues = [
         ConfigIssue(
-            "can't be run", f"experiments.{name}", remedy=REMEDY, excerpt=textwrap.indent(why or "", "    ")
+            "can't be run", f"experiments.{name}", remedy=REMEDY, excerpt=indent("\n".join(why), "    ")
         )
         for name, why in wrong.items()
     ]
