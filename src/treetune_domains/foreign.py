@@ -122,7 +122,7 @@ def rewarded(result: Any, name: str, turns: int = 1) -> tuple[list[float], dict[
     """
     if inspect.isawaitable(result):
         result = asyncio.run(_awaited(result))
-    told, numbers = result, {}
+    returned, numbers = result, {}
     if isinstance(result, list | tuple) and len(result) == 1:
         result = result[0]
     if result is None:
@@ -137,7 +137,7 @@ def rewarded(result: Any, name: str, turns: int = 1) -> tuple[list[float], dict[
     if texts or not all(hasattr(one, "__float__") and math.isfinite(one) for one in earned):
         raise ValueError(
             f"{name} should return a finite number, or one for each of {turns} turns in a list, a list of one"
-            f" for one answer, a dictionary with such as 'score', or None, not {told!r}"
+            f" for one answer, a dictionary with such as 'score', or None, not {returned!r}"
         )
     return [0.0] * (turns - len(earned)) + [float(one) for one in earned], numbers
 
