@@ -4,10 +4,10 @@
 
 Three tasks (`signposts`: one choice and much wandering, a late reward, slips), each with a model of 0.2
 million weights that learns to write by demonstrations and then to choose by GRPO; its policies at the run's
-start, middle and end; 8,192 answers of each, by the vLLM server; and the methods of
-configs/analyzers/credit_bench.jsonnet. True values take both ways wherever something is decided, so that they
-are exact but for what the model makes of the chatter between. What is done is left as it is, and what was
-interrupted goes on."""
+start, middle and end; 8,192 answers of each (4,096 of the last two tasks'), by the vLLM server; and the
+methods of configs/analyzers/credit_bench.jsonnet. True values take both ways wherever something is decided,
+so that they are exact but for what the model makes of the chatter between. What is done is left as it is, and
+what was interrupted goes on."""
 
 from __future__ import annotations
 
