@@ -136,8 +136,8 @@ def rewarded(result: Any, name: str, turns: int = 1) -> tuple[list[float], dict[
     texts = any(isinstance(one, str) for one in earned)
     if texts or not all(hasattr(one, "__float__") and math.isfinite(one) for one in earned):
         raise ValueError(
-            f"{name} should return a finite number, or one for each of {turns} turns in a list, a list of one"
-            f" for one answer, a dictionary with such as 'score', or None, not {returned!r}"
+            f"{name} should return a finite number, a list of one (or of one for each of its turns: {turns}),"
+            f" a dictionary with such as 'score', or None, not {returned!r}"
         )
     return [0.0] * (turns - len(earned)) + [float(one) for one in earned], numbers
 

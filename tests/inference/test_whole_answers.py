@@ -87,7 +87,7 @@ def test_an_answer_comes_once_and_has_all_tokens_and_logprobs(
         assert whole.new_logprobs.sampled_token_ranks.tolist() == ids
     else:
         assert whole.new_logprobs is None
-    assert not scheduler._begun
+    assert not scheduler._unfinished
 
 
 def test_answers_beside_each_other_are_kept_apart(scheduler: WholeAnswers) -> None:
@@ -120,7 +120,7 @@ def test_nothing_is_kept_of_a_request_that_was_given_up(
     ended = [scheduler.requests["one"]]
     monkeypatch.setattr(Scheduler, "finish_requests", lambda *_: ended)
     assert scheduler.finish_requests("one", RequestStatus.FINISHED_ABORTED) == ended
-    assert not scheduler._begun
+    assert not scheduler._unfinished
 
 
 def test_a_server_plans_ahead_beside_a_gpu_alone() -> None:

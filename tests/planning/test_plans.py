@@ -290,7 +290,7 @@ class TestStart:
         assert "wasn't checked" in capsys.readouterr().err
 
     def test_a_process_without_a_launcher_is_one_rank(self, monkeypatch):
-        monkeypatch.setattr(machine, "_gpu_memories", lambda environment: [80 * GIB] * 4)
+        monkeypatch.setattr(machine, "query_gpus", lambda what, environment: [str(80 * 1024)] * 4)
         assert machine.here({}, started=True).ranks == 1
         assert machine.here({}, started=True).gpus == machine.here({}).ranks == 4
         assert "1 of 4 GPUs" in machine.here({}, started=True).words

@@ -171,13 +171,13 @@ def test_rewards_of_turns_are_weighted_and_equal_last_turns_of_other_conversatio
 
 def test_as_many_rewards_as_there_are_not_turns_are_an_error() -> None:
     grader = FunctionGrader(path="foreign_rewards.py:two")
-    with pytest.raises(ValueError, match="or one for each of 3 turns"):
+    with pytest.raises(ValueError, match="or of one for each of its turns: 3"):
         grader.grade("", CALLED)
 
 
 FAILURES = {
     "nan": ("error", "finite number"),
-    "two": ("error", "a list of one for one answer"),
+    "two": ("error", "a list of one (or"),
     "raises": ("error", "KeyError: 'level'"),
     "hangs": ("timeout", "no result within 2 s"),
     "dies": ("error", "ended with exit code 3"),
