@@ -111,8 +111,8 @@ def _accelerator() -> Finding:
             found = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
             refuse_gpus_of_one_process("a trainer and its engine's server")
         elif torch.version.cuda:
-            found = "none, and PyTorch and vLLM are those for CUDA, which samples nothing without a GPU"
-            raise ValueError("on a machine without a GPU install those for CPUs, 'treetune[cpu]'")
+            found = "none, and PyTorch and vLLM are built for CUDA: nothing is sampled without a GPU"
+            return Finding("accelerator", False, found, "install those for CPUs: pip install 'treetune[cpu]'")
     except ValueError as error:
         return Finding("accelerator", False, found, str(error))
     return Finding("accelerator", True, found)

@@ -55,11 +55,11 @@ def _read(read: Any, text: str, key: str) -> None:
         ) from error
 
 
-def _rendered(carry_out: Any, text: str, fields: Mapping[str, Any]) -> Any:
+def _rendered(render: Any, text: str, fields: Mapping[str, Any]) -> Any:
     from jinja2 import TemplateError
 
     try:
-        return carry_out(**fields)
+        return render(**fields)
     except NoValue:
         raise
     except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:

@@ -91,7 +91,7 @@ def environment() -> Environment:
 
 def earned_by_each(rewards: Iterable[float | None]) -> str:
     """Writes what continuations earned: ``6 earned 1, 3 earned 0``."""
-    known = Counter("what nobody knows" if one is None else number(one) for one in rewards)
+    known = Counter("an unknown reward" if one is None else number(one) for one in rewards)
     return ", ".join(f"{times} earned {reward}" for reward, times in known.most_common())
 
 

@@ -205,9 +205,10 @@ class OneLineState(OpenState):
         return [reward for reward in self.earned() if reward is not None]
 
     def estimate(self) -> Estimate:
+        earned = self.earned()
         return Estimate(
-            earned=tuple(self.earned()),
-            rewards=tuple(self.plan.budget.counted(self.rewards())),
+            earned=tuple(earned),
+            rewards=tuple(self.plan.budget.counted([one for one in earned if one is not None])),
             unfinished=sum(one.finish_reason == "length" for one in self.completions),
             tokens=sum(len(one.token_ids) for one in self.completions),
         )

@@ -119,10 +119,9 @@ def problem_gradients(
             logprobs_N, *_ = models.policy(batch.inputs, scorer.temperature)
             for loss, sketch_S in zip(losses, sketches_CPS[:, number], strict=True):
                 assert loss.tensors.advantages_N is not None
-                weights_N = (minibatch.weights_N * loss.tensors.advantages_N)[batch.flat_index_N]
-                parts = torch.autograd.grad(
-                    logprobs_N, parameters, -weights_N.to(logprobs_N), retain_graph=True
-                )
+                weights_N = -(minibatch.weights_N * loss.tensors.advantages_N)[batch.flat_index_N]
+                weights_N = weights_N.to(logprobs_N)
+                parts = torch.autograd.grad(logprobs_N, parameters, weights_N, retain_graph=True)
                 gradient_D = torch.cat([part.flatten().double().cpu() for part in parts])
                 own_S = torch.zeros(SKETCH, dtype=torch.float64)
                 sketch_S += own_S.index_add_(0, bins_D, gradient_D * signs_D)
