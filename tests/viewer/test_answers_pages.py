@@ -455,7 +455,7 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
         (True, ["✓ 1"]), (False, ["✗ 0.5"]), (True, ["? unknown"]),
     ]  # fmt: skip
     assert "2 earned 0. Their texts aren’t found" in viewer.page("/continuations", **where, start=4)
-    words = "1 earned 1, 1 earned 0.5, 1 earned what nobody knows"
+    words = "1 earned 1, 1 earned 0.5, 1 earned an unknown reward"
     assert f"before this step: {words}" in viewer.page("/answer", **where)
     tree = viewer.page("/answer", **where, **{"as": "tree"})
     assert f"from the state before, {words}" in tree and f"of its continuations {words}" in tree
