@@ -7,10 +7,7 @@ million weights that learns to write by demonstrations and then to choose by GRP
 start, middle and end; 8,192 answers of each (4,096 of the last two tasks'), by the vLLM server; and the
 methods of configs/analyzers/credit_bench.jsonnet. True values take both ways wherever something is decided,
 so that they are exact but for what the model makes of the chatter between. What is done is left as it is, and
-what was interrupted goes on.
-
-A row whose bias is near 1 misses the gradient: its gain says only that RLOO's noise is larger than the
-gradient in a batch of 64 problems."""
+what was interrupted goes on."""
 
 from __future__ import annotations
 

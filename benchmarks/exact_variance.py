@@ -7,8 +7,10 @@ Two answers to a problem; problems are added until the 95 % interval of the samp
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
+from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +19,20 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
 from benchmarks.pairs import publish  # noqa: E402
-from tests.analyzers.test_arena import SMALL, exact_variance, exact_variance_of_continuations  # noqa: E402
-from treetune.rollouts.credit import Rloo  # noqa: E402
-from treetune.rollouts.monte_carlo import MonteCarlo  # noqa: E402
+from tests.analyzers.test_arena import SMALL, UNBIASED, exact_variance  # noqa: E402
 from treetune.rollouts.single_turn import SingleTurn  # noqa: E402
 from treetune_lab.arena import languages  # noqa: E402
-from treetune_lab.arena.languages import TrueAdvantages  # noqa: E402
 from treetune_lab.arena.scores import Method, gradients_of  # noqa: E402
-from treetune_lab.values.sampled import Siblings  # noqa: E402
 
 AT_ONCE, HALF_WIDTH, SIZE = 5000, 0.01, 2
 LANGUAGES = SMALL | {"first of 2": languages.decision(2, 0), "last of 4": languages.decision(4, 3)}
-CREDITS = {
-    "RLOO": Rloo(),
-    "siblings": MonteCarlo(values=Siblings()),
-    "true advantages": TrueAdvantages(),
-    "VinePPO, K = 1": MonteCarlo(samples=1),
-    "VinePPO, K = 3": MonteCarlo(samples=3),
-}
 
 
 def row(name: str, label: str) -> dict[str, Any]:
     """Returns a credit's exact variance in a language, the sampled one, and half the width of that one's
     interval as a share of the exact one."""
-    language, credit = LANGUAGES[name], CREDITS[label]
-    if isinstance(credit, MonteCarlo) and credit.values.continues:
-        exact = exact_variance_of_continuations(language, credit.samples, SIZE)
-    else:
-        exact = exact_variance(language, credit, SIZE)[0]
+    language, credit = LANGUAGES[name], UNBIASED[label]
+    exact = exact_variance(language, credit, SIZE)[0]
     gradients, half = np.empty((0, 0)), math.inf
     while half > HALF_WIDTH:
         context = languages.context_of(language, AT_ONCE, seed=1 + len(gradients))
@@ -70,8 +58,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, help="folder for exact_variance.md and its numbers")
-    output = parser.parse_args().output
-    rows = [row(name, label) for name in LANGUAGES for label in CREDITS]
+    parser.add_argument("--credits", nargs="+", default=list(UNBIASED), choices=UNBIASED)
+    options = parser.parse_args()
+    with Pool() as pool:
+        rows = pool.starmap(row, itertools.product(LANGUAGES, options.credits), chunksize=1)
     lines = [
         "# Sampled and exact variances of a credit's gradient",
         "",
@@ -88,7 +78,7 @@ def main() -> None:
             for one in rows
         ),
     ]
-    publish("\n".join(lines) + "\n", {"rows": rows}, output, "exact_variance")
+    publish("\n".join(lines) + "\n", {"rows": rows}, options.output, "exact_variance")
 
 
 if __name__ == "__main__":

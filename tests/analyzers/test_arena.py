@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,22 @@ import numpy as np
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
+from treetune.inference.base import Engine, Later, OnResult, Request
 from treetune.main import main
 from treetune.rollouts.base import Credit
 from treetune.rollouts.credit import Group, Rloo
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.valuation import FreshContinuations
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Trajectory, token_array
 from treetune_lab.arena import languages
 from treetune_lab.arena.gain import BATCH, CEILING, at_ratio, best_at, gain, is_unbiased
 from treetune_lab.arena.languages import LANGUAGES, Language, TrueAdvantages, language_of
 from treetune_lab.arena.scores import Method, gradients_of, scores, shipped_methods, write_page
-from treetune_lab.values.sampled import Siblings
+from treetune_lab.literature.com_mcs import CompoundValues
+from treetune_lab.values.over_another import Filtered
+from treetune_lab.values.sampled import Siblings, ToppedUp
 
 SMALL = {
     "first": languages.decision(3, 0),
@@ -34,6 +39,23 @@ SMALL = {
     "majority": languages.majority(3),
     "luck": languages.luck(3),
 }
+
+
+UNBIASED = {
+    "RLOO": Rloo(),
+    "siblings": MonteCarlo(values=Siblings()),
+    "true advantages": TrueAdvantages(),
+    "VinePPO, K = 1": MonteCarlo(samples=1),
+    "VinePPO, K = 3": MonteCarlo(samples=3),
+    "K = 1 and siblings": MonteCarlo(samples=1, values=FreshContinuations(count_siblings=True)),
+    "K = 3, siblings at the prompt": MonteCarlo(samples=3, siblings_count_into_prompt_value=True),
+    "K = 3, of two states": MonteCarlo(samples=3, max_states=2, behind_max_states="one_step"),
+    "topped up to 1": MonteCarlo(samples=1, values=ToppedUp()),
+    "topped up to 3": MonteCarlo(samples=3, values=ToppedUp()),
+    "filtered, K = 1": MonteCarlo(samples=1, values=Filtered(behind=0.3, before=0.2)),
+    "ComMCS, K = 3": MonteCarlo(samples=3, values=CompoundValues()),
+}
+"""What two answers to a problem are enough for, and no other problem changes."""
 
 
 def all_answers(language: Language) -> list[tuple[list[int], float]]:
@@ -92,37 +114,61 @@ def groups_of(language: Language, size: int) -> tuple[list[Trajectory], np.ndarr
     return answers, np.array(chances), context
 
 
+class Decided(Engine):
+    """Ends answers as it is told: of a state's continuations the first `right` are correct, and no others."""
+
+    version = 0
+
+    def __init__(self, language: Language, right: Mapping[tuple[int, ...], float]) -> None:
+        self._rests: dict[tuple[int, ...], list[languages.Completion]] = {}
+        self._right = right
+        self.undecided: dict[tuple[int, ...], float] = {}
+        """The values of the states that were continued and that may end either way."""
+        self._language = language
+        for ids, _ in all_answers(language):
+            is_correct = int(language.correct_S[language.statuses(ids)[-1]])
+            for place in range(len(ids)):
+                rest = languages.Completion(token_array([*ids[place:], 0]), None, "stop", 0)
+                self._rests.setdefault(tuple(ids[:place]), [rest, rest])[is_correct] = rest
+
+    def generate(
+        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+    ) -> list[list[languages.Completion]]:
+        results = []
+        for number, one in enumerate(requests):
+            assert isinstance(one, Request)
+            ids = tuple(one.prompt_ids[1:].tolist())
+            value = self._language.values_TS[len(ids), self._language.statuses(ids)[-1]]
+            if 0 < value < 1:
+                self.undecided[ids] = float(value)
+            right = self._right.get(ids, 0)
+            results.append([self._rests[ids][sample < right] for sample in range(one.n)])
+            assert on_result is None or not on_result(number, results[-1]), "each state is continued once"
+        return results
+
+
 def exact_variance(language: Language, credit: Credit, size: int) -> tuple[float, np.ndarray[Any, Any]]:
-    """V of a credit that samples nothing, and its mean gradient."""
-    answers, chances, context = groups_of(language, size)
-    gradients, _ = gradients_of(language, context, Method(credit), trees_of(answers))
-    mean = chances @ gradients
-    return float(chances @ np.square(gradients - mean).sum(1)), mean
+    """V of a credit, and its mean gradient.
 
-
-def exact_variance_of_continuations(language: Language, samples: int, size: int) -> float:
-    """V of VinePPO: that of the true advantages, and the noise of each state's value times what it moves."""
+    The gradient of given answers has a slope in what each state's continuations earn. Where these are correct
+    with probability v, the state adds v (1 − v) × (what one correct one changes) · (what all change)."""
     answers, chances, context = groups_of(language, size)
-    trees = trees_of(answers)
-    episodes, _ = TrueAdvantages().assign(context, trees)
-    total = exact_variance(language, TrueAdvantages(), size)[0]
-    for number, chance in enumerate(chances):
-        of_group = slice(number * size, (number + 1) * size)
-        states: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for row, answer in enumerate(answers[of_group]):
-            for place in range(language.length):
-                states.setdefault(tuple(answer.response_ids[:place].tolist()), []).append((row, place))
-        for ids, members in states.items():
-            value = language.values_TS[len(ids), language.statuses(ids)[-1]]
-            moved = np.zeros((size, language.length + 1))
-            for row, place in members:
-                moved[row, place] -= 1
-                if place:
-                    moved[row, place - 1] += 1
-            rows = [replace(one, advantages=own) for one, own in zip(episodes[of_group], moved, strict=True)]
-            slope = language.gradients(answers[of_group], rows, [size])[0]
-            total += chance * value * (1 - value) / samples * float(slope @ slope)
-    return total
+
+    def gradients(right: Mapping[tuple[int, ...], float]) -> tuple[np.ndarray[Any, Any], Decided]:
+        engine = Decided(language, right)
+        lent = replace(context, engine=engine)
+        return gradients_of(language, lent, Method(credit), trees_of(answers))[0].astype(float), engine
+
+    wrong_ND, engine = gradients({})
+    mean_ND, sum_ND, noise_N = wrong_ND.copy(), wrong_ND.copy(), np.zeros(len(wrong_ND))
+    for ids, value in engine.undecided.items():
+        one_ND, all_ND = (gradients({ids: right})[0] - wrong_ND for right in (1, math.inf))
+        mean_ND += value * all_ND
+        sum_ND += all_ND
+        noise_N += value * (1 - value) * (one_ND * all_ND).sum(1)
+    assert gradients(dict.fromkeys(engine.undecided, math.inf))[0] == pytest.approx(sum_ND, abs=1e-6)
+    mean_D = chances @ mean_ND
+    return float(chances @ (np.square(mean_ND - mean_D).sum(1) + noise_N)), mean_D
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -132,7 +178,7 @@ def test_values_and_gradient_of_a_language_are_those_of_all_its_answers(name: st
     correct = [language.correct_S[language.statuses(ids)[-1]] for ids, _ in all_answers(language)]
     assert chances.sum() == pytest.approx(1)
     assert language.values_TS[0, 0] == pytest.approx(chances @ correct)
-    for credit in (Rloo(), TrueAdvantages(), MonteCarlo(values=Siblings())):
+    for credit in UNBIASED.values():
         assert exact_variance(language, credit, 2)[1] == pytest.approx(exact_gradient(language), abs=1e-6)
     half_of_it = exact_variance(language, Group(std=False), 2)[1]
     assert half_of_it == pytest.approx(exact_gradient(language) / 2, abs=1e-6)
@@ -174,11 +220,8 @@ def test_the_gain_is_that_of_exact_enumeration(name: str, credit: Credit) -> Non
     own, tokens = gradients_of(language, context, Method(credit), trees)
     reference, plain = gradients_of(language, context, Method(Rloo()), trees)
     found = gain(reference, own, tokens / plain, is_unbiased(credit), seed=1)
-    if isinstance(credit, MonteCarlo) and credit.values.continues:
-        variance = exact_variance_of_continuations(language, credit.samples, size)
-    else:
-        variance = exact_variance(language, credit, size)[0]
-        assert tokens == plain == len(answers_of(trees)) * 4
+    variance = exact_variance(language, credit, size)[0]
+    assert plain == len(answers_of(trees)) * 4
     scale = size / (size - 1) if isinstance(credit, Group) else 1.0
     exact = exact_variance(language, Rloo(), size)[0] / variance / scale**2
     assert found["gain"]["value"] == pytest.approx(exact, rel=0.08)
@@ -196,9 +239,13 @@ def test_a_biased_credit_pays_for_its_bias_and_not_for_its_scale() -> None:
     shifted[:, 0] -= 1  # the mean misses one of four directions
     found = gain(reference, shifted, 2.0, unbiased=False, seed=1)
     assert found["bias"] == pytest.approx(0.25, abs=0.02)
-    # After the best scale, 1: noise 4 + 64 × 1 in place of 4.
-    assert found["gain"]["value"] == pytest.approx(4 / (4 + BATCH), rel=0.1)
+    # Scaled by 4/3 it goes as far along the true gradient: noise 4 (4/3)² + 64 × 4/3 in place of 4.
+    assert found["gain"]["value"] == pytest.approx(4 / (4 * 16 / 9 + BATCH * 4 / 3), rel=0.1)
     assert found["gain_per_token"]["value"] == found["gain"]["value"] / 2
+    noisy = (true + 20 * rng.normal(size=(4000, 4))).astype(np.float32)
+    aside = np.array([1, -1, 1, -1], np.float32) + 0 * noisy
+    found = gain(noisy, aside, 1.0, unbiased=False, seed=1)
+    assert (found["gain"]["value"] or 0) < 0.1, "what goes elsewhere gains nothing, however quiet it is"
 
 
 def test_what_a_method_is_worth_depends_on_what_training_costs() -> None:

@@ -9,8 +9,9 @@ same, so their V compare directly:
 * gain per token = gain / cost;
 * gain at ρ = gain × (1 + ρ) / (cost + ρ), where ρ is what training a token costs, in units of sampling one.
 
-A biased credit is scaled by the one factor that brings its mean gradient nearest to the true one, as a
-learning rate would, and what is still missing counts as if it were noise of a batch of `BATCH` problems.
+A biased credit is scaled, as a learning rate would, until its mean gradient goes as far along the true one as
+the true one itself. Where else it goes counts as if it were noise of a batch of `BATCH` problems. One that
+goes nowhere along it has no gain, however little noise it has.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def gain(
 
     The first two arguments are the gradients of each problem with RLOO and with the credit. Problems in equal
     order are compared pairwise, so that what both have of the same answers' luck cancels out. ``bias`` is the
-    squared length of what the scaled mean gradient misses, as a share of the true gradient's.
+    share of the mean gradient's squared length that isn't along the true one. All are None where the mean
+    gradient doesn't go along the true one at all.
     """
     problems = len(own_ND)
     reference_ND = reference_ND[:problems]
@@ -61,11 +63,10 @@ def gain(
     reference_N, error_N = _products(off_ND, off_ND), _products(own_off_ND, own_off_ND)
     # Of a product of two means of N gradients, a share of 1 / N is their noise.
     length = float(mean_D @ mean_D) - float(reference_N.mean()) / problems
-    missed = 0.0
+    missed, scale = 0.0, 1.0
     if not unbiased:
         along = float(own_mean_D @ mean_D) - float(_products(own_off_ND, off_ND).mean()) / problems
-        own_length = float(own_mean_D @ own_mean_D) - float(error_N.mean()) / problems
-        scale = along / own_length if own_length > 0 else 0.0
+        scale = length / along if min(length, along) > 0 else 0.0
         miss_D, miss_ND = scale * own_mean_D - mean_D, scale * own_off_ND - off_ND
         missed = float(miss_D @ miss_D) - float(_products(miss_ND, miss_ND).mean()) / problems
         missed = max(0.0, missed)
@@ -73,7 +74,7 @@ def gain(
     draws = np.random.default_rng(derive_seed(seed, "bootstrap"))
     often_RN = draws.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
     found: dict[str, float | None] = dict.fromkeys(("value", "low", "high"))
-    if float(error_N.sum()):
+    if scale and float(error_N.sum()):
         drawn_R = often_RN @ reference_N / (often_RN @ error_N)
         low, high = (float(np.percentile(drawn_R, share)) for share in (2.5, 97.5))
         found = {"value": float(reference_N.sum() / error_N.sum()), "low": low, "high": high}
@@ -81,7 +82,7 @@ def gain(
         "gain": found,
         "cost": cost,
         "gain_per_token": {name: None if one is None else one / cost for name, one in found.items()},
-        "bias": missed / length if length > 0 else None,
+        "bias": missed / (length + missed) if length > 0 and scale else None,
         "problems": problems,
     }
 

@@ -277,8 +277,8 @@ is so many times less noisy. *Cost* is what was sampled for it, in units of RLOO
 their ratio. Training costs as well: *at ρ* counts a token that is trained as ρ sampled ones (a small CPU
 0.25, a GPU with two epochs and a reference about 5). *True advantages* come from right values, at no
 cost. Right values aren't quite the baseline with the least noise, so that others may beat them. Intervals
-are of 95 %, by bootstrap over problems. A *bias* is the squared length of what the mean gradient misses,
-by the true one's. The critic has learnt from 32 problems' answers, which no cost counts."""
+are of 95 %, by bootstrap over problems. A *bias* is the share of the mean gradient's squared length that
+isn't along the true one. The critic has learnt from 32 problems' answers, which no cost counts."""
 
 
 MAP = """What a method is worth beside RLOO with eight answers, for the same money. Critics and true
