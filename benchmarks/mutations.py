@@ -6,11 +6,11 @@ A mutation changes one place in a function: an operator, a bound, a constant, a 
 goes, what is returned. Their order is by a hash of their names, without line numbers: nearly the same where
 other code changes. Code and tests are those of commits, in a copy of the tree.
 
-Of the files of tests those come first that are called as the module, then those that import it, those that
-import who imports it, those of its room. The first failure ends a try, and so does a budget of CPU seconds:
-who reads "survived" knows that nothing near caught it, and not what the whole suite would. A test that fails
-is tried without the mutation as well, and left out from then on if it fails there. A command that was
-stopped goes on from its file of outcomes.
+All tests run once with a mark before each statement that will be changed, which says who runs it; a process
+that can't import the mark (a sandbox's) says nothing. These tests are tried, the quickest first, until one
+fails or a budget of CPU seconds is spent: who reads "survived" knows that none of them caught it, and not
+what the whole suite would. A test that fails is tried without the mutation as well, and left out from then on
+if it fails there. A command that was stopped goes on from its file of outcomes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.util import resolve_name
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_FILES, HANGS_AFTER_S, HANGS_AFTER_CPU_S = 12, 300, 120
+HANGS_AFTER_S, HANGS_AFTER_CPU_S = 300, 120
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-m", "not server and not slow", "-p", "no:cacheprovider"]
 SPENT = """
 import os
@@ -43,6 +43,17 @@ def pytest_runtest_teardown(item, nextitem):
     if sum(os.times()[:4]) > float(os.environ["CPU_SECONDS"]):
         item.session.shouldstop = "the budget is spent"
 """
+MARK = """
+import os
+seen = set()
+def reached(number):
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    if test and (number, test) not in seen:
+        seen.add((number, test))
+        with open({hits!r}, "a") as file:
+            file.write(f"{{number}} {{test}}\\n")
+"""
+REACHED = "__import__('mutation_mark').reached({number})"
 PASSED = (0, 2, 5)  # all of them; all until the budget was spent; there are none
 FAILED = r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$"  # and no line of a log
 
@@ -112,52 +123,54 @@ def changes(node: Any) -> Iterator[tuple[Any, str]]:
             yield test, f"(not ({ast.unparse(test)}))"
 
 
-def imported(path: Path, module: str, files: Mapping[str, Path]) -> set[str]:
-    """Returns the modules of ours that a file names: in imports, also for types, and in texts with dots."""
-    named = set()
-    package = module if path.stem == "__init__" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        match node:
-            case ast.Import():
-                named |= {alias.name for alias in node.names}
-            case ast.ImportFrom():
-                base = resolve_name("." * node.level + (node.module or ""), package)
-                named |= {f"{base}.{alias.name}" for alias in node.names}
-            case ast.Constant(value=str(text)) if re.fullmatch(r"treetune\w*(\.\w+)+", text):
-                named.add(text)
-    shortened = ([name.rsplit(".", cut)[0] for cut in range(3)] for name in named)
-    return {next((name for name in names if name in files), "") for names in shortened} & set(files)
+def reaching(root: Path, drawn: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Returns the tests that run the statement of each mutation, the quickest first: from one run of all of
+    them with a mark before each of these statements."""
+    hits, times = root.parent / "hits", root.parent / "times.xml"
+    originals = {root / one["file"]: (root / one["file"]).read_bytes() for one in drawn}
+    (root.parent / "mutation_mark.py").write_text(MARK.format(hits=str(hits)))
+    for path, content in originals.items():
+        lines = content.decode().splitlines(keepends=True)
+        of_file = [(number, one) for number, one in enumerate(drawn) if root / one["file"] == path]
+        places = [(statement_at(content, one["first"]), number) for number, one in of_file]
+        for place, number in sorted(places, reverse=True):
+            indent = lines[place][: len(lines[place]) - len(lines[place].lstrip())]
+            lines.insert(place, f"{indent}{REACHED.format(number=number)}\n")
+        path.write_text("".join(lines))
+    pytest(root, 10**6, f"-n{os.cpu_count()}", "--maxfail=10000", f"--junitxml={times}", hours=1)
+    for path, content in originals.items():
+        path.write_bytes(content)
+    seconds = collections.defaultdict[str, float](float)
+    for case in ElementTree.parse(times).iter("testcase") if times.is_file() else ():
+        file = case.attrib["classname"].replace(".", "/") + ".py"
+        seconds[f"{file}::{case.attrib['name']}"] += float(case.attrib["time"])
+    found: dict[str, set[str]] = {one["name"]: set() for one in drawn}
+    for line in hits.read_text().splitlines() if hits.is_file() else ():
+        at, test = line.split(" ", 1)
+        found[drawn[int(at)]["name"]].add(test)
+    return {name: sorted(tests, key=lambda test: (seconds[test], test)) for name, tests in found.items()}
 
 
-def choice(root: Path) -> dict[str, list[str]]:
-    """Returns the files of tests to try for each file of src, the nearest first."""
-    paths = [path.relative_to(root) for top in ("src", "tests") for path in root.glob(f"{top}/**/*.py")]
-    names = [".".join(path.with_suffix("").parts).removeprefix("src.") for path in paths]
-    files = {name.removesuffix(".__init__"): path for name, path in zip(names, paths)}
-    imports = {module: imported(root / path, module, files) for module, path in files.items()}
-    tests = [name for name, path in files.items() if path.name.startswith("test_") and ".style." not in name]
-
-    def rank(module: str, test: str) -> tuple[bool, int, bool, int, str]:
-        words = re.findall(r"[a-z]+", module)[1:]
-        is_near = any(test.split(".")[1].startswith(word) for word in words)
-        is_named = is_near and not {*words[-2:]}.isdisjoint(re.findall(r"[a-z]+", test.rpartition(".")[2]))
-        reached = {module} & imports[test] or {one for one in imports[test] if module in imports[one]}
-        steps = 0 if module in reached else 1 if reached else 2
-        return not is_named, steps, not is_near, len(imports[test]), str(files[test])
-
-    chosen = {}
-    for module, path in files.items():
-        ranks = sorted(rank(module, test) for test in tests)
-        reaching = [test for _, steps, is_far, _, test in ranks if steps < 2 or not is_far]
-        chosen[str(path)] = reaching[:MOST_FILES]
-    return chosen
+def statement_at(content: bytes, offset: int) -> int:
+    """Returns the line, counted from 0, of the innermost statement there that begins a line of its own."""
+    lines = content.decode().splitlines(keepends=True)
+    starts = list(itertools.accumulate((len(line.encode()) for line in lines), initial=0))
+    found = 0
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            line, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+            begins = lines[line][: node.col_offset].isspace() and not lines[line].lstrip().startswith("elif ")
+            if begins and starts[line] <= offset <= starts[last] + (node.end_col_offset or 0):
+                found = max(found, line)
+    return found
 
 
-def pytest(root: Path, cpu_seconds: int, *options: str) -> tuple[int, list[str]]:
-    """Returns the exit code, and the first test that failed, if any did."""
+def pytest(root: Path, cpu_seconds: int, *options: str, hours: int = 0) -> tuple[int, list[str]]:
+    """Returns the exit code, and the first test that failed, if any did. It ends after `hours`."""
     path = os.pathsep.join([str(root / "src"), str(root.parent)])
     environment = os.environ | {"PYTHONPATH": path, "CPU_SECONDS": str(cpu_seconds), "OMP_NUM_THREADS": "1"}
-    limits = ["prlimit", f"--cpu={HANGS_AFTER_CPU_S}", "timeout", "--signal=KILL", str(HANGS_AFTER_S)]
+    limits = ["prlimit", f"--cpu={HANGS_AFTER_CPU_S + 3600 * hours}"]
+    limits += ["timeout", "--signal=KILL", str(HANGS_AFTER_S + 3600 * hours)]
     command = [*limits, *PYTEST, "-x", "-p", "spent", *options]
     with tempfile.TemporaryFile("w+") as output:
         command.append(f"--basetemp={root.parent}/temp")
@@ -233,16 +246,18 @@ def outcomes(root: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]
     """Yields each mutation that is drawn, whether it was caught and by which test."""
     every = itertools.chain.from_iterable(mutations(path, root) for path in root.glob("src/**/*.py"))
     order = {hashlib.sha256(f"{options.seed} {one['name']}".encode()).digest(): one for one in every}
-    draw, chosen = [order[drawn] for drawn in sorted(order)[: options.number]], choice(root)
+    draw = [order[drawn] for drawn in sorted(order)[: options.number]]
     known: dict[str, Any] = {"failing": [], "outcomes": {}}
     known |= json.loads(options.out.read_text()) if options.out.is_file() else {}
+    if any(one["name"] not in known.setdefault("tests", {}) for one in draw):
+        known["tests"] |= reaching(root, draw)
     for one in draw:
         if one["name"] not in known["outcomes"]:
-            tests = chosen[one["file"]]
+            tests = known["tests"][one["name"]]
             outcome = tried(root, one, tests, known["failing"], options.cpu_seconds) if tests else None
             outcome = outcome or {**one, "caught": False, "by": [], "code": 5, "cpu_seconds": 0.0}
             print("caught" if outcome["caught"] else "survived", one["name"], *outcome["by"], flush=True)
-            known["outcomes"][one["name"]] = {**outcome, "tests": tests}
+            known["outcomes"][one["name"]] = outcome
             options.out.write_text(json.dumps(known, indent=1))
         yield known["outcomes"][one["name"]]
 

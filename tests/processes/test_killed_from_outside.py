@@ -61,5 +61,6 @@ def test_a_program_whose_sandbox_was_killed_is_run_again(inner: bool) -> None:
 
     killing = kill_when(victim)
     outcome = Bubblewrap().run("import time\ntime.sleep(1)\nprint('done')")
-    killing.join()
+    killing.join(timeout=60)
+    assert not killing.is_alive(), "it was never seen at work"
     assert (outcome.stdout, outcome.exit) == ("done\n", 0)
