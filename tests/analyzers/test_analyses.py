@@ -17,6 +17,7 @@ import treetune.parts  # noqa: F401  (registers the analyzers)
 from tests.rollouts import tabular_mdp as mdp
 from tests.runtime.in_process import FakeSettings, sampled_requests, small, train
 from treetune.config.build import build, checked
+from treetune.main import main
 from treetune.rollouts.credit import Gae, Group
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
@@ -242,6 +243,8 @@ def test_an_experiment_without_checkpoints_or_with_another_configuration_says_so
         run_analyzers(config, {**PLAIN, "trainer": {"seed": 2}, "analyzers": [VALUES]})
     with pytest.raises(ValueError, match="has no analyzers"):
         analyse(base, "group")
+    assert main(["certify", str(base)]) == 2
+    assert f"{base} holds no experiment: there is no {base / 'config.json'}" in capsys.readouterr().err
 
 
 def test_an_interrupted_analysis_goes_on_and_comes_out_the_same(base: Path, tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def test_missing_values_are_counted_and_left_out() -> None:
     first, second = numbers["value"]["by_position"]
     assert (first["count"], first["mean"], second["count"], second["missing"]) == (2, 0.75, 0, 2)
     assert describe([0.0, None, 1.0])["zero"] == 0.5
+    assert describe([0.0, None, 1.0])["missing"] == 1
 
 
 # Diversity

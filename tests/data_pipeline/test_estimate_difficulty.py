@@ -242,6 +242,9 @@ def test_a_folder_of_other_rows_or_settings_is_refused(
     assert "was begun with other rows" in capsys.readouterr().err
     write_lines(work.input, sums(41))
     assert work.run(answers={"samples": 1}) == 2
+    write_lines(work.input, [])
+    assert work.run(answers={"samples": 1}) == 2
+    assert "there are no rows in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -375,6 +375,8 @@ def test_parts_of_an_answer_to_livebench_earn_parts() -> None:
     assert livebench("connections", "<solution>d, c, b, a, e, f, g, x</solution>", groups) == 0.5
     assert livebench("zebra_puzzle", "<solution>a, c</solution>", "a, b") == 0.25
     assert livebench("tablejoin", "{'a': 'x'}", "{'a': 'x', 'b': 'y'}") == pytest.approx(2 / 3)
+    assert livebench("tablereformat", '[{"a": "TRUE", "b": 1.0}]', '[{"a": "True", "b": "1"}]') == 1
+    assert livebench("tablereformat", '[{"a": "false", "b": 1}]', '[{"a": "true", "b": 1}]') == 0
     plot = "One thing happens. Another thing follows. They all go home."
     other = "They all go home. One thing happens. Another thing follows."
     assert livebench("plot_unscrambling", other, plot) == pytest.approx(1 - 2 / 3)
