@@ -179,6 +179,13 @@ def test_the_command_needs_no_gpu_and_says_whether_it_fits(capsys):
     assert {one["phase"] for one in told["places"]} >= {"start", "generation", "sync", "training"}
 
 
+def test_a_critic_s_weights_and_states_have_their_place_in_training():
+    training = next(use for use in plan("polIter_rho1bSft2_ppo_MATH").uses if use.phase == "training")
+    sizes = {item.what: item.size for item in training.items}
+    assert sizes["critic: weights"] == pytest.approx(sizes["policy: weights"], rel=0.1)
+    assert sizes["critic: optimizer and the rest"] > sizes["critic: weights"]
+
+
 def test_half_of_a_machine_is_refused(capsys):
     assert command_line.main(["--configs", f"configs/{BIG}.jsonnet", "plan", "--gpus", "8"]) == 2
     assert "--gpus and --memory go together" in capsys.readouterr().err
