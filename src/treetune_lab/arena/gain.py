@@ -152,7 +152,7 @@ def with_interval(number: Mapping[str, float | None]) -> str:
 
 def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
     """Draws gain per answer over cost, a panel for each task, a point for each method. On a line a method is
-    worth what RLOO is, for one ρ: above it, it is worth more."""
+    worth what RLOO is, for one ρ: above it, it is worth more. Gains below 0.05 lie outside."""
     figure, axes = panels(list(by_panel), rows=-(-len(by_panel) // 4))
     methods = list(dict.fromkeys(name for found in by_panel.values() for name in found))
     for one, found in zip(axes, by_panel.values(), strict=True):
@@ -169,6 +169,7 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
             }
             points_with_bars(one, [numbers["cost"]], [numbers["gain"]], **style)
         one.set(xscale="log", yscale="log", xlim=(0.7, most))
+        one.set_ylim(bottom=max(0.05, one.get_ylim()[0]))
         one.set_xlabel("cost: sampled tokens over RLOO's", fontsize=8)
         one.set_ylabel("gain per answer: V(RLOO) / V", fontsize=8)
     legend_below(figure, axes[0], columns={1: 3, 2: 4}.get(len(by_panel), 6))
