@@ -10,8 +10,7 @@ same, so their V compare directly:
 * gain at ρ = gain × (1 + ρ) / (cost + ρ), where ρ is what training a token costs, in units of sampling one.
 
 A biased credit is scaled, as a learning rate would, until its mean gradient goes as far along the true one as
-the true one itself. Where else it goes counts as if it were noise of a batch of `BATCH` problems. One that
-goes nowhere along it has no gain, however little noise it has.
+that one itself. Where else it goes counts as noise of a batch of `BATCH` problems.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ def gain(
 
     The first two arguments are the gradients of each problem with RLOO and with the credit. Problems in equal
     order are compared pairwise, so that what both have of the same answers' luck cancels out. ``bias`` is the
-    share of the mean gradient's squared length that isn't along the true one. All are None where the mean
-    gradient doesn't go along the true one at all.
+    share of the mean gradient's squared length that isn't along the true one; all are None where nothing is.
     """
     problems = len(own_ND)
     reference_ND = reference_ND[:problems]
@@ -68,8 +66,7 @@ def gain(
         along = float(own_mean_D @ mean_D) - float(_products(own_off_ND, off_ND).mean()) / problems
         scale = length / along if min(length, along) > 0 else 0.0
         miss_D, miss_ND = scale * own_mean_D - mean_D, scale * own_off_ND - off_ND
-        missed = float(miss_D @ miss_D) - float(_products(miss_ND, miss_ND).mean()) / problems
-        missed = max(0.0, missed)
+        missed = max(0.0, float(miss_D @ miss_D) - float(_products(miss_ND, miss_ND).mean()) / problems)
         error_N = scale**2 * error_N + BATCH * missed
     draws = np.random.default_rng(derive_seed(seed, "bootstrap"))
     often_RN = draws.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
