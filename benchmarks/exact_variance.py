@@ -10,6 +10,7 @@ import argparse
 import itertools
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ from treetune_lab.arena import languages  # noqa: E402
 from treetune_lab.arena.scores import Method, gradients_of  # noqa: E402
 
 AT_ONCE, HALF_WIDTH, SIZE = 5000, 0.01, 2
-LANGUAGES = SMALL | {"first of 2": languages.decision(2, 0), "last of 4": languages.decision(4, 3)}
+LANGUAGES = SMALL | {"all of 2": languages.every_choice(2), "last of 4": languages.decision(4, 3)}
+NO_EXACT_ROW = """The suite holds the mean gradients of these credits to the language's own, to a millionth. There is
+no exact row for gains that `filtered` learns (here they are fixed), for `control_variate`, which learns from other
+problems, for `sequential` with a pilot, which decides how often it samples, and for trees."""
 
 
 def row(name: str, label: str) -> dict[str, Any]:
@@ -53,32 +57,37 @@ def row(name: str, label: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, help="folder for exact_variance.md and its numbers")
-    parser.add_argument("--credits", nargs="+", default=list(UNBIASED), choices=UNBIASED)
-    options = parser.parse_args()
-    with Pool() as pool:
-        rows = pool.starmap(row, itertools.product(LANGUAGES, options.credits), chunksize=1)
+def page(rows: Sequence[Mapping[str, Any]]) -> str:
+    ratios = [one["sampled"] / one["exact"] for one in rows]
+    within = sum(abs(ratio - 1) < one["half"] for ratio, one in zip(ratios, rows, strict=True))
+    near = sum(abs(ratio - 1) < HALF_WIDTH for ratio in ratios)
     lines = [
         "# Sampled and exact variances of a credit's gradient",
         "",
         "`python benchmarks/exact_variance.py --output docs/results`: languages of"
         " `tests/analyzers/test_arena.py`, whose answers are enumerated, and two more; two answers each."
         " V is the trace of the covariance of a problem's gradient, of which gains are made.\nProblems were"
-        " added until half the width of the sampled V's 95 % interval was 1 % of the exact one.",
-        "",
-        "| language | credit | sampled / exact |",
-        "|---|---|---:|",
-        *(
-            f"| {one['language']} | {one['credit']} |"
-            f" {one['sampled'] / one['exact']:.4f} ± {one['half']:.4f} |"
-            for one in rows
-        ),
+        " added until half the width of the sampled V's 95 % interval was 1 % of the exact one.\n",
+        f"Sampled V / exact V: {within} of {len(rows)} intervals have the exact value in them; {near} sampled"
+        f" V are within 1 % of it, and all within {max(abs(ratio - 1) for ratio in ratios):.1%}.\n",
+        f"| language | {' | '.join(UNBIASED)} |",
+        f"|---|{'---:|' * len(UNBIASED)}",
     ]
-    publish("\n".join(lines) + "\n", {"rows": rows}, options.output, "exact_variance")
+    ratio_of = {(one["language"], one["credit"]): ratio for ratio, one in zip(ratios, rows, strict=True)}
+    for name in LANGUAGES:
+        lines.append(f"| {name} | {' | '.join(f'{ratio_of[name, label]:.4f}' for label in UNBIASED)} |")
+    return "\n".join([*lines, "", NO_EXACT_ROW, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, help="folder for exact_variance.md and its numbers")
+    output = parser.parse_args().output
+    with Pool() as pool:
+        rows = pool.starmap(row, itertools.product(LANGUAGES, UNBIASED), chunksize=1)
+    publish(page(rows), {"rows": rows}, output, "exact_variance")
 
 
 if __name__ == "__main__":

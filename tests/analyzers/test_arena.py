@@ -222,6 +222,7 @@ def test_the_gain_is_that_of_exact_enumeration(name: str, credit: Credit) -> Non
     found = gain(reference, own, tokens / plain, is_unbiased(credit), seed=1)
     variance = exact_variance(language, credit, size)[0]
     assert plain == len(answers_of(trees)) * 4
+    assert (tokens > plain) == (isinstance(credit, MonteCarlo) and credit.values.continues)
     scale = size / (size - 1) if isinstance(credit, Group) else 1.0
     exact = exact_variance(language, Rloo(), size)[0] / variance / scale**2
     assert found["gain"]["value"] == pytest.approx(exact, rel=0.08)
@@ -243,7 +244,7 @@ def test_a_biased_credit_pays_for_its_bias_and_not_for_its_scale() -> None:
     assert found["gain"]["value"] == pytest.approx(4 / (4 * 16 / 9 + BATCH * 4 / 3), rel=0.1)
     assert found["gain_per_token"]["value"] == found["gain"]["value"] / 2
     noisy = (true + 20 * rng.normal(size=(4000, 4))).astype(np.float32)
-    aside = np.array([1, -1, 1, -1], np.float32) + 0 * noisy
+    aside = np.tile(np.array([1, -1, 1, -1], np.float32), (4000, 1))
     found = gain(noisy, aside, 1.0, unbiased=False, seed=1)
     assert (found["gain"]["value"] or 0) < 0.1, "what goes elsewhere gains nothing, however quiet it is"
 

@@ -9,8 +9,8 @@ same, so their V compare directly:
 * gain per token = gain / cost;
 * gain at ρ = gain × (1 + ρ) / (cost + ρ), where ρ is what training a token costs, in units of sampling one.
 
-A biased credit is scaled, as a learning rate would, until its mean gradient goes as far along the true one as
-that one itself. Where else it goes counts as noise of a batch of `BATCH` problems.
+A biased credit is scaled, as a learning rate would, until the part of its mean gradient along the true one is
+as long as the true one. The rest of it counts as noise of a batch of `BATCH` problems.
 """
 
 from __future__ import annotations
