@@ -27,9 +27,10 @@ from treetune_lab.arena.scores import Method, gradients_of  # noqa: E402
 
 AT_ONCE, HALF_WIDTH, SIZE = 5000, 0.01, 2
 LANGUAGES = SMALL | {"all of 2": languages.every_choice(2), "last of 4": languages.decision(4, 3)}
-NO_EXACT_ROW = """The suite holds the mean gradients of these credits to the language's own, to a millionth. There is
-no exact row for gains that `filtered` learns (here they are fixed), for `control_variate`, which learns from other
-problems, for `sequential` with a pilot, which decides how often it samples, and for trees."""
+NO_EXACT_ROW = """The suite holds the mean gradients of these credits to the language's own, to a
+millionth. There is no exact row for gains that `filtered` learns (here they are fixed), for
+`control_variate`, which learns from other problems, for `sequential` with a pilot, which decides how
+often it samples, and for trees."""
 
 
 def row(name: str, label: str) -> dict[str, Any]:
