@@ -46,14 +46,14 @@ def row(name: str, label: str) -> dict[str, Any]:
         gradients = np.concatenate([gradients, own]) if len(gradients) else own
         squares = np.square(gradients - gradients.mean(0)).sum(1)
         half = 1.96 * squares.std() / math.sqrt(len(squares)) / exact
-    found = squares.mean()
+    found = float(squares.mean())
     print(f"{name}, {label}: {found / exact:.4f} ± {half:.4f}", file=sys.stderr, flush=True)
     return {
         "language": name,
         "credit": label,
         "exact": exact,
         "sampled": found,
-        "half": half,
+        "half": float(half),
         "problems": len(gradients),
     }
 
