@@ -52,7 +52,7 @@ def gain(
 
     The first two arguments are the gradients of each problem with RLOO and with the credit. Problems in equal
     order are compared pairwise, so that what both have of the same answers' luck cancels out. ``bias`` is the
-    share of the mean gradient's squared length that isn't along the true one; all are None where nothing is.
+    share of the mean gradient's squared length that isn't along the true one. If none is, both are None.
     """
     problems = len(own_ND)
     reference_ND = reference_ND[:problems]
