@@ -5,10 +5,12 @@
   first: (import '../lib/decisive.libsonnet')('first').on_policy,
   last: (import '../lib/decisive.libsonnet')('last').on_policy,
   long: (import '../lib/decisive.libsonnet')('long').on_policy,
+  longest: (import '../lib/decisive.libsonnet')('longest').on_policy,
 
   // What all methods start from.
   alone_start: (import '../lib/decisive.libsonnet')('alone').start,
   long_start: (import '../lib/decisive.libsonnet')('long').start,
+  longest_start: (import '../lib/decisive.libsonnet')('longest').start,
   start: (import '../lib/decisive.libsonnet')('first').start,
 
   // Signposts with wandering before those that decide: GRPO from the start model. Another method goes on its right.

@@ -6,13 +6,15 @@ local tasks = {
   first: way,
   last: way { rule: 'last' },
   long: way { steps: 32 },
+  longest: way { steps: 48 },
   alone: way { steps: 1, wandering: 24, grader: { type: 'signposts', whole: true } },
 };
 
 function(decision)
-  local max_tokens = if decision == 'long' then 102 else 54;
+  local max_tokens = if decision == 'alone' then 54 else 3 * tasks[decision].steps + 6;
   local setting =
     (import '../models/tiny_narrow.jsonnet')
+    + (if decision == 'longest' then { model+: { context_length: 192 }, context_length: 192 } else {})
     + (import '../engines/in_process.jsonnet')
     + {
       type: 'policy_iteration',
@@ -41,7 +43,7 @@ function(decision)
       checkpoints: { every: 1000 },
     };
   // On demonstrations of a teacher who guesses: one answer in four is right.
-  local start_name = 'decisive/' + std.get({ alone: 'alone_start', long: 'long_start' }, decision, 'start');
+  local start_name = 'decisive/' + (if std.member(['first', 'last'], decision) then 'start' else decision + '_start');
   local start = setting + (import '../trainers/tiny_sft.jsonnet') + (import '../methods/sft.jsonnet') + {
     experiment_name: start_name,
     iterations: 4,

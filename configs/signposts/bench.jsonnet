@@ -4,13 +4,18 @@
 (import '../analyzers/credit_bench.jsonnet') + {
   experiment_name+: '_bench',
   problems_per_iteration: 32,
-  iterations: 30,
-  trainer+: { learning_rate: 1e-3 },
-  checkpoints: { every: 15, keep_every: 15 },
+  iterations: 60,
+  trainer+: {
+    learning_rate: 3e-4,
+    minibatch_size: 16,
+    objective+: { kl_coef: 0.05, kl_estimator: 'k3', kl_placement: 'loss' },
+    advantage_normalisation: 'none',
+  },
+  checkpoints: { every: 20, keep_every: 20 },
   evaluation+: { every: null, sets: [{ split: 'test', problems: 128, samples: 1 }] },
   analyzers: [
     one {
-      checkpoints: [0, 15, 30],
+      checkpoints: [0, 40, 60],
       // Others than wandering decide at several times as many steps, and each is continued.
       problems: if std.length(std.findSubstr('wandering', $.experiment_name)) > 0 then 1024 else 512,
       truth: { type: 'in_process', samples: 8 },

@@ -1,11 +1,12 @@
 // Learning at equal cost where one choice of sixteen decides, `rule`: the first or the last. Every method begins with one start
 // model and samples `tokens` tokens, for answers and for their credit together. Its learning rate and its number of problems an
-// iteration are those that did best of three tries on a seed of their own (`tries`).
-local start(decision) = std.get({ alone: 'alone_start', long: 'long_start' }, decision, 'start');
+// iteration are those that did best of three tries on a seed of their own (`tries`). With `seconds` methods are compared at these, and
+// one that samples more tokens in a second goes on for so many more (`faster`).
+local start(decision) = if std.member(['first', 'last'], decision) then 'start' else decision + '_start';
 local methods = {
   // Problems an iteration, and iterations between two measurements.
-  local cheap = { problems: 16, every: 4 },
-  local dear = { problems: 4, every: 2 },
+  local cheap = { problems: 16, every: 4, faster: 1 },
+  local dear = { problems: 4, every: 2, faster: 1.5 },
   local values(settings) = '{ credit: { type: "monte_carlo", %s } }' % settings,
   ceiling: cheap {
     name: 'true advantages',
@@ -14,7 +15,7 @@ local methods = {
   grpo: cheap { name: 'GRPO', more: '{}' },
   siblings: cheap { name: 'siblings', more: values('values: { type: "siblings" }') },
   vineppo_1: dear { name: 'VinePPO, K = 1', more: values('samples: 1') },
-  vineppo_3: dear { name: 'VinePPO, K = 3', every: 1, more: values('samples: 3') },
+  vineppo_3: dear { name: 'VinePPO, K = 3', every: 1, faster: 2.1, more: values('samples: 3') },
   tree: cheap {
     name: 'tree, branches where unsure',
     more: |||
@@ -32,7 +33,7 @@ local tries = {
   oftener: { rate: '3e-4', answers: 16 },
 };
 
-local experiment(decision, method, try, tokens, directory) = {
+local experiment(decision, method, try, tokens, directory, seconds) = {
   local one = methods[method],
   configs: ['configs/equal_cost/%s.jsonnet' % decision],
   overrides: [
@@ -40,15 +41,15 @@ local experiment(decision, method, try, tokens, directory) = {
     one.more,
     '{ experiment_name+: "/%s_%s", problems_per_iteration: %d, evaluation+: { every: %d } }'
     % [method, try, one.problems, one.every],
-    '{ stop_after: { sampled_tokens: %d } }' % tokens,
+    '{ stop_after: { sampled_tokens: %d } }' % (tokens * if seconds == null then 1 else one.faster),
     '{ trainer+: { learning_rate: %s, minibatch_size: %d } }' % [tries[try].rate, tries[try].answers],
   ],
   needs: ['start'],
-  seconds_per_run: 40,
+  seconds_per_run: if seconds == null then 40 else seconds * 1.4,
   estimated_from: 'a guess for one of two cores',
 };
 
-function(decision, seeds, chosen, title, more={}, tokens=150000, directory='experiments/credit_training_' + decision) {
+function(decision, seeds, chosen, title, more={}, tokens=150000, directory='experiments/credit_training_' + decision, seconds=null) {
   type: 'reproduction',
   title: title,
   directory: directory,
@@ -62,14 +63,14 @@ function(decision, seeds, chosen, title, more={}, tokens=150000, directory='expe
       estimated_from: 'a guess for one of two cores',
     },
   } + {
-    [method + '_' + try]: experiment(decision, method, try, tokens, directory)
+    [method + '_' + try]: experiment(decision, method, try, tokens, directory, seconds)
     for method in std.objectFields(chosen)
     for try in chosen[method]
   },
   columns: [
     { name: 'test pass@1', evaluation: 'test', curve: 'validation' },
     { name: 'area over tokens', area: { over: 'tokens', upto: tokens }, curve: 'validation' },
-    { name: 'area over seconds', area: { over: 'seconds', upto: tokens / 7500 }, curve: 'validation' },
+    { name: 'area over seconds', area: { over: 'seconds', upto: if seconds == null then tokens / 7500 else seconds }, curve: 'validation' },
   ],
   rows: [
     { name: methods[method].name + (if std.length(chosen[method]) > 1 then ', ' + try else ''), experiment: method + '_' + try }

@@ -115,7 +115,7 @@ class Signposts(GeneratedTask):
     change with `train_size`. Raises ValueError where there are too few different prompts.
     """
 
-    steps: Annotated[int, Ge(1), Le(32)] = 6
+    steps: Annotated[int, Ge(1), Le(48)] = 6
     period: Annotated[int, Ge(1), Le(4)] = 3
     rule: Rule = "all"
     rates: Annotated[tuple[Annotated[float, Ge(0), Le(1)], ...], MinLen(1)] = (0.9,)
