@@ -2,10 +2,10 @@
 
     python benchmarks/credit_bench_models.py --output docs/results
 
-Three tasks (`signposts`: one choice and much wandering, a late reward, slips), each with a model of 0.2
-million weights that learns to write by demonstrations and then to choose by GRPO; its policies at the run's
-start, middle and end; 8,192 answers of each (4,096 of the last two tasks'), by the vLLM server; and the
-methods of configs/analyzers/credit_bench.jsonnet. True values take both ways wherever something is decided,
+Three tasks (`signposts`: the first choice decides, the last does, one does before much wandering), each with
+a model of 0.2 million weights that learns to write by demonstrations and then to choose by GRPO, with a KL to
+its start; its policies at the run's start, after two thirds and at its end; 4,096 answers of each, by the
+vLLM server; and the methods of configs/analyzers/credit_bench.jsonnet. True values take both ways wherever something is decided,
 so that they are exact but for what the model makes of the chatter between. What is done is left as it is, and
 what was interrupted goes on."""
 
@@ -24,11 +24,11 @@ from treetune_lab.analyzers.figures import save
 from treetune_lab.arena.gain import draw_gain, gain_table
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIANTS = ("wandering", "late", "slips", "fork", "repair")
+VARIANTS = ("fork", "late", "wandering", "slips", "repair")
 STARTS = {"late": "fork"}
 """Whose start model a variant has, where it isn't its own."""
 PICTURE = "credit_bench_models"
-STAGES = ("start", "middle", "end")
+STAGES = ("start", "two thirds", "end")
 
 
 def run(directory: Path, configs: str, command: str) -> None:

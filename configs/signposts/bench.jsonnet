@@ -1,5 +1,5 @@
-// For the right of GRPO on signposts: a short run whose policies are far apart, and credit methods on 8,192 answers (4,096 where more is decided) at its
-// start, middle and end, against true values in which both ways are taken wherever something is decided. Without the methods
+// For the right of GRPO on signposts: a run with the rate and the KL of the tables of training, and credit methods on 4,096 answers at its
+// start, after two thirds and at its end, against true values in which both ways are taken wherever something is decided. Without the methods
 // that sample by turns: all others share the continuations of K = 9.
 (import '../analyzers/credit_bench.jsonnet') + {
   experiment_name+: '_bench',
@@ -16,8 +16,7 @@
   analyzers: [
     one {
       checkpoints: [0, 40, 60],
-      // Others than wandering decide at several times as many steps, and each is continued.
-      problems: if std.length(std.findSubstr('wandering', $.experiment_name)) > 0 then 1024 else 512,
+      problems: 512,
       truth: { type: 'in_process', samples: 8 },
       methods: {
         [name]: one.methods[name]
