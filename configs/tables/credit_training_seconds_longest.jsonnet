@@ -1,10 +1,10 @@
 // Learning in 72 seconds of training where the first of 48 choices decides, two runs at once, each on a core. The three
 // comparisons, on the area under the curve over seconds, and where it ends were declared before any of these seeds was run; tokens and
-// seconds are from tries on seed 201. It ends at the first look that tells all three apart, which a confidence sequence
-// allows, or with 24 seeds.
+// seconds are from tries on seed 201. With 24 seeds at most, it ended after 14, when a look told all three apart, which a confidence
+// sequence allows.
 (import 'credit_training.libsonnet')(
   'longest',
-  std.range(301, 324),
+  std.range(301, 314),
   {
     ceiling: ['fast'],
     grpo: ['oftener'],
@@ -21,7 +21,7 @@
       assume: 'normal',
       column: 'area over seconds',
       stop_losers: true,
-      seeds: { at_least: 5, at_most: 24 },
+      seeds: { at_least: 5, at_most: 14 },
     },
   },
   tokens=750000,
