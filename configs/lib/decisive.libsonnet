@@ -1,6 +1,6 @@
 // Where one choice decides and sixteen or more are free, at the same sign: what the noise of an outcome is laid on are the weights
 // that decide. A tiny model that samples in its own process, so that a run takes seconds. `decision`: the first or the last of
-// sixteen steps, the first of 32 (`long`), or `alone`, a step of its own before 24 free choices in one.
+// sixteen steps, the first of 32 (`long`) or of 48 (`longest`), or `alone`, a step of its own before 24 free choices in one.
 local way = { steps: 16, rule: 'first' };
 local tasks = {
   first: way,

@@ -1,7 +1,7 @@
 // Learning at equal cost where one choice of sixteen decides, `rule`: the first or the last. Every method begins with one start
 // model and samples `tokens` tokens, for answers and for their credit together. Its learning rate and its number of problems an
-// iteration are those that did best of three tries on a seed of their own (`tries`). With `seconds` methods are compared at these, and
-// one that samples more tokens in a second goes on for so many more (`faster`).
+// iteration are those that did best of three tries on a seed of their own (`tries`). With `seconds`, methods are compared after so
+// many seconds of training, and one that samples `faster` gets so many times the tokens.
 local start(decision) = if std.member(['first', 'last'], decision) then 'start' else decision + '_start';
 local methods = {
   // Problems an iteration, and iterations between two measurements.
