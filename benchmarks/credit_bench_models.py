@@ -4,7 +4,7 @@
 
 Three tasks (`signposts`: the first choice decides, the last does, one does before much wandering), each with
 a model of 0.2 million weights that learns to write by demonstrations and then to choose by GRPO, with a KL to
-its start; its policies at the run's start, after two thirds and at its end; 4,096 answers of each, by the
+its start; its policies at the run's start, after two thirds and at its end; 8,192 answers of each, by the
 vLLM server; and the methods of configs/analyzers/credit_bench.jsonnet. True values take both ways wherever
 something is decided, so that they are exact but for what the model makes of the chatter between. What is done
 is left as it is, and what was interrupted goes on."""

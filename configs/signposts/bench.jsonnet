@@ -1,4 +1,4 @@
-// For the right of GRPO on signposts: a run with the rate and the KL of the tables of training, and credit methods on 4,096 answers at its
+// For the right of GRPO on signposts: a run with the rate and the KL of the tables of training, and credit methods on 8,192 answers at its
 // start, after two thirds and at its end, against true values in which both ways are taken wherever something is decided. Without the methods
 // that sample by turns: all others share the continuations of K = 9.
 (import '../analyzers/credit_bench.jsonnet') + {
@@ -16,7 +16,7 @@
   analyzers: [
     one {
       checkpoints: [0, 40, 60],
-      problems: 512,
+      problems: 1024,
       truth: { type: 'in_process', samples: 8 },
       methods: {
         [name]: one.methods[name]

@@ -6,7 +6,8 @@ import gc
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
+from tests.rollouts.expectations import Choices
 from treetune.inference.base import Engine, Later, OnResult, Request
 from treetune.main import main
 from treetune.rollouts.base import Credit
@@ -26,10 +28,14 @@ from treetune.vocabulary import Trajectory, token_array
 from treetune_lab.arena import languages
 from treetune_lab.arena.gain import BATCH, CEILING, at_ratio, best_at, gain, is_unbiased
 from treetune_lab.arena.languages import LANGUAGES, Language, TrueAdvantages, language_of
-from treetune_lab.arena.scores import Method, gradients_of, scores, shipped_methods, write_page
+from treetune_lab.arena.scores import Method, fitted_critic, gradients_of, scores, shipped_methods, write_page
 from treetune_lab.literature.com_mcs import CompoundValues
+from treetune_lab.trees.branching import AtStates
+from treetune_lab.trees.credit import TreeCredit
+from treetune_lab.trees.rollout import TreeRollout
 from treetune_lab.values.over_another import Filtered
 from treetune_lab.values.sampled import Siblings, ToppedUp
+from treetune_lab.values.states import EveryNTokens
 
 SMALL = {
     "first": languages.decision(3, 0),
@@ -47,15 +53,24 @@ UNBIASED = {
     "true advantages": TrueAdvantages(),
     "VinePPO, K = 1": MonteCarlo(samples=1),
     "VinePPO, K = 3": MonteCarlo(samples=3),
+    "VinePPO, K = 9": MonteCarlo(samples=9),
     "K = 1 and siblings": MonteCarlo(samples=1, values=FreshContinuations(count_siblings=True)),
     "K = 3, siblings at the prompt": MonteCarlo(samples=3, siblings_count_into_prompt_value=True),
     "K = 3, of two states": MonteCarlo(samples=3, max_states=2, behind_max_states="one_step"),
     "topped up to 1": MonteCarlo(samples=1, values=ToppedUp()),
     "topped up to 3": MonteCarlo(samples=3, values=ToppedUp()),
+    "topped up to 9": MonteCarlo(samples=9, values=ToppedUp()),
     "filtered, K = 1": MonteCarlo(samples=1, values=Filtered(behind=0.3, before=0.2)),
     "ComMCS, K = 3": MonteCarlo(samples=3, values=CompoundValues()),
 }
 """What two answers to a problem are enough for, and no other problem changes."""
+
+GROWN = TreeRollout(samples=2, max_tokens=8, branching=AtStates(states=EveryNTokens(tokens=1), ways=(2,)))
+"""Trees of two answers, each of which goes on in two ways from its first token: four to divide by."""
+OF_TREES = {
+    "tree": Method(TreeCredit(), GROWN),
+    "siblings in a tree": Method(MonteCarlo(values=Siblings()), GROWN),
+}
 
 
 def all_answers(language: Language) -> list[tuple[list[int], float]]:
@@ -92,6 +107,7 @@ def groups_of(language: Language, size: int) -> tuple[list[Trajectory], np.ndarr
     """All groups of answers, each a problem of its own, with their probabilities."""
     possible = all_answers(language)
     context = languages.context_of(language, len(possible) ** size, seed=1)
+    context = context.with_services(fitted_critic(language, seed=1))
     problems = iter(context.task.problems("train"))
     answers, chances = [], []
     for group in itertools.product(possible, repeat=size):
@@ -171,6 +187,34 @@ def exact_variance(language: Language, credit: Credit, size: int) -> tuple[float
     return float(chances @ (np.square(mean_ND - mean_D).sum(1) + noise_N)), mean_D
 
 
+def exact_variance_of_trees(language: Language, method: Method) -> tuple[float, np.ndarray[Any, Any]]:
+    """V of a credit over all trees that its rollout could grow, and its mean gradient."""
+    assert method.rollout is not None
+    possible, choices = all_answers(language), Choices()
+
+    @cache
+    def rests(begun: tuple[int, ...]) -> tuple[list[languages.Completion], list[float]]:
+        known = [(ids[len(begun) :], chance) for ids, chance in possible if ids[: len(begun)] == [*begun]]
+        total = sum(chance for _, chance in known)
+        ends = [languages.Completion(token_array([*ids, 0]), None, "stop", 0) for ids, _ in known]
+        return ends, [chance / total for _, chance in known]
+
+    class Drawn(Language):
+        def sample(self, begun: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[languages.Completion]:
+            return [rests(tuple(ids))[0][choices.draw(rests(tuple(ids))[1])] for ids in begun]
+
+    drawn = Drawn(*(getattr(language, one.name) for one in fields(language)))
+    context = languages.context_of(drawn, len(possible) ** 4, seed=1)
+    problems = iter(context.task.problems("train"))
+    trees, chances = [], []
+    for _ in choices.ways():
+        trees += method.rollout.run(context, [next(problems)])[0]
+        chances.append(choices.probability)
+    rows_ND = gradients_of(language, context, Method(method.credit), trees)[0].astype(float)
+    mean_D = chances @ rows_ND
+    return float(chances @ np.square(rows_ND - mean_D).sum(1)), mean_D
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_values_and_gradient_of_a_language_are_those_of_all_its_answers(name: str) -> None:
     language = SMALL[name]
@@ -181,6 +225,13 @@ def test_values_and_gradient_of_a_language_are_those_of_all_its_answers(name: st
     for credit in UNBIASED.values():
         assert exact_variance(language, credit, 2)[1] == pytest.approx(exact_gradient(language), abs=1e-6)
     half_of_it = exact_variance(language, Group(std=False), 2)[1]
+    assert half_of_it == pytest.approx(exact_gradient(language) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("method", OF_TREES.values(), ids=OF_TREES)
+def test_the_gradient_over_all_trees_is_that_of_as_many_answers_as_begin_them(method: Method) -> None:
+    language = SMALL["majority"]
+    half_of_it = exact_variance_of_trees(language, method)[1]
     assert half_of_it == pytest.approx(exact_gradient(language) / 2, abs=1e-6)
 
 
@@ -247,6 +298,21 @@ def test_a_biased_credit_pays_for_its_bias_and_not_for_its_scale() -> None:
     aside = np.tile(np.array([1, -1, 1, -1], np.float32), (4000, 1))
     found = gain(noisy, aside, 1.0, unbiased=False, seed=1)
     assert (found["gain"]["value"] or 0) < 0.1, "what goes elsewhere gains nothing, however quiet it is"
+
+
+def test_the_interval_of_a_biased_credit_knows_that_its_bias_and_scale_are_estimates() -> None:
+    rng = np.random.default_rng(0)
+    true, own = np.eye(8)[0], np.eye(8)[:2].sum(0)
+
+    def found(problems: int) -> Any:
+        noise_ND, more_ND = rng.normal(size=(2, problems, 8))
+        reference_ND, own_ND = true + 3 * noise_ND, own + noise_ND + more_ND
+        rows = [one.astype(np.float32) for one in (reference_ND, own_ND)]
+        return gain(rows[0], rows[1], 1.0, unbiased=False, seed=1)["gain"]
+
+    exact = 72 / (16 + BATCH)  # it is right along the true gradient, and as far off beside it
+    intervals = [found(400) for _ in range(100)]
+    assert 0.88 < np.mean([one["low"] < exact < one["high"] for one in intervals]) < 0.995
 
 
 def test_what_a_method_is_worth_depends_on_what_training_costs() -> None:

@@ -54,46 +54,45 @@ def gain(
     order are compared pairwise, so that what both have of the same answers' luck cancels out. ``bias`` is the
     share of the mean gradient's squared length that isn't along the true one. If none is, both are None.
     """
-    problems = len(own_ND)
-    reference_ND = reference_ND[:problems]
-    own_mean_D, own_off_ND = _centred(own_ND)
-    mean_D, off_ND = _centred(reference_ND)
-    reference_N, error_N = _products(off_ND, off_ND), _products(own_off_ND, own_off_ND)
-    # Of a product of two means of N gradients, a share of 1 / N is their noise.
-    length = float(mean_D @ mean_D) - float(reference_N.mean()) / problems
-    missed, scale = 0.0, 1.0
-    if not unbiased:
-        along = float(own_mean_D @ mean_D) - float(_products(own_off_ND, off_ND).mean()) / problems
-        scale = length / along if min(length, along) > 0 else 0.0
-        miss_D, miss_ND = scale * own_mean_D - mean_D, scale * own_off_ND - off_ND
-        missed = max(0.0, float(miss_D @ miss_D) - float(_products(miss_ND, miss_ND).mean()) / problems)
-        error_N = scale**2 * error_N + BATCH * missed
+    true, own, columns = _centred(reference_ND[: len(own_ND)]), _centred(own_ND), []
+    for (one_D, one_ND), (other_D, other_ND) in ((true, true), (true, own), (own, own)):
+        noise_N = np.einsum("nd,nd->n", one_ND, other_ND, dtype=np.float64)
+        # Of a product of two means of N gradients, a share of 1 / N is their noise.
+        product = one_D @ other_D - noise_N.mean() / len(noise_N)
+        columns += [noise_N, product + one_ND @ other_D + other_ND @ one_D]
+    columns_NM, problems = np.stack(columns, 1), len(own_ND)
+    (value,), (bias,) = _gain_and_bias(columns_NM.mean(0)[:, None], unbiased).tolist()
     draws = np.random.default_rng(derive_seed(seed, "bootstrap"))
     often_RN = draws.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
-    found: dict[str, float | None] = dict.fromkeys(("value", "low", "high"))
-    if scale and float(error_N.sum()):
-        drawn_R = often_RN @ reference_N / (often_RN @ error_N)
-        low, high = (float(np.percentile(drawn_R, share)) for share in (2.5, 97.5))
-        found = {"value": float(reference_N.sum() / error_N.sum()), "low": low, "high": high}
+    drawn_R = np.nan_to_num(_gain_and_bias((often_RN @ columns_NM).T / problems, unbiased)[0])
+    known = np.isfinite(value) and (unbiased or not np.isnan(bias))
+    low, high = (float(np.percentile(drawn_R, share)) for share in (2.5, 97.5))
+    found = dict(zip(("value", "low", "high"), (value, low, high) if known else (None,) * 3))
     return {
         "gain": found,
         "cost": cost,
         "gain_per_token": {name: None if one is None else one / cost for name, one in found.items()},
-        "bias": missed / (length + missed) if length > 0 and scale else None,
+        "bias": None if np.isnan(bias) else bias,
         "problems": problems,
     }
 
 
-def _centred(rows_ND: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+def _centred(rows_ND: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Returns the mean, and the rows less the mean, scaled so that their mean square is unbiased."""
-    mean_D = rows_ND.mean(0, dtype=np.float64)
-    scale = np.float32((len(rows_ND) / (len(rows_ND) - 1)) ** 0.5)
-    return mean_D, (rows_ND - mean_D.astype(np.float32)) * scale
+    mean_D = rows_ND.mean(0, dtype=np.float64).astype(np.float32)
+    return mean_D, (rows_ND - mean_D) * np.float32((len(rows_ND) / (len(rows_ND) - 1)) ** 0.5)
 
 
-def _products(one_ND: NDArray[np.float32], other_ND: NDArray[np.float32]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.einsum("nd,nd->n", one_ND, other_ND, dtype=np.float64)
-    return found
+def _gain_and_bias(means_MR: NDArray[np.float64], unbiased: bool) -> NDArray[np.float64]:
+    """Returns both rows, from means over problems: noise and squared length of the true gradient, what the
+    true and the own one have in common of both, and the own one's."""
+    variance_R, length_R, _, along_R, own_variance_R, own_length_R = means_MR
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale_R = np.where(length_R * along_R > 0, length_R / along_R, np.nan)
+        scale_R = np.ones_like(scale_R) if unbiased else scale_R
+        missed_R = 0 * scale_R if unbiased else np.maximum(scale_R**2 * own_length_R - length_R, 0)
+        gain_R = variance_R / (scale_R**2 * own_variance_R + BATCH * missed_R)
+        return np.stack([gain_R, np.where(length_R > 0, missed_R / (length_R + missed_R), np.nan)])
 
 
 def at_ratio(gain: float, cost: float, rho: float) -> float:
