@@ -304,14 +304,14 @@ def test_the_interval_of_a_biased_credit_knows_that_its_bias_and_scale_are_estim
     rng = np.random.default_rng(0)
     true, own = np.eye(8)[0], np.eye(8)[:2].sum(0)
 
-    def found(problems: int) -> Any:
-        noise_ND, more_ND = rng.normal(size=(2, problems, 8))
+    def found() -> Any:
+        noise_ND, more_ND = rng.normal(size=(2, 400, 8))
         reference_ND, own_ND = true + 3 * noise_ND, own + noise_ND + more_ND
         rows = [one.astype(np.float32) for one in (reference_ND, own_ND)]
         return gain(rows[0], rows[1], 1.0, unbiased=False, seed=1)["gain"]
 
     exact = 72 / (16 + BATCH)  # it is right along the true gradient, and as far off beside it
-    intervals = [found(400) for _ in range(100)]
+    intervals = [found() for _ in range(100)]
     assert 0.88 < np.mean([one["low"] < exact < one["high"] for one in intervals]) < 0.995
 
 

@@ -57,7 +57,7 @@ def gain(
     true, own, columns = _centred(reference_ND[: len(own_ND)]), _centred(own_ND), []
     for (one_D, one_ND), (other_D, other_ND) in ((true, true), (true, own), (own, own)):
         noise_N = np.einsum("nd,nd->n", one_ND, other_ND, dtype=np.float64)
-        # Of a product of two means of N gradients, a share of 1 / N is their noise.
+        # Of a product of two means, 1 / N of the noise is left. A problem's part is taken to first order.
         product = one_D @ other_D - noise_N.mean() / len(noise_N)
         columns += [noise_N, product + one_ND @ other_D + other_ND @ one_D]
     columns_NM, problems = np.stack(columns, 1), len(own_ND)
