@@ -26,7 +26,7 @@ from treetune.rollouts.valuation import FreshContinuations
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Trajectory, token_array
 from treetune_lab.arena import languages
-from treetune_lab.arena.gain import BATCH, CEILING, at_ratio, best_at, gain, is_unbiased
+from treetune_lab.arena.gain import BATCH, CEILING, at_ratio, best_at, gain, half_width, is_unbiased
 from treetune_lab.arena.languages import LANGUAGES, Language, TrueAdvantages, language_of
 from treetune_lab.arena.scores import Method, fitted_critic, gradients_of, scores, shipped_methods, write_page
 from treetune_lab.literature.com_mcs import CompoundValues
@@ -270,7 +270,7 @@ def test_the_gain_is_that_of_exact_enumeration(name: str, credit: Credit) -> Non
     trees, _ = SingleTurn(samples=size, max_tokens=4).run(context, context.task.problems("train"))
     own, tokens = gradients_of(language, context, Method(credit), trees)
     reference, plain = gradients_of(language, context, Method(Rloo()), trees)
-    found = gain(reference, own, tokens / plain, is_unbiased(credit), seed=1)
+    found = gain(reference, reference, own, tokens / plain, is_unbiased(credit), seed=1)
     variance = exact_variance(language, credit, size)[0]
     assert plain == len(answers_of(trees)) * 4
     assert (tokens > plain) == (isinstance(credit, MonteCarlo) and credit.values.continues)
@@ -285,34 +285,51 @@ def test_a_biased_credit_pays_for_its_bias_and_not_for_its_scale() -> None:
     rng = np.random.default_rng(0)
     true = np.ones(4, np.float32)
     reference = (true + rng.normal(size=(4000, 4))).astype(np.float32)
-    doubled = gain(reference, 2 * reference, 1.0, unbiased=False, seed=1)
+    doubled = gain(reference, reference, 2 * reference, 1.0, unbiased=False, seed=1)
     assert (doubled["gain"]["value"], doubled["bias"]) == pytest.approx((1, 0), abs=1e-6)
     shifted = reference.copy()
     shifted[:, 0] -= 1  # the mean misses one of four directions
-    found = gain(reference, shifted, 2.0, unbiased=False, seed=1)
+    found = gain(reference, reference, shifted, 2.0, unbiased=False, seed=1)
     assert found["bias"] == pytest.approx(0.25, abs=0.02)
     # Scaled by 4/3 it goes as far along the true gradient: noise 4 (4/3)² + 64 × 4/3 in place of 4.
     assert found["gain"]["value"] == pytest.approx(4 / (4 * 16 / 9 + BATCH * 4 / 3), rel=0.1)
     assert found["gain_per_token"]["value"] == found["gain"]["value"] / 2
     noisy = (true + 20 * rng.normal(size=(4000, 4))).astype(np.float32)
     aside = np.tile(np.array([1, -1, 1, -1], np.float32), (4000, 1))
-    found = gain(noisy, aside, 1.0, unbiased=False, seed=1)
+    found = gain(noisy, noisy, aside, 1.0, unbiased=False, seed=1)
     assert (found["gain"]["value"] or 0) < 0.1, "what goes elsewhere gains nothing, however quiet it is"
 
 
 def test_the_interval_of_a_biased_credit_knows_that_its_bias_and_scale_are_estimates() -> None:
     rng = np.random.default_rng(0)
-    true, own = np.eye(8)[0], np.eye(8)[:2].sum(0)
+    mean, own = np.eye(8)[0], np.eye(8)[:2].sum(0)
 
-    def found() -> Any:
+    def found() -> list[Any]:
         noise_ND, more_ND = rng.normal(size=(2, 400, 8))
-        reference_ND, own_ND = true + 3 * noise_ND, own + noise_ND + more_ND
-        rows = [one.astype(np.float32) for one in (reference_ND, own_ND)]
-        return gain(rows[0], rows[1], 1.0, unbiased=False, seed=1)["gain"]
+        rows = (mean + 3 * noise_ND, mean + noise_ND, own + noise_ND + more_ND)
+        reference_ND, true_ND, own_ND = (one.astype(np.float32) for one in rows)
+        held_to = (reference_ND, true_ND)
+        return [gain(reference_ND, one, own_ND, 1.0, unbiased=False, seed=1) for one in held_to]
 
     exact = 72 / (16 + BATCH)  # it is right along the true gradient, and as far off beside it
-    intervals = [found() for _ in range(100)]
-    assert 0.88 < np.mean([one["low"] < exact < one["high"] for one in intervals]) < 0.995
+    of_reference, of_true = zip(*(found() for _ in range(100)))
+    for intervals in ([one["gain"] for one in of_reference], [one["gain"] for one in of_true]):
+        assert 0.88 < np.mean([one["low"] < exact < one["high"] for one in intervals]) < 0.995
+    widths = [np.mean([half_width(one) for one in each]) for each in (of_true, of_reference)]
+    assert widths[0] < 0.8 * widths[1], "true advantages tell more of a bias than RLOO does"
+
+
+def test_a_biased_credit_is_held_to_what_shares_its_luck() -> None:
+    rng = np.random.default_rng(0)
+    luck_ND, other_ND = rng.normal(size=(2, 500, 8))
+    reference, true = (
+        (np.eye(8)[0] + 3 * luck_ND).astype(np.float32),
+        (np.eye(8)[0] + other_ND).astype(np.float32),
+    )
+    for own, exact in ((reference, 1.0), (true, 9.0)):
+        found = gain(reference, true, own / 2, 1.0, unbiased=False, seed=1)
+        assert found["gain"]["value"] == pytest.approx(exact, rel=0.1)
+        assert half_width(found) < 0.1
 
 
 def test_what_a_method_is_worth_depends_on_what_training_costs() -> None:

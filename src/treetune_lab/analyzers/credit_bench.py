@@ -112,7 +112,8 @@ class CreditBench(OfCheckpoints):
             of_reference, *of_methods = problem_gradients(sampler.session, point, credits, self.seed, show)
         for (name, one), gradients in zip(methods.items(), of_methods, strict=True):
             unbiased = name == CEILING or is_unbiased(self.methods[name])
-            found[name] = gain(of_reference, gradients, 1 + one.tokens / sampled, unbiased, self.seed)
+            true = of_methods[0] if truths else of_reference
+            found[name] = gain(of_reference, true, gradients, 1 + one.tokens / sampled, unbiased, self.seed)
             if truths:
                 found[name] |= measure(truths, one, self.seed)
             found[name]["seconds"] = of_engine.seconds(one.tokens)

@@ -15,10 +15,11 @@ as long as the true one. The rest of it counts as noise of a batch of `BATCH` pr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from treetune.rollouts.base import Credit
 from treetune.rollouts.credit import Outcome, Rloo
@@ -26,10 +27,10 @@ from treetune.seeds import derive_seed
 from treetune_lab.analyzers.figures import COLOURS, MARKS, RESAMPLES, legend_below, panels, points_with_bars
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
+Rows: TypeAlias = NDArray[np.float32]
+"""The gradient of each problem, [problems, parameters]."""
 CEILING = "true advantages"
 """The name of the row with the advantages of the true values."""
 BATCH = 64
@@ -45,17 +46,21 @@ def is_unbiased(credit: Credit) -> bool:
 
 
 def gain(
-    reference_ND: NDArray[np.float32], own_ND: NDArray[np.float32], cost: float, unbiased: bool, seed: int
+    reference_ND: Rows, true_ND: Rows, own_ND: Rows, cost: float, unbiased: bool, seed: int
 ) -> dict[str, Any]:
     """Returns ``gain``, the gain per answer with its interval (95 %, bootstrap over problems), and ``cost``,
     ``gain_per_token``, ``bias``.
 
-    The first two arguments are the gradients of each problem with RLOO and with the credit. Problems in equal
-    order are compared pairwise, so that what both have of the same answers' luck cancels out. ``bias`` is the
-    share of the mean gradient's squared length that isn't along the true one. If none is, both are None.
+    The arrays are the gradients of each problem with RLOO, with true advantages (RLOO again where there are
+    none), and with the credit. Problems in equal order are compared pairwise, so that what all have of the
+    same answers' luck cancels out. ``bias`` is the share of the mean gradient's squared length that isn't
+    along the true one. If none is, both are None.
     """
-    true, own, columns = _centred(reference_ND[: len(own_ND)]), _centred(own_ND), []
-    for (one_D, one_ND), (other_D, other_ND) in ((true, true), (true, own), (own, own)):
+    reference_ND, true_ND = reference_ND[: len(own_ND)], true_ND[: len(own_ND)]
+    held_ND = true_ND if unbiased else _held_to(reference_ND, true_ND, own_ND)
+    reference, held, own = map(_centred, (reference_ND, held_ND, own_ND))
+    pairs, columns = ((reference, reference), (held, held), (held, own), (own, own)), []
+    for (one_D, one_ND), (other_D, other_ND) in pairs:
         noise_N = np.einsum("nd,nd->n", one_ND, other_ND, dtype=np.float64)
         # Of a product of two means, 1 / N of the noise is left. A problem's part is taken to first order.
         product = one_D @ other_D - noise_N.mean() / len(noise_N)
@@ -77,16 +82,29 @@ def gain(
     }
 
 
-def _centred(rows_ND: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _centred(rows_ND: Rows) -> tuple[Rows, Rows]:
     """Returns the mean, and the rows less the mean, scaled so that their mean square is unbiased."""
     mean_D = rows_ND.mean(0, dtype=np.float64).astype(np.float32)
     return mean_D, (rows_ND - mean_D) * np.float32((len(rows_ND) / (len(rows_ND) - 1)) ** 0.5)
 
 
+def _held_to(reference_ND: Rows, true_ND: Rows, own_ND: Rows) -> Rows:
+    """Returns the mix of two unbiased credits' gradients whose noise correlates most with a biased one's.
+
+    With the same answers a bias stands out best where most luck is in common: GRPO's with RLOO, that of
+    smoothed values with true advantages.
+    """
+    noises = [(one - one.mean(0)).ravel() for one in (reference_ND, true_ND, own_ND)]
+    (rr, rt, ro), (_, tt, to), _ = [[float(one @ other) for other in noises] for one in noises]
+    of_reference, of_true = max(ro * tt - to * rt, 0.0), max(to * rr - ro * rt, 0.0)
+    share = np.float32(of_reference / (of_reference + of_true or 1.0))
+    return true_ND + share * (reference_ND - true_ND)
+
+
 def _gain_and_bias(means_MR: NDArray[np.float64], unbiased: bool) -> NDArray[np.float64]:
-    """Returns both rows, from means over problems: noise and squared length of the true gradient, what the
-    true and the own one have in common of both, and the own one's."""
-    variance_R, length_R, _, along_R, own_variance_R, own_length_R = means_MR
+    """Returns both rows, from means over problems: noise and squared length of RLOO's gradient, of the true
+    one, of what the true and the own one have in common, and of the own one."""
+    variance_R, _, _, length_R, _, along_R, own_variance_R, own_length_R = means_MR
     with np.errstate(divide="ignore", invalid="ignore"):
         scale_R = np.where(length_R * along_R > 0, length_R / along_R, np.nan)
         scale_R = np.ones_like(scale_R) if unbiased else scale_R
@@ -113,30 +131,30 @@ COLUMNS = (
     "cost ↓",
     "gain per token ↑",
     *(f"at ρ = {one:g} ↑" for one in RATIOS),
-    "bias → 0",
-    "problems",
 )
 
 
 def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Returns lines of Markdown, one method in each, the best gain per token first."""
-    lines = [f"| {' | '.join(COLUMNS)} |", f"|---|{'---:|' * (len(COLUMNS) - 1)}"]
+    rows = []
     for name, one in sorted(methods.items(), key=lambda item: -(item[1]["gain_per_token"]["value"] or 0.0)):
-        value = one["gain"]["value"]
-        if value is None:
-            lines.append(f"| {name} | – | {one['cost']:.2f} |" + " – |" * (len(COLUMNS) - 3))
-            continue
+        value, cost, bias = one["gain"]["value"], one["cost"], one["bias"]
+        worth = ["–" if value is None else f"{at_ratio(value, cost, rho):.2f}" for rho in RATIOS]
         cells = [
             name,
             with_interval(one["gain"]),
-            f"{one['cost']:.2f}",
+            f"{cost:.2f}",
             with_interval(one["gain_per_token"]),
-            *(f"{at_ratio(value, one['cost'], rho):.2f}" for rho in RATIOS),
-            f"{one['bias']:.3f}" if one["bias"] else "0",
-            str(one["problems"]),
+            *worth,
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append([*cells, f"{bias:.3f}" if bias else "0", one["problems"]])
+    return markdown([*COLUMNS, "bias → 0", "problems"], rows)
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Returns lines of Markdown."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return [f"| {' | '.join(map(str, one))} |" for one in lines]
 
 
 def with_interval(number: Mapping[str, float | None]) -> str:
@@ -153,32 +171,23 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
     methods = list(dict.fromkeys(name for found in by_panel.values() for name in found))
     for one, found in zip(axes, by_panel.values(), strict=True):
         most = 2 * max(1.0, *(numbers["cost"] for numbers in found.values()))
-        equal_worth(one, most)
+        costs = np.geomspace(1.0, most, 50)
+        for rho, style in zip(RATIOS, ("-", "--", "-.", ":"), strict=True):
+            worth = (costs + rho) / (1 + rho)
+            one.plot(costs, worth, color="#999999", linewidth=0.8, linestyle=style)
+            one.annotate(f"ρ = {rho:g}", (costs[-1], worth[-1]), fontsize=6, color="#777777", ha="right")
         for name, numbers in found.items():
             place = methods.index(name)
             mark = MARKS[(place // len(COLOURS) + place) % len(MARKS)]
-            style = {
-                "color": COLOURS[place % len(COLOURS)],
-                "marker": mark,
-                "linestyle": "none",
-                "label": name,
-            }
-            points_with_bars(one, [numbers["cost"]], [numbers["gain"]], **style)
+            colour = COLOURS[place % len(COLOURS)]
+            drawn = {"color": colour, "marker": mark, "linestyle": "none", "label": name}
+            points_with_bars(one, [numbers["cost"]], [numbers["gain"]], **drawn)
         one.set(xscale="log", yscale="log", xlim=(0.7, most))
         one.set_ylim(bottom=max(0.05, one.get_ylim()[0]))
         one.set_xlabel("cost: sampled tokens over RLOO's", fontsize=8)
         one.set_ylabel("gain per answer: V(RLOO) / V", fontsize=8)
     legend_below(figure, axes[0], columns={1: 3, 2: 4}.get(len(by_panel), 6))
     return figure
-
-
-def equal_worth(axes: Axes, most: float) -> None:
-    """Draws the lines on which a method is worth what RLOO is."""
-    costs = np.geomspace(1.0, most, 50)
-    for number, rho in enumerate(RATIOS):
-        worth = (costs + rho) / (1 + rho)
-        axes.plot(costs, worth, color="#999999", linewidth=0.8, linestyle=("-", "--", "-.", ":")[number])
-        axes.annotate(f"ρ = {rho:g}", (costs[-1], worth[-1]), fontsize=6, color="#777777", ha="right")
 
 
 def best_at(methods: Mapping[str, Mapping[str, Any]], rho: float) -> tuple[str, float]:

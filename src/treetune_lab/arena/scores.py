@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from treetune.vocabulary import Column, Trajectory
 from treetune_lab.analyzers.figures import panels, save
 from treetune_lab.arena.gain import (
     CEILING,
+    COLUMNS,
     RATIOS,
     at_ratio,
     best_at,
@@ -37,6 +39,7 @@ from treetune_lab.arena.gain import (
     gain_table,
     half_width,
     is_unbiased,
+    markdown,
     with_interval,
 )
 from treetune_lab.arena.languages import CHOICES, LANGUAGES, Language, TrueAdvantages, context_of, language_of
@@ -106,7 +109,9 @@ def scores(
     shared, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
     )
-    reference, _ = gradients_of(language, context, Method(Rloo()), shared)
+    reference, true = (
+        gradients_of(language, context, Method(one), shared)[0] for one in (Rloo(), TrueAdvantages())
+    )
     plain = ANSWERS * (language.length + 1)
     found = {}
     collects = gc.isenabled()
@@ -120,7 +125,7 @@ def scores(
             done = np.concatenate(rows)
             cost = tokens / len(done) / plain
             unbiased = name == CEILING or is_unbiased(method.credit)
-            found[name] = gain(reference, done, cost, unbiased, seed)
+            found[name] = gain(reference, true, done, cost, unbiased, seed)
             found[name]["seconds"] = time.process_time() - begun
             gc.collect()
             if half_width(found[name]) < precision or found[name]["seconds"] > seconds:
@@ -178,36 +183,21 @@ def summary(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[
     nobody could measure counts as nothing."""
     found = {}
     first, *others = by_language.values()
-    for name in first:
-        if not all(name in methods for methods in others):
-            continue
+    for name in (one for one in first if all(one in methods for methods in others)):
         rows = [methods[name] for methods in by_language.values()]
         gains = [(max(row["gain"]["value"] or 0.0, 1e-6), row["cost"]) for row in rows]
-        means = {"gain": _geometric([value for value, _ in gains])}
-        means["token"] = _geometric([value / cost for value, cost in gains])
-        means |= {f"{rho:g}": _geometric([at_ratio(*one, rho) for one in gains]) for rho in RATIOS}
-        found[name] = means | {"cost": _geometric([cost for _, cost in gains])}
+        means = {"gain": geometric_mean([value for value, _ in gains])}
+        means["token"] = geometric_mean([value / cost for value, cost in gains])
+        means |= {f"{rho:g}": geometric_mean([at_ratio(*one, rho) for one in gains]) for rho in RATIOS}
+        found[name] = means | {"cost": geometric_mean([cost for _, cost in gains])}
     return dict(sorted(found.items(), key=lambda item: -item[1]["token"]))
-
-
-def _geometric(numbers: Sequence[float]) -> float:
-    return math.exp(math.fsum(map(math.log, numbers)) / len(numbers))
 
 
 def summary_table(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
     """Returns lines of Markdown."""
-    heads = (
-        "method",
-        "gain per answer ↑",
-        "cost ↓",
-        "gain per token ↑",
-        *(f"at ρ = {r:g} ↑" for r in RATIOS),
-    )
-    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
-    for name, one in summary(by_language).items():
-        keys = ("gain", "cost", "token", *(f"{rho:g}" for rho in RATIOS))
-        lines.append(f"| {name} | {' | '.join(f'{one[key]:.2f}' for key in keys)} |")
-    return lines
+    keys = ("gain", "cost", "token", *(f"{rho:g}" for rho in RATIOS))
+    rows = summary(by_language).items()
+    return markdown(COLUMNS, [[name, *(f"{one[key]:.2f}" for key in keys)] for name, one in rows])
 
 
 def rank_correlation(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
