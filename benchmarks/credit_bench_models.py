@@ -2,12 +2,12 @@
 
     python benchmarks/credit_bench_models.py --output docs/results
 
-Three tasks (`signposts`: the first choice decides, the last does, one does before much wandering), each with
-a model of 0.2 million weights that learns to write by demonstrations and then to choose by GRPO, with a KL to
-its start; its policies at the run's start, after two thirds and at its end; 8,192 answers of each, by the
-vLLM server; and the methods of configs/analyzers/credit_bench.jsonnet. True values take both ways wherever
-something is decided, so that they are exact but for what the model makes of the chatter between. What is done
-is left as it is, and what was interrupted goes on."""
+Three tasks (`signposts`: the first choice decides, the last does, each of four has to be right), each with a
+model of 0.2 million weights that learns to write by demonstrations and then to choose by GRPO, with a KL to
+its start; three policies of each run, its start among them; 8,192 answers of each, by the vLLM server; and
+the methods of configs/analyzers/credit_bench.jsonnet. True values take both ways wherever something is
+decided, so that they are exact but for what the model makes of the chatter between. What is done is left as
+it is, and what was interrupted goes on."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from treetune_lab.analyzers.figures import save
 from treetune_lab.arena.gain import draw_gain, gain_table
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIANTS = ("fork", "late", "wandering", "slips", "repair")
+VARIANTS = ("fork", "late", "every", "wandering", "slips", "repair")
+POINTS = {"every": [0, 20, 40]}
+"""After how many iterations policies are taken, where a task is learnt sooner than others."""
 STARTS = {"late": "fork"}
 """Whose start model a variant has, where it isn't its own."""
 PICTURE = "credit_bench_models"
-STAGES = ("start", "two thirds", "end")
 
 
-def run(directory: Path, configs: str, command: str) -> None:
+def run(directory: Path, configs: str, command: str, override: str = "{}") -> None:
     main = ROOT / "src/treetune/main.py"
     subprocess.run(
-        [sys.executable, str(main), "--configs", configs, command],
+        [sys.executable, str(main), "--configs", configs, "--override", override, command],
         cwd=ROOT,
         env=os.environ | {"APP_DIRECTORY": str(directory)},
         check=True,
@@ -43,10 +44,12 @@ def run(directory: Path, configs: str, command: str) -> None:
 
 def benched(directory: Path, variant: str) -> Mapping[str, Any]:
     """The result of the analysis, which is made where it isn't there."""
-    own = f"configs/signposts/{variant}"
     run(directory, f"configs/signposts/{STARTS.get(variant, variant)}_sft.jsonnet", "run_iteration_loop")
-    for command in ("run_iteration_loop", "run_analyzers"):
-        run(directory, f"{own}_grpo.jsonnet,configs/signposts/bench.jsonnet", command)
+    configs = f"configs/signposts/{variant}_grpo.jsonnet,configs/signposts/bench.jsonnet"
+    run(directory, configs, "run_iteration_loop")
+    points = POINTS.get(variant, [0, 40, 60])
+    override = f"{{ analyzers: [super.analyzers[0] {{ checkpoints: {points} }}] }}"
+    run(directory, configs, "run_analyzers", override)
     found = directory / f"signposts/{variant}/grpo_bench/analyses/credit_bench/result.json"
     result: Mapping[str, Any] = json.loads(found.read_text())
     return result
@@ -54,9 +57,9 @@ def benched(directory: Path, variant: str) -> Mapping[str, Any]:
 
 def panels_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     return {
-        f"{variant}, {stage}": of_point
+        f"{variant}, after {point} iterations": of_point
         for variant, result in results.items()
-        for stage, of_point in zip(STAGES, result["numbers"]["by_checkpoint"].values(), strict=True)
+        for point, of_point in result["numbers"]["by_checkpoint"].items()
     }
 
 

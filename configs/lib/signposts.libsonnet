@@ -8,6 +8,7 @@ local tasks = {
   slips: import '../tasks/signposts_slips.jsonnet',
   repair: import '../tasks/signposts_repair.jsonnet',
   late: import '../tasks/signposts_late.jsonnet',
+  every: import '../tasks/signposts_every.jsonnet',
 };
 
 // Whose SFT a variant begins with, where the teachers are the same.
