@@ -25,17 +25,22 @@ from treetune_lab.arena.gain import draw_gain, gain_table
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANTS = ("fork", "late", "every", "wandering", "slips", "repair")
-POINTS = {"every": [0, 20, 40]}
-"""After how many iterations policies are taken, where a task is learnt sooner than others."""
+EARLIER = """{
+  iterations: 8,
+  checkpoints: { every: 2, keep_every: 2 },
+  analyzers: [super.analyzers[0] { checkpoints: [0, 2, 4] }],
+}"""
+OVERRIDES = {"every": ("--override", EARLIER)}
+"""Of what is learnt in ten iterations, earlier policies."""
 STARTS = {"late": "fork"}
 """Whose start model a variant has, where it isn't its own."""
 PICTURE = "credit_bench_models"
 
 
-def run(directory: Path, configs: str, command: str, override: str = "{}") -> None:
+def run(directory: Path, configs: str, *arguments: str) -> None:
     main = ROOT / "src/treetune/main.py"
     subprocess.run(
-        [sys.executable, str(main), "--configs", configs, "--override", override, command],
+        [sys.executable, str(main), "--configs", configs, *arguments],
         cwd=ROOT,
         env=os.environ | {"APP_DIRECTORY": str(directory)},
         check=True,
@@ -46,10 +51,8 @@ def benched(directory: Path, variant: str) -> Mapping[str, Any]:
     """The result of the analysis, which is made where it isn't there."""
     run(directory, f"configs/signposts/{STARTS.get(variant, variant)}_sft.jsonnet", "run_iteration_loop")
     configs = f"configs/signposts/{variant}_grpo.jsonnet,configs/signposts/bench.jsonnet"
-    run(directory, configs, "run_iteration_loop")
-    points = POINTS.get(variant, [0, 40, 60])
-    override = f"{{ analyzers: [super.analyzers[0] {{ checkpoints: {points} }}] }}"
-    run(directory, configs, "run_analyzers", override)
+    for command in ("run_iteration_loop", "run_analyzers"):
+        run(directory, configs, *OVERRIDES.get(variant, ()), command)
     found = directory / f"signposts/{variant}/grpo_bench/analyses/credit_bench/result.json"
     result: Mapping[str, Any] = json.loads(found.read_text())
     return result
