@@ -2,12 +2,13 @@
 
     python benchmarks/credit_bench_models.py --output docs/results
 
-Three tasks (`signposts`: the first choice decides, the last does, each of four has to be right), each with a
-model of 0.2 million weights that learns to write by demonstrations and then to choose by GRPO, with a KL to
-its start; three policies of each run, its start among them; 8,192 answers of each, by the vLLM server; and
-the methods of configs/analyzers/credit_bench.jsonnet. True values take both ways wherever something is
-decided, so that they are exact but for what the model makes of the chatter between. What is done is left as
-it is, and what was interrupted goes on."""
+Three tasks (`signposts`: the first of four choices decides, the last does, the first does between two
+directions), each with a model of 0.2 million weights that learns to write by demonstrations and then to
+choose by GRPO, with a KL to its start; its policies at the run's start, after two thirds and at its end; and
+two of a fourth task, where each of four choices has to be right. 8,192 answers of each policy, by the vLLM
+server, and the methods of configs/analyzers/credit_bench.jsonnet. True values take both ways wherever
+something is decided, so that they are exact but for what the model makes of the chatter between. What is done
+is left as it is, and what was interrupted goes on."""
 
 from __future__ import annotations
 
@@ -24,14 +25,9 @@ from treetune_lab.analyzers.figures import save
 from treetune_lab.arena.gain import draw_gain, gain_table
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIANTS = ("fork", "late", "every", "wandering", "slips", "repair")
-EARLIER = """{
-  iterations: 8,
-  checkpoints: { every: 2, keep_every: 2 },
-  analyzers: [super.analyzers[0] { checkpoints: [0, 2, 4] }],
-}"""
-OVERRIDES = {"every": ("--override", EARLIER)}
-"""Of what is learnt in ten iterations, earlier policies."""
+VARIANTS = ("fork", "late", "coin", "every", "wandering", "slips", "repair")
+SOONER = {"coin": (24, 8, [0, 16, 24]), "every": (8, 2, [0, 2])}
+"""Of what is learnt sooner: iterations, those from checkpoint to checkpoint, and the policies taken."""
 STARTS = {"late": "fork"}
 """Whose start model a variant has, where it isn't its own."""
 PICTURE = "credit_bench_models"
@@ -51,8 +47,14 @@ def benched(directory: Path, variant: str) -> Mapping[str, Any]:
     """The result of the analysis, which is made where it isn't there."""
     run(directory, f"configs/signposts/{STARTS.get(variant, variant)}_sft.jsonnet", "run_iteration_loop")
     configs = f"configs/signposts/{variant}_grpo.jsonnet,configs/signposts/bench.jsonnet"
+    overrides = []
+    if variant in SOONER:
+        iterations, every, points = SOONER[variant]
+        kept = f"checkpoints: {{ every: {every}, keep_every: {every} }}"
+        taken = f"analyzers: [super.analyzers[0] {{ checkpoints: {points} }}]"
+        overrides = ["--override", f"{{ iterations: {iterations}, {kept}, {taken} }}"]
     for command in ("run_iteration_loop", "run_analyzers"):
-        run(directory, configs, *OVERRIDES.get(variant, ()), command)
+        run(directory, configs, *overrides, command)
     found = directory / f"signposts/{variant}/grpo_bench/analyses/credit_bench/result.json"
     result: Mapping[str, Any] = json.loads(found.read_text())
     return result
@@ -89,7 +91,7 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, required=True, help=f"folder for {PICTURE}.md, .json, .png")
     parser.add_argument("--directory", type=Path, default=ROOT / "experiments", help="where runs are kept")
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS[:3]), choices=VARIANTS)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS[:4]), choices=VARIANTS)
     options = parser.parse_args()
     panels = panels_of({variant: benched(options.directory, variant) for variant in options.variants})
     options.output.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ local tasks = {
   slips: import '../tasks/signposts_slips.jsonnet',
   repair: import '../tasks/signposts_repair.jsonnet',
   late: import '../tasks/signposts_late.jsonnet',
+  coin: import '../tasks/signposts_coin.jsonnet',
   every: import '../tasks/signposts_every.jsonnet',
 };
 
