@@ -332,6 +332,16 @@ def test_a_biased_credit_is_held_to_what_shares_its_luck() -> None:
         assert half_width(found) < 0.1
 
 
+def test_a_gain_stands_in_its_interval_or_is_none_where_the_true_gradient_is_lost_in_noise() -> None:
+    rng, lost = np.random.default_rng(0), 0
+    for _ in range(200):
+        reference, true, own = rng.normal(size=(3, 100, 4)).astype(np.float32)
+        found = gain(reference, true, true + own, 1.0, unbiased=False, seed=1)["gain"]
+        lost += found["value"] is None
+        assert found["value"] is None or 0.99 * found["low"] <= found["value"] <= 1.01 * found["high"]
+    assert 20 < lost < 100
+
+
 def test_what_a_method_is_worth_depends_on_what_training_costs() -> None:
     assert at_ratio(2.0, 4.0, 0.0) == 0.5
     assert at_ratio(2.0, 4.0, 2.0) == 1.0
