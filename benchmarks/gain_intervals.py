@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
+import treetune.parts  # noqa: E402, F401  (registers them)
 from benchmarks.pairs import publish  # noqa: E402
 from treetune.rollouts.credit import Rloo  # noqa: E402
 from treetune.rollouts.single_turn import SingleTurn  # noqa: E402
@@ -26,10 +26,8 @@ from treetune_lab.arena.scores import ANSWERS, Method, gradients_of, shipped_met
 
 LANGUAGES = ("first of 8", "slips")
 PROBLEMS, DRAWN, OFTEN, SEED = 4000, 500, 64, 11
-NAMES = (
-    *("GRPO", "λ-GRPO", "TEMPO", "siblings, smoothed", "K=1, smoothed", "K=3, smoothed"),
-    *("bisect K=3", "bisect K=9"),
-)
+NAMES = ["GRPO", "λ-GRPO", "TEMPO", "siblings, smoothed", "K=1, smoothed", "K=3, smoothed"]
+NAMES += ["bisect K=3", "bisect K=9"]
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -72,8 +70,7 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, help="folder for gain_intervals.md and its numbers")
     output = parser.parse_args().output
-    with Pool(2) as pool:
-        rows = [row for part in pool.map(rows_of, LANGUAGES, chunksize=1) for row in part]
+    rows = [row for name in LANGUAGES for row in rows_of(name)]
     lines = ["# Do intervals of biased credits' gains say what the gains spread?", ""]
     lines += [(__doc__ or "").split("\n\n", 1)[1], ""]
     lines += [
