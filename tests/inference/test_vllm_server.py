@@ -168,7 +168,8 @@ def test_a_whole_answer_is_what_vllms_own_route_streams(engine: VllmEngine) -> N
                 one[0] += choice["token_ids"]
                 one[1] += choice["logprobs"]["token_logprobs"]
                 one[2] = choice["finish_reason"]
-    assert events > 10 * asked.n, "it isn't kept for whoever reads along"
+    # On a busy machine several tokens come in one event; an answer that is kept comes in one altogether.
+    assert events > asked.n, "it isn't kept for whoever reads along"
     whole = engine.generate([asked])[0]
     assert [[list(one.token_ids), list(one.logprobs), one.finish_reason] for one in whole] == streamed
     unread = engine.generate([replace(asked, reads_logprobs=False)])[0]
