@@ -17,6 +17,7 @@ from tests.fake_engine import FakeEngine
 from tests.models.chat_models import TURN_END, bpe_tokenizer, random_model, template
 from tests.rollouts.turns import Letters
 from tests.support.contexts import context_of
+from tests.tasks.code_grading import needs_sandbox
 from tests.trees import answered
 from treetune.inference.base import Completion, EngineError, SamplingParams
 from treetune.inference.journal import JournaledEngine
@@ -393,6 +394,7 @@ def test_a_killed_rollout_goes_on_to_the_same_answers_and_asks_its_server_nothin
 # Python that keeps its names
 
 
+@needs_sandbox
 def test_names_stay_from_call_to_call_and_a_copy_has_those_of_where_it_was_made() -> None:
     tools = Tools(tools=(Python(state=True),), format="hermes")
     state = tools.reset(PROBLEM, 0)

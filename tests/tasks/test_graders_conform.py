@@ -12,6 +12,7 @@ import pytest
 
 import treetune.parts  # noqa: F401
 from tests.support.grader_cases import ELSEWHERE, LABELLED, Labelled, problem
+from tests.tasks.code_grading import needs_sandbox
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.conformance import Case, conformance, hostile_answers
 from treetune.tasks.graders.numeric import Numeric
@@ -33,7 +34,13 @@ def test_every_registered_grader_has_labelled_cases() -> None:
             assert case.wrong
 
 
-@pytest.mark.parametrize("labelled", LABELLED.values(), ids=LABELLED)
+@pytest.mark.parametrize(
+    "labelled",
+    [
+        pytest.param(one, id=name, marks=[needs_sandbox] if hasattr(one.grader, "sandbox") else [])
+        for name, one in LABELLED.items()
+    ],
+)
 def test_a_grader_stands_the_conformance_suite(labelled: Labelled) -> None:
     conformance(labelled.grader, labelled.cases, deadline=20.0, skip=labelled.skip)
 
