@@ -58,9 +58,11 @@ def test_a_plan_is_within_a_tenth_of_what_pytorch_counts(name):
     case = Case(
         name=name, shape=shape, trainer=trainer, answers=12, prompt_tokens=32, answer_tokens=96, **more
     )
-    # Where gloo's own thread is the last to hold the reduced gradient, the profiler doesn't see that it goes.
-    counted = min(case.measured() for _ in range(2))
-    assert case.planned().peak == pytest.approx(counted, rel=WITHIN)
+    planned, counted = case.planned().peak, case.measured()
+    if counted > planned * (1 + WITHIN):
+        # Gloo's thread may be the last to hold the reduced gradient: the profiler doesn't see that it goes.
+        counted = case.measured()
+    assert planned == pytest.approx(counted, rel=WITHIN)
 
 
 def test_adapters_have_as_many_weights_as_a_model_gets():
