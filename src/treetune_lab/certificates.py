@@ -83,10 +83,11 @@ def verify(
     """Holds the run in the folder `run` against its certificate, trains one iteration again from its stored
     answers, and yields what was found in words.
 
-    `run` needs `config.json`, `manifest.json`, and of the iteration its folder and the checkpoints before and
-    behind it; `iteration` None draws one at random of those that are there. With `exact` the optimiser's
-    state may be gone: it is made again from the episodes before. Raises ValueError where something isn't what
-    the certificate is of, or the weights come out otherwise and no difference of the places explains it."""
+    All that `run` has is held against the certificate. Training needs `config.json`, `manifest.json`, and of
+    the iteration its folder and the checkpoints before and behind it; `iteration` None draws one at random of
+    those that have them. With `exact` the optimiser's state may be gone: it is made again from the episodes
+    before. Raises ValueError where something isn't what the certificate is of, or the weights come out
+    otherwise and no difference of the places explains it."""
     from treetune_lab.analyzers.replay import replay
 
     said, directory = read_record(certificate, REMEDY), ExperimentDirectory(run)
@@ -111,19 +112,19 @@ def verify(
         needed += [before / "trainer"] if number > 1 and not restarts else []
         return all(path.exists() for path in needed)
 
-    there = list(filter(can_be_tried, links))
-    iteration = random.SystemRandom().choice(there or [0]) if iteration is None else iteration
-    if iteration not in there:
-        raise ValueError(
-            f"iteration {iteration or '?'} can't be tried in {run}: it needs its answers, the weights and the"
-            " optimiser's state before it (`--exact` makes that again) and the weights behind it, which these"
-            f" have: {', '.join(map(str, there)) or 'none'}"
-        )
-    for number in range(max(1, iteration - 1), iteration + 1):
+    for number, link in links.items():
         for name, found in _hashes(directory, number - 1).items():
-            if found is not None and found != links[number][name]:
+            if found not in (None, link[name]):
                 raise ValueError(f"iteration {number}: {name} in {run} are not those of {certificate}")
-    yield f"iteration {iteration}: the stored answers, episodes and checkpoints are those of the certificate"
+    yield "the answers, episodes and checkpoints that are there are those of the certificate"
+    there = list(filter(can_be_tried, links))
+    if not there or iteration not in (None, *there):
+        raise ValueError(
+            f"of the iterations of {run} these can be trained again: {', '.join(map(str, there)) or 'none'}."
+            " One needs its answers, the weights and the optimiser's state before it (`--exact` makes that"
+            " again) and the weights behind it, which `checkpoints: {every: 1, keep_every: 1}` keeps"
+        )
+    iteration = iteration or random.SystemRandom().choice(there)
     here = replace(config, directory=str(run.parent), experiment_name=run.name)
     own = replay(run, iteration, here, plain, None, exact)["own"]
     ranks = int(said["bits_rest_on"].get("ranks", 1))

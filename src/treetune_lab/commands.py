@@ -132,13 +132,7 @@ def arena(options: argparse.Namespace) -> int:
     from treetune_lab.arena.scores import run_arena
 
     run_arena(
-        options.modules,
-        options.languages,
-        options.output,
-        options.seed,
-        options.problems,
-        options.against,
-        say,
+        options.modules, options.languages, options.output, options.seed, options.problems, options.against
     )
     return 0
 

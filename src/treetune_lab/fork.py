@@ -38,13 +38,13 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
             f"{branch.path} holds an experiment already: give the branch a folder of its own, such as"
             " --override \"{experiment_name+: '_vineppo'}\""
         )
+    stored = read_config(path)
     begins = run.resumable() if iteration is None else iteration
     if begins not in run.resumables():
         raise ValueError(
-            f"{path} can't be forked after iteration {begins}, for the trainer's state is gone (the two"
+            f"{path} can't be forked after iteration {begins}, for the trainer's state isn't there (the two"
             f" newest are kept): it can after {', '.join(map(str, run.resumables())) or 'none'}"
         )
-    stored = read_config(path)
     fixed = [one for one in differences(stored, plain) if not one.changeable]
     if others := [one for one in fixed if one.key[0] not in MAY_DIFFER]:
         raise ValueError(

@@ -28,7 +28,15 @@ from treetune.vocabulary import Trajectory, token_array
 from treetune_lab.arena import languages
 from treetune_lab.arena.gain import BATCH, CEILING, at_ratio, best_at, gain, half_width, is_unbiased
 from treetune_lab.arena.languages import LANGUAGES, Language, TrueAdvantages, language_of
-from treetune_lab.arena.scores import Method, fitted_critic, gradients_of, scores, shipped_methods, write_page
+from treetune_lab.arena.scores import (
+    Method,
+    fitted_critic,
+    gradients_of,
+    rank_correlation,
+    scores,
+    shipped_methods,
+    write_page,
+)
 from treetune_lab.literature.com_mcs import CompoundValues
 from treetune_lab.trees.branching import AtStates
 from treetune_lab.trees.credit import TreeCredit
@@ -352,6 +360,15 @@ def test_what_a_method_is_worth_depends_on_what_training_costs() -> None:
     assert best_at(methods, 30.0) == ("many", pytest.approx(9 * 31 / 50))
 
 
+def test_ranks_are_of_gains_that_both_know_and_equal_ones_share_theirs() -> None:
+    one, other = (
+        {"slips": {str(place): {"gain_per_token": {"value": gain}} for place, gain in enumerate(gains)}}
+        for gains in ([1.0, 2.0, 2.0, 3.0, None], [1.0, 3.0, 2.0, None, 4.0])
+    )
+    assert rank_correlation(one, other) == pytest.approx(3**0.5 / 2)
+    assert math.isnan(rank_correlation(one, {"walk": other["slips"]}))
+
+
 OWN = '''
 from dataclasses import dataclass
 
@@ -390,8 +407,23 @@ def test_a_credit_of_ones_own_is_one_file_and_has_a_score(
     assert gc.isenabled()
     assert main(["arena", "--languages", "nowhere"]) != 0
     assert "there is no language 'nowhere': take one of slips," in capsys.readouterr().err
+    (tmp_path / "own_parts").mkdir()
+    divides = OWN.replace("half_of_the_best", "divides").replace("max(rewards) / 2", "float('nan')")
+    (tmp_path / "own_parts/divides.py").write_text(divides)
+    assert main(["arena", "own_parts", *flags[:4]]) != 0
+    assert "divides gives advantages that are no numbers" in capsys.readouterr().err
+    (tmp_path / "own_parts/divides.py").unlink()
+    lies = OWN.replace("half_of_the_best", "lies").replace("reward - max(rewards) / 2", "reward / 1000")
+    lies = lies.replace("    def adv", "    unbiased = True\n\n    def adv")
+    (tmp_path / "lies.py").write_text(lies)
+    assert main(["arena", "lies", *flags[:4]]) != 0
+    assert "lies calls itself unbiased, and its mean gradient isn't the policy gradient" in (
+        capsys.readouterr().err
+    )
+    assert main(["arena", "my_credit", "--problems", "1"]) != 0
+    assert "--problems 1: noise is known from two on" in capsys.readouterr().err
     assert main(["arena", "json"]) != 0
-    assert "json registers no credit and no value estimator" in capsys.readouterr().err
+    assert "json registers no credit or value estimator" in capsys.readouterr().err
 
 
 def test_every_shipped_method_has_a_score_and_a_place_on_the_map(tmp_path: Path) -> None:

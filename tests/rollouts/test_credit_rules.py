@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -145,8 +147,29 @@ def test_an_own_credit_that_leaves_out_an_answer_is_told_with_the_problem() -> N
         def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
             return rewards[1:]
 
-    with pytest.raises(ValueError, match=r"problem '.*': 1 advantages for 2 answers"):
+    with pytest.raises(ValueError, match=r"Short, problem '.*': 1 advantages for 2 answers"):
         mdp.credited(Short(), group([RIGHT, WRONG]))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [(None, "no len"), (["a", "b"], "'a'"), ([None, 1.0], "NoneType")]
+)
+def test_an_own_credit_that_gives_no_numbers_is_told_with_the_problem(given: Any, said: str) -> None:
+    class Wrong(GroupCredit):
+        def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+            return given  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match=rf"Wrong, problem '.*{said}"):
+        mdp.credited(Wrong(), group([RIGHT, WRONG]))
+
+
+def test_an_own_credit_may_give_an_array() -> None:
+    class Centred(GroupCredit):
+        def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+            return np.array(rewards) - np.mean(rewards)  # type: ignore[return-value]
+
+    episodes, _ = mdp.credited(Centred(), group([RIGHT, WRONG]))
+    assert [set(plain(one.advantages)) for one in episodes] == [{0.5}, {-0.5}]
 
 
 def test_a_critics_credit_of_ones_own_may_take_another_lambda_for_its_returns() -> None:

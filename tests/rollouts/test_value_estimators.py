@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import pytest
@@ -312,6 +313,28 @@ def test_steps_can_be_so_many_tokens_or_end_with_an_unsure_one() -> None:
     credit = MonteCarlo(samples=1, states=EveryNTokens(tokens=3))
     (episode,), _ = mdp.credited(credit, answers("a;a;b"))
     assert (episode.step_ends, mdp.decode(episode.response_ids)) == ((3, 6), "a;a;b")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        [0.5],
+        [[None]],
+        [[[0.5]]],
+        [[[Value(0.5, 0.0)]]],
+        [[[Value(0.5, 0.0), Value(0.5, 0.0), None, None]]],
+    ],
+    ids=str,
+)
+def test_values_that_do_not_fit_the_states_are_refused(found: Any) -> None:
+    class Given(FreshContinuations):
+        def values(self, valuation: Valuation) -> Any:
+            assert [len(states) for states in valuation.states[0]] == [3]
+            return found
+
+    with pytest.raises(ValueError, match="Given: give each state of each answer a Value or None"):
+        mdp.credited(MonteCarlo(samples=1, values=Given()), answers("a;a;b"))
 
 
 def test_an_estimator_says_whether_it_is_unbiased_or_is_refused() -> None:

@@ -140,8 +140,23 @@ def test_a_file_that_is_another_is_named_before_anything_is_trained(
     run: tuple[PolicyIteration, ExperimentDirectory], certified: ExperimentDirectory
 ) -> None:
     shutil.copyfile(certified.iteration(0) / "episodes.arrow", certified.iteration(1) / "episodes.arrow")
-    with pytest.raises(ValueError, match=r"iteration 2: episodes in .* are not those of"):
-        verified(run, certified, iteration=2)
+    for drawn in (2, 1, None):
+        with pytest.raises(ValueError, match=r"iteration 2: episodes in .* are not those of"):
+            verified(run, certified, iteration=drawn)
+
+
+def test_a_run_that_keeps_too_little_to_train_again_is_held_against_its_certificate_all_the_same(
+    run: tuple[PolicyIteration, ExperimentDirectory], certified: ExperimentDirectory
+) -> None:
+    shutil.rmtree(certified.checkpoint(1))
+    shutil.rmtree(certified.checkpoint(2) / "policy")
+    found = verify(certified.path / "certificate.json", run[0], PLAIN, certified.path)
+    assert "chain of 2" in next(found) and "that are there are those of the certificate" in next(found)
+    with pytest.raises(ValueError, match=r"these can be trained again: none\. One needs"):
+        next(found)
+    shutil.copyfile(certified.iteration(1) / "episodes.arrow", certified.iteration(0) / "episodes.arrow")
+    with pytest.raises(ValueError, match=r"iteration 1: episodes in .* are not those of"):
+        verified(run, certified)
 
 
 def test_a_link_that_was_exchanged_breaks_the_chain(
@@ -195,5 +210,5 @@ def test_of_the_stored_parts_those_of_one_iteration_are_enough(
         (shutil.copytree if source.is_dir() else shutil.copyfile)(source, target)
     told = "\n".join(verify(certified.path / "certificate.json", run[0], PLAIN, parts))
     assert "iteration 2, trained again: same bits" in told
-    with pytest.raises(ValueError, match="these have: 2"):
+    with pytest.raises(ValueError, match=r"these can be trained again: 2\. One needs"):
         list(verify(certified.path / "certificate.json", run[0], PLAIN, parts, iteration=1))

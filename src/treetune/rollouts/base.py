@@ -251,9 +251,9 @@ class GroupCredit(Credit):
                 of_tree = self.advantages(rewards)
                 if len(of_tree) != len(rewards):
                     raise ValueError(f"{len(of_tree)} advantages for {len(rewards)} answers")
-                advantages += of_tree
-            except ValueError as error:
-                raise ValueError(f"problem {tree.problem.id!r}: {error}") from error
+                advantages += map(float, of_tree)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{type(self).__name__}, problem {tree.problem.id!r}: {error}") from error
         return whole_answer(context, answers_of(trees), advantages)
 
 

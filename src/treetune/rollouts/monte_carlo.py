@@ -35,6 +35,7 @@ from treetune.rollouts.valuation import (
     Position,
     StepValues,
     Valuation,
+    Value,
     ValueEstimator,
     check_continuations,
     mean_of,
@@ -189,6 +190,13 @@ class MonteCarlo(Credit):
             context, trees, self.states, self._sampling(context), self.samples, self.max_states
         )
         values = self.values.values(valuation)
+        due = [[[True] * len(states) for states in of_tree] for of_tree in valuation.states]
+        try:
+            given = [[[isinstance(v, Value | None) for v in answer] for answer in tree] for tree in values]
+        except TypeError:
+            given = None
+        if given != due:
+            raise ValueError(f"{type(self.values).__name__}: give each state of each answer a Value or None")
         episodes = []
         for tree, states_of_tree, values_of_tree in zip(trees, valuation.states, values, strict=True):
             for leaf, (states, of_answer) in enumerate(zip(states_of_tree, values_of_tree, strict=True)):

@@ -43,14 +43,12 @@ def why_not_written(error: BaseException, path: Path) -> str:
     if number == errno.EISDIR:
         return f"{path} is a folder where a file belongs: move it away"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return (
-            f"{path} can't be written by this user ({os.strerror(number)}): give another directory, or rights"
-        )
+        return f"{path} can't be written by this user ({os.strerror(number)}): give another folder, or rights"
     if number == errno.ENOSPC:
         return f"there is no room left on the file system of {there} ({free}): make room"
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     limit = f", and a file may have {largest} bytes (raise `ulimit -f`)" if largest >= 0 else ""
-    return f"{error}; {free}{limit}"
+    return f"{error}" if number == errno.ENOENT else f"{error}; {free}{limit}"
 
 
 @contextmanager

@@ -136,14 +136,9 @@ def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
     for name, one in sorted(methods.items(), key=lambda item: -(item[1]["gain_per_token"]["value"] or 0.0)):
         value, cost, bias = one["gain"]["value"], one["cost"], one["bias"]
         worth = ["–" if value is None else f"{at_ratio(value, cost, rho):.2f}" for rho in RATIOS]
-        cells = [
-            name,
-            with_interval(one["gain"]),
-            f"{cost:.2f}",
-            with_interval(one["gain_per_token"]),
-            *worth,
-        ]
-        rows.append([*cells, f"{bias:.3f}" if bias else "0", one["problems"]])
+        cells = [name, with_interval(one["gain"]), f"{cost:.2f}", with_interval(one["gain_per_token"])]
+        told = "–" if bias is None else f"{bias:.3f}" if bias else "0"
+        rows.append([*cells, *worth, told, one["problems"]])
     return markdown([*COLUMNS, "bias → 0", "problems"], rows)
 
 
@@ -186,10 +181,10 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
     return figure
 
 
-def best_at(methods: Mapping[str, Mapping[str, Any]], rho: float) -> tuple[str, float]:
-    """Returns the method that is worth most at this ρ, and its worth."""
+def best_at(methods: Mapping[str, Mapping[str, Any]], rho: float, by: str = "value") -> tuple[str, float]:
+    """Returns the method that is worth most at this ρ, or `by` "low" is so at least, and its worth."""
     worth = {
-        name: at_ratio(one["gain"]["value"], one["cost"], rho)
+        name: at_ratio(one["gain"][by], one["cost"], rho)
         for name, one in methods.items()
         if name != CEILING and one["gain"]["value"] is not None
     }

@@ -7,13 +7,14 @@ import importlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from treetune.cli.command import say
 from treetune.config.build import build
 from treetune.config.errors import ConfigError, ConfigIssue
 from treetune.config.imports import import_parts
@@ -76,18 +77,14 @@ def methods_of(module: str) -> dict[str, Method]:
     import_parts({"imports": [module]})
     own = importlib.import_module(module).__name__
     methods = {}
-    for name, part in Credit.registered().items():
-        if part.__module__ == own:
-            methods[name] = Method(build(Credit, {"type": name}))
-    for name, part in ValueEstimator.registered().items():
-        if part.__module__ == own:
-            credit = {"type": "monte_carlo", "samples": 3, "values": {"type": name}}
+    for name, part in [*Credit.registered().items(), *ValueEstimator.registered().items()]:
+        if f"{part.__module__}.".startswith(f"{own}."):
+            of_values = {"type": "monte_carlo", "samples": 3, "values": {"type": name}}
+            credit = {"type": name} if issubclass(part, Credit) else of_values
             methods[name] = Method(build(Credit, credit))
     if not methods:
         remedy = "register a class in it: @Credit.register('name') or @ValueEstimator.register('name')"
-        raise ConfigError(
-            [ConfigIssue(f"{module} registers no credit and no value estimator", remedy=remedy)]
-        )
+        raise ConfigError([ConfigIssue(f"{module} registers no credit or value estimator", remedy=remedy)])
     return methods
 
 
@@ -102,17 +99,17 @@ def scores(
     """Returns the gain of each method on a language.
 
     A method is credited with problem after problem until half of its gain's interval is below `precision`
-    times the gain, or there are `most` problems, or it took so many `seconds` of a CPU.
+    times the gain, or there are `most` problems, or it took so many `seconds` of a CPU. Raises ValueError for
+    advantages that are no numbers, and for one that calls itself unbiased and isn't.
     """
-    context = context_of(language, most, seed)
-    context = context.with_services(fitted_critic(language, derive_seed(seed, "critic")))
+    critic = fitted_critic(language, derive_seed(seed, "critic"))
+    context = context_of(language, most, seed).with_services(critic)
     shared, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
     )
     reference, true = (
         gradients_of(language, context, Method(one), shared)[0] for one in (Rloo(), TrueAdvantages())
     )
-    plain = ANSWERS * (language.length + 1)
     found = {}
     collects = gc.isenabled()
     gc.disable()  # looking for circles among millions of answers, at any time, takes a third of the time
@@ -120,16 +117,24 @@ def scores(
         begun, rows, tokens = time.process_time(), [], 0
         for start in range(0, most, AT_ONCE):
             own, sampled = gradients_of(language, context, method, shared[start : start + AT_ONCE])
+            if not np.isfinite(own).all():
+                raise ValueError(f"{name} gives advantages that are no numbers: look for a division by zero")
             rows.append(own)
             tokens += sampled
             done = np.concatenate(rows)
-            cost = tokens / len(done) / plain
+            cost = tokens / len(done) / (ANSWERS * (language.length + 1))
             unbiased = name == CEILING or is_unbiased(method.credit)
             found[name] = gain(reference, true, done, cost, unbiased, seed)
             found[name]["seconds"] = time.process_time() - begun
             gc.collect()
             if half_width(found[name]) < precision or found[name]["seconds"] > seconds:
                 break
+        off_ND = done - true[: len(done)]
+        products_NN = off_ND @ off_ND.T
+        np.fill_diagonal(products_NN, 0)
+        # Without a bias they add up to 0, give or take √2 times their norm, or a few times that: 5 was met.
+        if unbiased and products_NN.sum() > 12 * 2**0.5 * np.linalg.norm(products_NN):
+            raise ValueError(f"{name} calls itself unbiased, and its mean gradient isn't the policy gradient")
     if collects:
         gc.enable()
     return found
@@ -144,8 +149,7 @@ def gradients_of(
     if method.rollout is not None:
         trees, _ = method.rollout.run(context, [one.problem for one in shared])
     episodes, metrics = method.credit.assign(context, trees)
-    answers = answers_of(trees)
-    leaf_of = {one.id: one for one in answers}
+    leaf_of = {one.id: one for one in answers_of(trees)}
     gradients = language.gradients(
         [leaf_of[one.trajectory] for one in episodes], episodes, [len(one.leaves) for one in trees]
     )
@@ -201,15 +205,18 @@ def summary_table(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) ->
 
 
 def rank_correlation(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """Returns Spearman's of the gain per token, over all languages and methods that both have scored."""
+    """Returns Spearman's of the gain per token, over all languages and methods whose gain both know; NaN for
+    fewer than two."""
+    from scipy.stats import spearmanr
+
     pairs = [
-        (row["gain_per_token"]["value"] or 0.0, other[language][name]["gain_per_token"]["value"] or 0.0)
+        (row["gain_per_token"]["value"], other[language][name]["gain_per_token"]["value"])
         for language, methods in one.items()
         for name, row in methods.items()
         if name in other.get(language, ())
     ]
-    ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
-    return float(np.corrcoef(ranks.T)[0, 1])
+    known = [pair for pair in pairs if None not in pair]
+    return float(spearmanr(*zip(*known, strict=True)).statistic) if len(known) > 1 else math.nan
 
 
 def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure | None:
@@ -218,9 +225,8 @@ def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figu
     cells: dict[tuple[str, int], list[str]] = {}
     for name in by_language:
         shape, of, choices = name.partition(" of ")
-        has_gain = any(one["gain"]["value"] for one in by_language[name].values())
         # A majority has an odd number of choices, and stands with its neighbour.
-        if of and "%" not in name and has_gain:
+        if of and "%" not in name and any(one["gain"]["value"] for one in by_language[name].values()):
             cells.setdefault((shape, int(choices) // 2), []).append(name)
     if not cells:
         return None
@@ -270,8 +276,6 @@ cost. Right values aren't quite the baseline with the least noise, so that other
 are of 95 %, by bootstrap over problems. A *bias* is the share of the mean gradient's squared length that
 isn't along the true one. The critic has learnt from 32 problems' answers, which no cost counts. Figures
 leave out gains below 0.05."""
-
-
 MAP = """What a method is worth beside RLOO with eight answers, for the same money. Critics and true
 advantages are left out: what they know came from elsewhere."""
 
@@ -283,15 +287,17 @@ def run_arena(
     seed: int,
     most: int,
     against: Path | None,
-    say: Callable[[str], None],
 ) -> None:
     """Scores the methods of some modules, or all shipped ones, and compares the scores with the arena.json of
     other seeds.
 
     What was scored of the shipped ones is kept in arena.json of `output`, and is not scored again; those of
-    modules, which change, always are. Raises ValueError for an unknown language, and where the folder has the
-    scores of other seeds or of another number of problems.
+    modules, which change, always are. Raises ValueError for an unknown language, for one problem, and where
+    the folder has the scores of other seeds or of another number of problems.
     """
+    if most < 2:
+        raise ValueError(f"--problems {most}: noise is known from two on")
+    others = None if against is None else json.loads(against.read_text())["scores"]
     tables = {name: language_of(name) for name in languages or LANGUAGES}
     methods = {
         name: one for module in modules for name, one in methods_of(module).items()
@@ -317,10 +323,9 @@ def run_arena(
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_json(kept, {"seed": seed, "problems": most, "scores": found})
-    for line in summary_table(found):
-        say(line)
-    if against is not None:
-        agreement = rank_correlation(found, json.loads(against.read_text())["scores"])
+    say("\n".join(summary_table(found)))
+    if others is not None:
+        agreement = rank_correlation(found, others)
         say(f"rank correlation of the gains per token with those of {against}: {agreement:.3f}")
     if output is not None:
         words = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]

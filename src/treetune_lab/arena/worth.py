@@ -25,9 +25,12 @@ def words_of(directory: ExperimentDirectory) -> list[str]:
         if rho is None:
             lines.append("no iteration of the run says what its training cost: take the column of your ρ")
             continue
-        best, worth = best_at(found["methods"], rho)
+        best, least = best_at(found["methods"], rho, by="low")
         lines.append(f"In this run a trained token cost as much as {rho:.2g} sampled ones (ρ).")
-        lines.append(f"So {best} learns most for the money: {worth:.2f} times what RLOO does.")
+        best_of_all = f"So {best} learns most for the money: at least {least:.2f} times what RLOO does."
+        lines.append(
+            best_of_all if least > 1 else "No method surely learns more for the money than RLOO does."
+        )
     return lines
 
 
