@@ -186,9 +186,8 @@ class MonteCarlo(Credit):
         )
 
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        valuation = Valuation(
-            context, trees, self.states, self._sampling(context), self.samples, self.max_states
-        )
+        sampling = self._sampling(context)
+        valuation = Valuation(context, trees, self.states, sampling, self.samples, self.max_states)
         values = self.values.values(valuation)
         due = [[[True] * len(states) for states in of_tree] for of_tree in valuation.states]
         try:
@@ -211,11 +210,9 @@ class MonteCarlo(Credit):
                     found = [(at.length, valuation.estimates.get(state)) for state, at in states]
                     earned = {length: one.earned for length, one in found if one is not None}
                     episodes.append(replace(episode, continuations=earned))
-        unvalued = len(answers_of(trees)) - len(episodes)
         metrics = _value_metrics(valuation.all_estimates) | advantage_metrics(context, episodes)
-        return episodes, (
-            metrics | valuation.metrics | _report_lost(context, valuation.all_estimates, unvalued)
-        )
+        lost = _report_lost(context, valuation.all_estimates, len(answers_of(trees)) - len(episodes))
+        return episodes, metrics | valuation.metrics | lost
 
     def _episode(self, context: RolloutContext, tree: Tree, leaf: int, step_values: StepValues) -> Episode:
         answer = tree.leaves[leaf]

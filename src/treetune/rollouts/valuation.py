@@ -227,19 +227,14 @@ class Valuation:
 
     def values(self) -> list[list[StepValues]]:
         """Returns `value` of every state."""
-        return [
-            [[self.value(state) for state, _ in of_answer] for of_answer in of_tree]
-            for of_tree in self.states
-        ]
+        return [[[self.value(state) for state, _ in answer] for answer in tree] for tree in self.states]
 
     def sibling_rewards(self) -> list[list[list[list[float]]]]:
         """Returns, by tree, answer and state, what the other answers earned that went through the state."""
         rewards = []
         for tree, of_tree in zip(self.trees, self.states, strict=True):
             shared = shared_tokens(tree)
-            rewards.append(
-                [[list(rewards_below(tree, shared, at)) for _, at in of_answer] for of_answer in of_tree]
-            )
+            rewards.append([[[*rewards_below(tree, shared, at)] for _, at in answer] for answer in of_tree])
         return rewards
 
     def values_with(self, others: list[list[list[list[float]]]]) -> list[list[StepValues]]:
