@@ -29,7 +29,7 @@ VARIANTS = ("fork", "late", "coin", "every", "wandering", "slips", "repair")
 SOONER = {"coin": (33, 11, [0, 22, 33]), "every": (8, 2, [0, 2])}
 """Of what is learnt sooner: iterations, those from checkpoint to checkpoint, and the policies taken."""
 IN_PROCESS = ("coin",)
-"""What is sampled without a server, which a model so small is quicker without."""
+"""What is sampled in the run's own process, which is faster with so small a model."""
 STARTS = {"late": "fork"}
 """Whose start model a variant has, where it isn't its own."""
 PICTURE = "credit_bench_models"

@@ -182,7 +182,7 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
 
 
 def best_at(methods: Mapping[str, Mapping[str, Any]], rho: float, by: str = "value") -> tuple[str, float]:
-    """Returns the method that is worth most at this ρ, or `by` "low" is so at least, and its worth."""
+    """Returns the method that is worth most at this ρ, and its worth; `by` "low": at intervals' low ends."""
     worth = {
         name: at_ratio(one["gain"][by], one["cost"], rho)
         for name, one in methods.items()

@@ -29,7 +29,9 @@ def words_of(directory: ExperimentDirectory) -> list[str]:
         lines.append(f"In this run a trained token cost as much as {rho:.2g} sampled ones (ρ).")
         best_of_all = f"So {best} learns most for the money: at least {least:.2f} times what RLOO does."
         lines.append(
-            best_of_all if least > 1 else "No method surely learns more for the money than RLOO does."
+            best_of_all
+            if round(least, 2) > 1
+            else "No method surely learns more for the money than RLOO does."
         )
     return lines
 
