@@ -417,7 +417,7 @@ def test_a_credit_of_ones_own_is_one_file_and_has_a_score(
     lies = lies.replace("    def adv", "    unbiased = True\n\n    def adv")
     (tmp_path / "lies.py").write_text(lies)
     assert main(["arena", "lies", *flags[:4]]) != 0
-    assert "lies calls itself unbiased, and its mean gradient isn't the policy gradient" in (
+    assert "lies calls itself unbiased; its mean gradient isn't the policy gradient" in (
         capsys.readouterr().err
     )
     assert main(["arena", "my_credit", "--problems", "1"]) != 0

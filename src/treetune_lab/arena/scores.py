@@ -129,12 +129,13 @@ def scores(
             gc.collect()
             if half_width(found[name]) < precision or found[name]["seconds"] > seconds:
                 break
-        off_ND = done - true[: len(done)]
-        products_NN = off_ND @ off_ND.T
-        np.fill_diagonal(products_NN, 0)
-        # Without a bias they add up to 0, give or take √2 times their norm, or a few times that: 5 was met.
-        if unbiased and products_NN.sum() > 12 * 2**0.5 * np.linalg.norm(products_NN):
-            raise ValueError(f"{name} calls itself unbiased, and its mean gradient isn't the policy gradient")
+        if unbiased:
+            off_ND = done - true[: len(done)]
+            products_NN = off_ND @ off_ND.T
+            np.fill_diagonal(products_NN, 0)
+            # Without a bias these add up to 0, give or take √2 times their norm; 5 times that was met.
+            if products_NN.sum() > 12 * 2**0.5 * np.linalg.norm(products_NN):
+                raise ValueError(f"{name} calls itself unbiased; its mean gradient isn't the policy gradient")
     if collects:
         gc.enable()
     return found

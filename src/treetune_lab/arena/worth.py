@@ -27,12 +27,10 @@ def words_of(directory: ExperimentDirectory) -> list[str]:
             continue
         best, least = best_at(found["methods"], rho, by="low")
         lines.append(f"In this run a trained token cost as much as {rho:.2g} sampled ones (ρ).")
-        best_of_all = f"So {best} learns most for the money: at least {least:.2f} times what RLOO does."
-        lines.append(
-            best_of_all
-            if round(least, 2) > 1
-            else "No method surely learns more for the money than RLOO does."
-        )
+        if round(least, 2) > 1:
+            lines.append(f"So {best} learns most for the money: at least {least:.2f} times what RLOO does.")
+        else:
+            lines.append("No method surely learns more for the money than RLOO does.")
     return lines
 
 
