@@ -1,4 +1,4 @@
-"""The reading order of docs/reading.md is short, and says all that one iteration of VinePPO meets."""
+"""docs/reading.md names what exists, and every file that an iteration of VinePPO meets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/reading.md").read_text(encoding="utf-8")
-AT_MOST_FILES, AT_MOST_LINES, AT_MOST_NAMES = 30, 6000, 60
 
 
 def section(title: str) -> str:
@@ -42,14 +41,14 @@ sys.exit(code)
 """
 
 
-def test_the_spine_is_read_in_an_afternoon() -> None:
-    assert SPINE and len(SPINE) <= AT_MOST_FILES
-    lines = {path: len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in SPINE}
-    assert sum(lines.values()) <= AT_MOST_LINES, lines
+def test_the_files_of_the_reading_order_exist() -> None:
+    assert SPINE
+    missing = [path for path in SPINE if not (ROOT / path).is_file()]
+    assert not missing
 
 
-def test_the_names_on_the_way_are_few_and_stand_where_the_page_says() -> None:
-    assert NAMES and len(NAMES) <= AT_MOST_NAMES
+def test_the_names_on_the_way_stand_where_the_page_says() -> None:
+    assert NAMES
     for name, file in NAMES:
         nodes: list[ast.AST] = list(ast.parse((ROOT / "src/treetune" / file).read_text()).body)
         for step in name.split("."):
