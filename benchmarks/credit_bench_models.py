@@ -48,7 +48,7 @@ def run(directory: Path, configs: str, *arguments: str) -> None:
 def benched(directory: Path, variant: str) -> Mapping[str, Any]:
     """The result of the analysis, which is made where it isn't there."""
     run(directory, f"configs/signposts/{STARTS.get(variant, variant)}_sft.jsonnet", "run_iteration_loop")
-    configs = f"configs/signposts/{variant}_grpo.jsonnet,configs/signposts/bench.jsonnet"
+    configs = f"configs/signposts/{variant}_grpo.jsonnet,configs/overlays/signposts_bench.jsonnet"
     if variant in IN_PROCESS:
         configs += ",configs/engines/in_process.jsonnet"
     overrides = []

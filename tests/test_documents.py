@@ -156,9 +156,7 @@ def fragments_or_code(name: str) -> list[Path]:
 
 
 def files(pattern: str) -> list[Path]:
-    """Returns files that match, those that tables of configurations have included."""
-    in_tables = [path for path in configurations(CONFIGS) if path.relative_to(ROOT).match(pattern)]
-    return [*ROOT.glob(pattern), *in_tables]
+    return [*ROOT.glob(pattern)]
 
 
 def spelled_out(name: str) -> list[str]:

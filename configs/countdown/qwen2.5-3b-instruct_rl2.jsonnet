@@ -2,7 +2,7 @@
 // those of problems that were not all alike; the reward less the group's mean, every token weighing the same. The
 // answer ends at its closing tag. No warm-up: the example names a ratio of 0.1, but its scheduler is `constant`, which
 // has none. Problems and prompt are ours, its data set has its own.
-(import 'single_file_grpo.jsonnet')
+(import 'single_file_grpo.libsonnet')
 + (import '../tasks/countdown_scores_tinyzero_rl2.jsonnet')
 + (import '../credit/group_mean.jsonnet')
 + {

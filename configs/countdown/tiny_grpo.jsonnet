@@ -1,5 +1,5 @@
 // GRPO from the tiny Countdown's start model: eight searches for each of 64 problems, one step an iteration.
-(import 'tiny.jsonnet')
+(import 'tiny.libsonnet')
 + (import '../rollouts/short_answers.jsonnet')
 + (import '../trainers/tiny_one_step.jsonnet')
 + (import '../methods/ppo_group_credit.jsonnet')

@@ -1,5 +1,5 @@
 // The start model of the tiny Countdown: from random weights, on searches of a teacher who gives up early.
-(import 'tiny.jsonnet')
+(import 'tiny.libsonnet')
 + (import '../methods/sft.jsonnet')
 + (import '../trainers/tiny_sft.jsonnet')
 + {

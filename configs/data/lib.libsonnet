@@ -134,4 +134,51 @@ local test_set(name, hub, text, split='test', subset=null, revision='main') = {
     splits: ['test'],
     rules: [$.length],
   },
+
+  // A test set of mathematics with the fields `problem` and `answer`.
+  math_test(data_source, source):: $.test {
+    data_source: data_source,
+    ability: 'math',
+    source: source,
+    instruction: $.boxed,
+    prompt: '{{ problem }}',
+    ground_truth: '{{ answer }}',
+  },
+
+  // HumanEval's functions to complete, with the tests of one of its copies.
+  humaneval(data_source, repository):: $.test {
+    data_source: data_source,
+    ability: 'codegen',
+    source: $.hub(repository, train=null, test='test'),
+    prompt: $.complete,
+    ground_truth: '{{ {"functional": test ~ "\\n\\ncheck(" ~ entry_point ~ ")"} | json }}',
+    // The stub before the answer has the imports and helpers that an answer may leave out.
+    extra_info: { prefix: 'prompt ~ "    pass\\n"', reference: 'prompt ~ canonical_solution' },
+    rules+: [$.own_solution],
+  },
+
+  // GPQA. The order of the choices is drawn by the seed. The data set asks for an agreement on the hub.
+  gpqa(data_source, subset):: $.test {
+    data_source: data_source,
+    ability: 'stem',
+    source: $.hub('Idavidrein/gpqa', subset=subset, train=null, test='train'),
+    expand: 'treetune_data.expansions:shuffled_choices',
+    prompt: '{{ Question | trim }}\n{{ choices }}',
+    instruction: $.choice,
+    ground_truth: '{{ letter }}',
+  },
+
+  // LiveBench's questions of June and July 2024. The grader `livebench` goes by `task`.
+  livebench(category):: $.test {
+    data_source: 'ood__livebench_' + category,
+    ability: 'ood',
+    source: $.hub('livebench/' + category, train=null, test='test'),
+    filters: [
+      { name: 'other months', where: '(livebench_release_date | string)[:7] in ("2024-06", "2024-07")' },
+      { name: 'no answer', where: 'ground_truth is not none' },
+    ],
+    prompt: '{{ turns[0] }}',
+    ground_truth: '{{ ground_truth }}',
+    extra_info: { category: 'category', task: 'task' },
+  },
 }

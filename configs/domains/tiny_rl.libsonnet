@@ -1,5 +1,5 @@
 // What learns from its own answers on five domains: eight answers to each problem, one step an iteration.
-(import 'tiny.jsonnet')
+(import 'tiny.libsonnet')
 + (import '../trainers/tiny_one_step.jsonnet')
 + {
   model: { type: 'pretrained', name_or_path: $.directory + '/domains/tiny_sft/checkpoints/last/policy' },

@@ -15,7 +15,7 @@
   table: { type: 'table' },
   stem__gpqa: { type: 'multiple_choice' },
   stem__supergpqa: { type: 'multiple_choice' },
-  // Published: a model's verdict (stem_judged.jsonnet).
+  // Published: a model's verdict (tasks/guru_stem_judged.jsonnet).
   stem__web: { type: 'math' },
   // By the row's `task`.
   ood__livebench: { type: 'livebench' },

@@ -4,6 +4,6 @@
 (import 'preset.libsonnet')('spo_chain')
 + (import 'policy_gradient.libsonnet')
 + {
-  credit: (import '../credit/literature.libsonnet').spo_chain.credit,
+  credit: (import '../credit/spo_chain.jsonnet').credit,
   trainer+: { advantage_normalisation: 'whiten' },
 }

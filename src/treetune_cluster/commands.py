@@ -170,7 +170,7 @@ def start_shape(root: PolicyIteration) -> Shape | None:
 
 
 def _maker(name: Path) -> Path | None:
-    from treetune.config.jsonnet import CONFIGS, is_configuration
+    from treetune.config.jsonnet import CONFIGS
     from treetune.models.policy_files import CHECKPOINTS
 
     if CHECKPOINTS not in name.parts:
@@ -182,7 +182,8 @@ def _maker(name: Path) -> Path | None:
             [*folders[:-1], f"{folders[-1]}_{last}"] if folders else [last]
         )  # fork/sft is fork_sft.jsonnet
         for named in ([*folders, last], joined):
-            if is_configuration(likely := CONFIGS.joinpath(*named).with_suffix(".jsonnet")):
+            likely = CONFIGS.joinpath(*named).with_suffix(".jsonnet")
+            if likely.is_file():
                 return likely
     return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.cli.command import built, evaluated
-from treetune.config.jsonnet import CONFIGS, find_file, is_configuration
+from treetune.config.jsonnet import CONFIGS, find_file
 from treetune.store.files import whole_folder, write_text
 from treetune.tasks.rows import as_text, missing
 from treetune.tasks.sources import read_rows
@@ -88,10 +88,10 @@ def _configuration(
     options: argparse.Namespace, stage: str, rows: list[dict[str, Any]], fields: list[str]
 ) -> str:
     gpu, tiny = options.hardware == "gpu", options.model == "tiny"
-    preset = is_configuration(CONFIGS / "presets" / f"{stage}.jsonnet")
+    preset = (CONFIGS / "presets" / f"{stage}.jsonnet").is_file()
     method = "grpo" if preset else stage
     large = "sft_rho1b_GSM8K" if method == "sft" else f"polIter_rho1bSft2_{method}_GSM8K"
-    known = is_configuration(CONFIGS / "models" / f"{options.model}.jsonnet")
+    known = (CONFIGS / "models" / f"{options.model}.jsonnet").is_file()
     files = [large if gpu else f"quickstart/{method}"]
     files += [] if rows else [f"tasks/{options.data}"]
     files += [f"models/{options.model}"] if known and not tiny else []

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.support.shipped import CONFIGS
-from treetune.cli import arguments as completion
 from treetune.config import jsonnet
 from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
@@ -159,52 +158,6 @@ def test_of_a_long_line_the_place_of_the_error_is_shown() -> None:
     text, mark = lines[place - 1 : place + 1]
     assert len(text) <= 104
     assert text[mark.index("^")] == "2"
-
-
-# A folder's table has configurations that are used like files
-
-ENTRIES = """{
-  small: { trainer+: { rate: 1 } },
-  'large_0.5': { trainer+: { rate: 2 } } + { double: self.trainer.rate * 2 },
-  both: (import 'small.jsonnet') + { size: 3 },
-}"""
-
-
-@pytest.fixture
-def rates() -> None:
-    Path("rates").mkdir()
-    Path("rates", jsonnet.TABLE).write_text(ENTRIES)
-
-
-@pytest.mark.usefixtures("rates")
-def test_an_entry_is_named_imported_merged_and_explained_like_a_file_that_goes_before_it() -> None:
-    small = load(["rates/small.jsonnet"], environ={})
-    assert small.data == {"trainer": {"rate": 1}}
-    source = Explanation(small).settings(("trainer", "rate"))[-1].place
-    assert f"rates/{jsonnet.TABLE}" in source and "rates/small.jsonnet" in source
-    assert load(["rates/small.jsonnet", "rates/large_0.5.jsonnet"], environ={}).data["double"] == 4
-    assert load(["rates/both.jsonnet"], environ={}).data == {"trainer": {"rate": 1}, "size": 3}
-    Path("mine.jsonnet").write_text("(import 'rates/both.jsonnet') + { trainer+: { steps: 2 } }")
-    assert load(["mine.jsonnet"], environ={}).data["trainer"] == {"rate": 1, "steps": 2}
-    Path("rates/small.jsonnet").write_text("{ trainer+: { rate: 7 } }")
-    assert load(["rates/both.jsonnet"], environ={}).data["trainer"] == {"rate": 7}
-
-
-@pytest.mark.usefixtures("rates")
-def test_entries_are_listed_completed_and_offered_where_a_name_is_wrong() -> None:
-    names = ["both", "large_0.5", "small"]
-    assert [path.stem for path in jsonnet.configurations(Path("rates"))] == names
-    assert completion.configs("rates/") == [f"rates/{name}.jsonnet" for name in names]
-    assert "did you mean rates/small.jsonnet" in " ".join(message("rates/smal.jsonnet").split())
-
-
-def test_every_shipped_table_has_entries_and_no_file_beside_them() -> None:
-    tables = list(CONFIGS.rglob(jsonnet.TABLE))
-    assert len(tables) > 10
-    for table in tables:
-        text_only = [path for path in jsonnet.configurations(table.parent) if not path.is_file()]
-        assert text_only and all(map(jsonnet.is_configuration, text_only))
-        assert not list(table.parent.glob("names.jsonnet"))
 
 
 # Evaluated as one text, a configuration is what it is with its imports

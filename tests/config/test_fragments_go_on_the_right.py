@@ -25,9 +25,11 @@ FRAGMENTS = ["rollouts/until_mixed"] + sorted(
     f"{folder}/{path.stem}"
     for folder in ("models", "compat", "overlays", "shaping", "selections", "hardware")
     for path in configurations(CONFIGS / folder)
-    # The ones for the embedded tasks read no other characters; those of SPO and Guru are for their own
-    # experiments, and those that read a variable of the environment for somebody who has set it.
-    if not path.stem.startswith(("tiny", "spo_", "guru_")) and "extVar" not in text_of(path)
+    # Fragments for the embedded tasks read no other characters. Those of SPO, Guru, signposts and the tables
+    # at equal cost are for their own experiments, and those that read a variable of the environment are for
+    # somebody who has set it.
+    if not path.stem.startswith(("tiny", "spo_", "guru_", "equal_cost_", "signposts_"))
+    and "extVar" not in text_of(path)
 )
 
 

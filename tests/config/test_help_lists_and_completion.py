@@ -50,7 +50,9 @@ def test_the_first_help_fits_a_screen_and_leads_to_every_command(capsys: pytest.
     assert screen == overview().splitlines()
     assert len(screen) < 24 and max(map(len, screen)) <= 80
     names = [line.split()[0] for line in screen if line.startswith("  ") and "$" not in line]
-    assert names[:8] == ["run", "evaluate", "check", "explain", "parts", "plan", "doctor", "new"]
+    assert names[:9] == [
+        "run", "evaluate", "check", "explain", "parts", "configs", "plan", "doctor", "new",
+    ]  # fmt: skip
     assert main(["help", "all"]) == 0
     everything = capsys.readouterr().out.replace(",", "").split()
     assert {*BY_NAME} <= {*everything}

@@ -177,7 +177,7 @@ def test_tensorboard_gets_every_number_and_has_the_names_of_a_fragment_where_the
         "train/policy_loss": -2.0,
         "critic/loss": 3.0,
     }
-    (of_fragment,) = load([str(ROOT / "configs/threadweaver/tensorboard.jsonnet")]).data["sinks"]
+    (of_fragment,) = load([str(ROOT / "configs/sinks/threadweaver_tensorboard.jsonnet")]).data["sinks"]
     both = TensorboardSink(further_names=of_fragment["further_names"])
     for name, sink in (("own", TensorboardSink()), ("both", both)):
         mirrors = Mirrors((sink,), tmp_path / name, "name", {})

@@ -8,44 +8,20 @@ from pathlib import Path
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
-from treetune.config import lexer
 from treetune.config.build import build
+from treetune.config.catalogue import entries
 from treetune.config.errors import ConfigError, ConfigIssue
 from treetune.config.explain import Explanation
-from treetune.config.jsonnet import TABLE, Config, Layer, configurations, load, sum_of
+from treetune.config.jsonnet import Config, load
 from treetune.runtime.base import PolicyIteration, Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
-NAMING = (
-    "lib/equal_cost.libsonnet",
-    "lib/experiment.libsonnet",
-    "lib/quickstart.libsonnet",
-    "lib/signposts.libsonnet",
-    "lib/turns.libsonnet",
-)
 
 
-@cache
-def names_in(table: Path) -> dict[str, str]:
-    """The experiments' names in a table, evaluated at once and nothing else of them; `_` for none."""
-    names = "local all = import '%s'; { [one]: std.get(all[one], 'experiment_name', '_') for one in %s }"
-    layer = Layer(str(table), names % (TABLE, "std.objectFieldsAll(all)"), table)
-    return sum_of([layer], {})
-
-
-@cache
 def whole_configurations() -> list[str]:
-    """Files that name an experiment or have a library name it, and tables; the others are fragments or bases,
-    of which some (``experiment_name+:``) add to a name."""
-
-    def whole(path: Path) -> bool:
-        if not path.is_file():  # an entry of a table
-            return not names_in(path.with_name(TABLE))[path.stem].startswith("_")
-        called = any(file.endswith(NAMING) for file in lexer.imports(path.read_text()))
-        return called or "experiment_name:" in path.read_text() or "tables" in path.parts
-
-    return [str(path.relative_to(ROOT)) for path in configurations(CONFIGS) if whole(path)]
+    """Returns the experiments and tables; the others are fragments, data sets and pipelines."""
+    return [f"configs/{entry.name}" for entry in entries() if entry.kind in ("experiments", "tables")]
 
 
 @cache  # each file that is imported costs Jsonnet some 20 ms

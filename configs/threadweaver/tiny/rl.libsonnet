@@ -1,6 +1,6 @@
 // P-GRPO on what the tiny start models know: eight answers to each of 32 problems, an answer's advantage its reward less
 // the group's mean, one step an iteration on the prefix trees of the groups.
-(import 'base.jsonnet')
+(import 'base.libsonnet')
 + (import '../../methods/ppo_loss.jsonnet')
 + (import '../../trainers/tiny_one_step.jsonnet')
 + (import '../../credit/group_mean.jsonnet')

@@ -59,7 +59,7 @@ HELP = (
     ),
 )
 GROUPS = {
-    "first": "run run_evaluation check_config explain_config list_parts plan doctor new",
+    "first": "run run_evaluation check_config explain_config list_parts configs plan doctor new",
     "look": "view watch report bisect_runs replay fork arena credit_worth",
     "tables": "make_table reproduce_table run_analyzers compare_analyses",
     "data": "prepare_data estimate_difficulty filter_data score_responses export_rows make_threads",
@@ -149,7 +149,6 @@ def overview() -> str:
     lines = [
         "Reinforcement learning for language models: one configuration, one experiment.",
         "usage: treetune COMMAND [--configs A,B,…] [--override '{…}'] …",
-        "",
     ]
     groups = _groups()
     groups.pop("more")
@@ -254,13 +253,13 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 def configs(prefix: str, **_: object) -> list[str]:
     """Returns files for the last name of ``a.jsonnet,b.jsonn``: here, then treetune's own."""
-    from treetune.config.jsonnet import CONFIGS, in_folder
+    from treetune.config.jsonnet import CONFIGS
 
     before, comma, last = prefix.rpartition(",")
     folder, name = (Path(last), "") if last.endswith("/") else (Path(last).parent, Path(last).name)
     found: dict[str, None] = {}
     for base in (Path.cwd(), CONFIGS, CONFIGS.parent):
-        for path in in_folder(base / folder) if (base / folder).is_dir() else ():
+        for path in sorted((base / folder).iterdir()) if (base / folder).is_dir() else ():
             if not path.name.startswith(name):
                 continue
             shown = str(folder / path.name) if str(folder) != "." else path.name

@@ -242,6 +242,25 @@ def _unknown(what: str, name: str, known: list[str]) -> ValueError:
     )
 
 
+def list_configurations(options: argparse.Namespace) -> int:
+    from treetune.config.catalogue import entries
+
+    listed = list(entries(options.word or ""))
+    if not listed:
+        raise ValueError(
+            f"no configuration has {options.word!r} in its name or its first line:"
+            " `treetune configs` lists all of them"
+        )
+    width = max(len(entry.name) for entry in listed)
+    kind = None
+    for entry in listed:
+        if entry.kind != kind:
+            say(entry.kind if kind is None else f"\n{entry.kind}")
+            kind = entry.kind
+        say(f"  {entry.name:{width}}  {textwrap.shorten(entry.about, WIDTH, placeholder=' …')}")
+    return 0
+
+
 VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
 
 COMMANDS = (
@@ -276,6 +295,15 @@ COMMANDS = (
                 "key", {"metavar": "KEY.PATH", "help": "such as trainer.learning_rate"}, completes="keys"
             ),
         ),
+    ),
+    Command(
+        "configs",
+        list_configurations,
+        "the shipped configurations, a line each",
+        "Lists the experiments, tables, data sets, presets and fragments below configs/, each with what its"
+        " file says it is. With a word it lists those that have it in their name or in that line.",
+        ("treetune configs", "treetune configs grpo"),
+        (Argument("word", {"nargs": "?", "metavar": "WORD", "help": "such as grpo or MATH; default: all"}),),
     ),
     Command(
         "list_parts",

@@ -8,7 +8,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,6 @@ examples beside them."""
 
 _YAML = "(import 'lib/yaml.libsonnet')(std.parseYaml(%s))"
 """What a YAML file is in Jsonnet."""
-
-TABLE = "names.libsonnet"
-"""An object in a folder, each of whose fields is a configuration of the folder: a file without a file."""
 
 ENVIRONMENT_KEYS = {
     "seed": "APP_SEED",
@@ -146,56 +142,23 @@ def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Impor
 
 def find_file(name: str, base: Path) -> Path:
     """Returns the file that `name` means for something in `base`: there, else among treetune's own: below
-    configs/ or, where the name says so, examples/. It may be one that its folder's table has."""
+    configs/ or, where the name says so, examples/."""
     ours = CONFIGS.parent if Path(name).parts[:1] in ((CONFIGS.name,), ("examples",)) else CONFIGS
     places = list(dict.fromkeys([base, ours]))
     for place in places:
         candidate = Path(os.path.abspath(place / name))
-        if is_configuration(candidate):
+        if candidate.is_file():
             return candidate
     raise ConfigError([_no_such_file(name, places)])
 
 
-def is_configuration(path: Path) -> bool:
-    """Returns whether there is such a file, or an entry in its folder's table."""
-    return path.is_file() or path in _table(path.parent)
-
-
 def configurations(folder: Path) -> list[Path]:
-    """Returns all configurations below a folder, with those that tables have."""
-    in_tables = [path for table in folder.rglob(TABLE) for path in _table(table.parent)]
-    return sorted([*folder.rglob("*.jsonnet"), *in_tables])
-
-
-def in_folder(folder: Path) -> list[Path]:
-    """Returns what is in a folder, with the configurations of its table."""
-    return sorted([*folder.iterdir(), *_table(folder)])
-
-
-def _table(folder: Path) -> Sequence[Path]:
-    """Returns the configurations in a folder's table; none where there is no table, or a broken one."""
-    table = folder / TABLE
-    return _names_in(table, table.stat().st_mtime_ns) if table.is_file() else ()
-
-
-@lru_cache(maxsize=256)
-def _names_in(table: Path, changed: int) -> Sequence[Path]:
-    def importer(directory: str, name: str) -> tuple[str, bytes]:
-        path = find_file(name, Path(directory or "."))
-        return str(path), text_of(path).encode()
-
-    try:
-        fields = f"std.objectFieldsAll(import {json.dumps(str(table))})"
-        names = _jsonnet.evaluate_snippet(TABLE, fields, import_callback=importer)
-    except RuntimeError:
-        return ()
-    return tuple(table.parent / f"{name}.jsonnet" for name in json.loads(names))
+    """Returns all configurations below a folder."""
+    return sorted(folder.rglob("*.jsonnet"))
 
 
 def text_of(path: Path) -> str:
-    """Returns the text of a file, or of the entry in its folder's table. Raises as reading does."""
-    if not path.is_file() and is_configuration(path):
-        return f"(import {json.dumps(TABLE)})[{json.dumps(path.stem)}]"
+    """Returns the text of a file as Jsonnet. Raises as reading does."""
     text = path.read_text(encoding="utf-8")
     return _YAML % json.dumps(text) if path.suffix in (".yaml", ".yml") else text
 
@@ -323,7 +286,7 @@ def _no_such_file(name: str, places: Sequence[Path]) -> ConfigIssue:
     known: dict[str, str] = {}
     for place in places:
         folder = Path(os.path.abspath(place / name)).parent
-        beside = [path for path in in_folder(folder) if path.suffix == ".jsonnet"] if folder.is_dir() else []
+        beside = sorted(folder.glob("*.jsonnet"))
         ours = place in (CONFIGS, CONFIGS.parent)
         for path in [*sorted(place.glob("*sonnet")), *beside, *(configurations(CONFIGS) if ours else [])]:
             known[os.path.relpath(path, place)] = relative(path)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.config.jsonnet import is_configuration
 from treetune.store.checksums import refuse_damaged
 from treetune.store.files import sync, whole_folder, why_not_written
 
@@ -88,7 +87,7 @@ def _how_to_make(path: Path) -> str:
         return "Give the path of a directory in Hugging Face format, relative to the working directory."
     experiment = Path(*path.parts[: path.parts.index(CHECKPOINTS)])
     name = f"{experiment.name}.jsonnet"
-    likely = next(filter(is_configuration, [Path("configs", experiment.parent.name, name), Path(name)]), None)
+    likely = next(filter(Path.is_file, [Path("configs", experiment.parent.name, name), Path(name)]), None)
     config = likely or "CONFIG.jsonnet"
     return f"Run the experiment {experiment.name!r} to its end first: treetune run --configs {config}"
 

@@ -1,0 +1,2 @@
+// How different the answers to one problem are, over the iterations.
+{ analyzers+: [{ type: 'diversity' }] }

@@ -1,0 +1,2 @@
+// Dr.GRPO: reward less the group's mean.
+{ credit: { type: 'group', std: false } }

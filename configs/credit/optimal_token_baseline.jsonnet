@@ -1,0 +1,2 @@
+// A baseline for each position of a group, from answers weighted by the energy of their paths.
+{ credit: { type: 'optimal_token_baseline' } }

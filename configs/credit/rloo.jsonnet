@@ -1,0 +1,2 @@
+// RLOO: reward less the mean of the other answers.
+{ credit: { type: 'rloo' } }

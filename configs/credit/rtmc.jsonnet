@@ -1,0 +1,2 @@
+// Values of common beginnings, drawn towards the group's mean.
+{ credit: { type: 'monte_carlo', samples: 1, values: { type: 'rtmc' } } }

@@ -1,0 +1,10 @@
+// Big-Math, verified. Its answers' pass rates by an 8B model stay beside the rows. The data set asks for an agreement on the hub.
+local lib = import 'lib.libsonnet';
+
+lib.math {
+  data_source: 'math__bigmath',
+  source: lib.hub('SynthLabsAI/Big-Math-RL-Verified'),
+  prompt: '{{ problem }}',
+  ground_truth: '{{ answer }}',
+  extra_info: { dataset: 'source', solve_rate_8b: 'llama8b_solve_rate' },
+}

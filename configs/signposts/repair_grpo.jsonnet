@@ -1,0 +1,2 @@
+// As repair_vineppo.jsonnet with GRPO's credit, and nothing else changed.
+(import '../lib/signposts.libsonnet')('repair').policy_gradient('grpo', import '../methods/ppo_group_credit.jsonnet')

@@ -1,0 +1,72 @@
+"""The shipped configurations by kind, each with the sentence that its file begins with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from treetune.config.jsonnet import CONFIGS, configurations
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "experiments": (
+        "quickstart", ".", "countdown", "domains", "equal_cost", "guru", "multi_turn", "signposts", "spo",
+        "threadweaver", "threadweaver/tiny",
+    ),
+    "tables": ("tables",),
+    "data sets and pipelines": ("data", "data_pipelines"),
+    "presets": ("presets",),
+}  # fmt: skip
+"""The folders below configs/ whose files are whole configurations; "." is configs/ itself. Each file in a
+folder of experiments can be run. The files of all other folders are fragments: put on the right of an
+experiment, they change it. What is no configuration by itself, such as a function, is a .libsonnet."""
+
+FRAGMENTS = "fragments"
+
+SENTENCE_END = re.compile(r"(?<!\bal)(?<!\beq)(?<!\bDr)(?<!e\.g)\.(?: |$)")
+"""A dot that ends a sentence, and not an abbreviation such as "Yu et al." or "eq."."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A shipped configuration, such as Entry("presets", "presets/dapo.jsonnet", "DAPO (Yu et al., …)")."""
+
+    kind: str
+    name: str
+    """The path below configs/, which `--configs` and `import` find from anywhere."""
+    about: str
+    """The first sentence of the comment at the file's head."""
+
+
+def entries(word: str = "") -> Iterator[Entry]:
+    """Yields the configurations that have `word` in their name or their first sentence, kind by kind."""
+    for path in sorted(configurations(CONFIGS), key=_rank):
+        name = path.relative_to(CONFIGS)
+        entry = Entry(kind_of(name), str(name), first_sentence(path.read_text(encoding="utf-8")))
+        if word.lower() in f"{entry.name} {entry.about}".lower():
+            yield entry
+
+
+def _rank(path: Path) -> tuple[int, str]:
+    """Returns what configurations are listed by: the folders in the order of KINDS, then all others."""
+    name = path.relative_to(CONFIGS)
+    whole = [folder for folders in KINDS.values() for folder in folders]
+    folder = str(name.parent)
+    return (whole.index(folder) if folder in whole else len(whole), str(name))
+
+
+def kind_of(name: Path) -> str:
+    """Returns the kind of a configuration, whose path is below configs/."""
+    folder = str(name.parent)
+    return next((kind for kind, folders in KINDS.items() if folder in folders), FRAGMENTS)
+
+
+def first_sentence(text: str) -> str:
+    """Returns the first sentence of a file's leading ``//`` comment, "" where it has none."""
+    words = []
+    for line in text.splitlines():
+        if not line.startswith("//"):
+            break
+        words.append(line.removeprefix("//").strip())
+    return SENTENCE_END.split(" ".join(words), maxsplit=1)[0]
