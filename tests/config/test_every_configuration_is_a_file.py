@@ -49,7 +49,7 @@ def plain_jsonnet(text: str) -> object:
 # One in five: all of them take a minute and a half.
 @pytest.mark.parametrize("name", NAMES[::5])
 def test_plain_jsonnet_evaluates_it(name: str) -> None:
-    """A preset or fragment may read what stands on its left: it is evaluated on the right of one."""
+    """A preset or fragment may read what is on its left, so it stands on the right of an experiment."""
     text = f"import '{name}'"
     if kind_of(Path(name)) in ("presets", FRAGMENTS):
         left = next((left for word, left in OWN_LEFT.items() if word in name), LEFT)
