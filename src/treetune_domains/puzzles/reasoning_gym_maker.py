@@ -22,7 +22,7 @@ from typing import Any
 from treetune.config.errors import did_you_mean
 from treetune.processes.worker import die_with_parent
 from treetune.seeds import derive_seed
-from treetune_domains.graders.reasoning_gym import as_settings, packed
+from treetune_domains.sandbox.inside.reasoning_gym_scores import as_settings, packed
 
 CHUNK = 500
 """Problems of one seed. The library makes problem i of a data set from seed + i."""
