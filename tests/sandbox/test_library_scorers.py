@@ -176,7 +176,7 @@ def test_answers_that_are_python_write_nothing_and_earn_nothing(
 
 POISONS = [
     'exec("import reasoning_gym.games.countdown as c; c.CountdownDataset.score_answer=lambda s, a, e: 1.0")',
-    'exec("import reasoning_gym.factory as f\\nfor k, _ in f.DATASETS.values(): k.score_answer=lambda *a: 1.0")',
+    'exec("import reasoning_gym.factory as f\\nfor k, _ in f.DATASETS.values(): k.score_answer = float")',
     "setattr(__import__('builtins'), 'eval', lambda *a: 24)",
     'exec("import sympy; sympy.parse_expr = sympy.simplify = lambda *a, **k: 0")',
     "globals().update(float=lambda x: 1.0)",

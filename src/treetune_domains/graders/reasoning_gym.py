@@ -16,7 +16,7 @@ from treetune_domains.sandbox.base import Limits, Sandbox
 from treetune_domains.sandbox.bubblewrap import Bubblewrap
 from treetune_domains.sandbox.served import Scorer, scorer
 
-SPARE_SECONDS = 150.0
+SPARE_SECONDS = 300.0
 """More than a sandbox takes to begin once more and to import the library: only a bug reaches the deadline."""
 
 

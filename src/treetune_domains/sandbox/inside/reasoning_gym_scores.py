@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
+import importlib.util
 import json
+import re
+import sys
+import types
 import warnings
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 _TUPLE, _PAIRS, _FRACTION = "(tuple)", "(pairs)", "(fraction)"
@@ -66,14 +72,23 @@ def as_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare() -> Callable[[Mapping[str, Any]], Callable[[str], float]]:
-    """Imports the library, and returns what makes the scorer of a problem."""
-    _library()
+    """Returns what makes the scorer of a problem."""
+    _folder()
     return _scorer_of
+
+
+_TRIED: set[tuple[str, str]] = set()
+"""Data sets, with their settings, whose scorer has scored an answer of its own."""
 
 
 def _scorer_of(problem: Mapping[str, Any]) -> Callable[[str], float]:
     data_set = _data_set(problem["dataset"], problem["config"])
     entry = {"question": problem["question"], **unpacked(problem["entry"])}
+    if (problem["dataset"], problem["config"]) not in _TRIED:
+        # What a scorer imports and fills caches with at its first use, all children then have from the start.
+        _TRIED.add((problem["dataset"], problem["config"]))
+        with contextlib.suppress(Exception):
+            data_set.score_answer(entry["answer"], entry)
 
     def score(answer: str) -> float:
         return float(data_set.score_answer(answer, entry))
@@ -85,13 +100,65 @@ def _scorer_of(problem: Mapping[str, Any]) -> Callable[[str], float]:
 def _data_set(name: str, config: str) -> Any:
     """Makes the library's object whose scorer it is, with the problems' settings: some scorers look at
     them."""
-    kind, of_settings = _library().factory.DATASETS[name]
+    factory = import_data_set(modules_of_data_sets()[name])
+    kind, of_settings = factory.DATASETS[name]
     return kind(config=of_settings(**as_settings(of_settings, unpacked(config))))
 
 
-def _library() -> Any:
+# The library's modules
+
+_NAME = re.compile(r"^DATASET_NAME\s*=\s*[\"'](\w+)[\"']", re.MULTILINE)
+_REGISTERED = re.compile(r"^register_dataset\(\s*(?:[\"'](\w+)[\"'])?", re.MULTILINE)
+
+COMPOSITE = "composite"
+"""Registered as a data set, and none of its own: it mixes others."""
+
+
+@lru_cache(maxsize=1)
+def _folder() -> Path:
+    """Returns the library's folder. Raises ModuleNotFoundError where it isn't installed."""
+    spec = importlib.util.find_spec("reasoning_gym")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("the package reasoning_gym is not installed")
+    return Path(spec.submodule_search_locations[0])
+
+
+@lru_cache(maxsize=1)
+def modules_of_data_sets() -> Mapping[str, str]:
+    """Returns each data set's module, by its name. The library is read, not imported: that takes seconds.
+
+    Raises ModuleNotFoundError where it isn't installed.
+    """
+    folder = _folder()
+    modules = {}
+    for file in sorted(folder.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        for registered in _REGISTERED.finditer(text):
+            named = _NAME.search(text)
+            name = registered[1] or (named[1] if named else None)
+            if name is not None and name != COMPOSITE:
+                modules[name] = ".".join(["reasoning_gym", *file.relative_to(folder).with_suffix("").parts])
+    return modules
+
+
+def import_data_set(name: str) -> Any:
+    """Returns the library's registry, with the data set of one of its modules in it.
+
+    The packages around the module are put up empty, since what their own code imports takes seconds, and
+    memory that makes each fork slower; where that is not enough for the module, all of the library is.
+    """
+    folder = _folder()
+    steps = name.split(".")[:-1]
+    for count in range(1, len(steps) + 1):
+        package = types.ModuleType(".".join(steps[:count]))
+        package.__path__ = [str(folder.joinpath(*steps[1:count]))]
+        sys.modules.setdefault(package.__name__, package)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # syntax that newer Pythons warn of, in what the library imports
-        import reasoning_gym
-        import reasoning_gym.factory
-    return reasoning_gym
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "reasoning_gym"]:
+                del sys.modules[loaded]
+            importlib.import_module("reasoning_gym")
+        return importlib.import_module("reasoning_gym.factory")

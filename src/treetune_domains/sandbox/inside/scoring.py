@@ -48,7 +48,7 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
     """Answers requests until there are no more.
 
     Args:
-        prepare: Imports the library and returns what makes scorers.
+        prepare: Returns what makes scorers, which may import more of the library for each problem.
         package: The library's name, whose modules read texts as `reading` does.
         seconds: Deadline for one answer.
         confined: This is a sandbox with files and processes of its own.
@@ -63,17 +63,13 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
         sys.path.remove(os.getcwd())  # an answer could leave a file there
     try:
         make_score = prepare()
-        teach(package)
-        if confined:
-            _empty_work_folder()
     except BaseException as error:
         _reply(replies, {"failed": f"{type(error).__name__}: {error}"[:_MESSAGE]})
         return
-    gc.collect()
-    gc.freeze()  # or else a collection in a child would copy every page
     _reply(replies, {"ready": True})
     while (request := _next_request(requests)) is not None:
-        _reply(replies, _scored(make_score, request, seconds, replies, requests.fileno()))
+        scored = _scored(make_score, request, package, seconds, confined, replies, requests.fileno())
+        _reply(replies, scored)
         if confined and any(os.listdir(folder) for folder in _LEFT_IN):
             return
 
@@ -100,12 +96,25 @@ def _reply(replies: int, reply: Any) -> None:
 
 
 def _scored(
-    make_score: MakeScore, request: Any, seconds: float, replies: int, requests: int
+    make_score: MakeScore,
+    request: Any,
+    package: str,
+    seconds: float,
+    confined: bool,
+    replies: int,
+    requests: int,
 ) -> dict[str, Any]:
+    modules = len(sys.modules)
     try:
         score = make_score(request["problem"])
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {error}"[:_MESSAGE]}
+    if len(sys.modules) > modules:
+        teach(package)
+        gc.collect()
+        gc.freeze()  # or else a collection in a child would copy every page
+        if confined:
+            _empty_work_folder()
     verdict, verdict_write = os.pipe()
     child = os.fork()
     if child == 0:
