@@ -19,8 +19,8 @@ from pathlib import Path
 
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import CORRECT_SCORE, Grade, Problem
-from treetune_domains.graders.reasoning_gym import unpacked
 from treetune_domains.puzzles.reasoning_gym import ReasoningGym, data_sets
+from treetune_domains.sandbox.inside.reasoning_gym_scores import unpacked
 
 ROOT = Path(__file__).parents[1]
 WRONG = ("xyzzy", "0", "True", "[]", "{}")

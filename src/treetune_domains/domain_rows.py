@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from treetune.store.files import whole_file
 from treetune.tasks.sources import JSON_FIELDS, ROW_GROUP, files_matching, read_rows
 from treetune.vocabulary import Message, Problem
+from treetune_domains.foreign import GOLD_IS_JSON
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,6 +88,8 @@ def normalised(row: Mapping[str, Any]) -> Row:
         raw_prompt=raw,
         apply_chat_template=applies,
     )
+    if isinstance(reward[GROUND_TRUTH], Mapping | list):
+        full[EXTRA_INFO][GOLD_IS_JSON] = True
     full[REWARD_MODEL] = {STYLE: "rule", **reward, GROUND_TRUTH: full[REWARD_MODEL][GROUND_TRUTH]}
     return {**row, **full}
 

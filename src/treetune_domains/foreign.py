@@ -7,6 +7,7 @@ be installed beside the run's: ``python foreign.py PATH FOLDER…`` answers JSON
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -15,6 +16,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +27,11 @@ Row = Mapping[str, Any]
 answer's ``transcript``."""
 
 
+GOLD_IS_JSON = "ground_truth_is_json"
+"""Key of a problem's data that is true where its gold is the JSON of a list or of an object that its row had.
+Functions of other libraries get the list or the object, as they do there."""
+
+
 class Said(dict[str, Any]):
     """A message, or a call in it, that is read by keys and by attributes, as those of verifiers are."""
 
@@ -33,18 +40,54 @@ class Said(dict[str, Any]):
 
 def file_function(path: str, searched: list[str]) -> Any:
     """Returns what ``folder/file.py:name`` names, from the working directory or one of the folders."""
-    file, _, name = path.rpartition(":")
-    found = next((whole for folder in ("", *searched) if (whole := Path(folder, file)).is_file()), None)
-    if found is None:
-        raise ValueError(f"path is {path!r}, and there is no file {file}")
-    spec = importlib.util.spec_from_file_location(found.stem, found)
+    found, name = file_of(path, searched), path.rpartition(":")[2]
+    module_name = name_in_process(found)
+    spec = importlib.util.spec_from_file_location(module_name, found)
     assert spec is not None and spec.loader is not None, "it ends with .py"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[found.stem] = module
+    sys.modules[module_name] = module
     spec.loader.exec_module(module)
     if not hasattr(module, name):
         raise ValueError(f"path is {path!r}, and {found} has no {name!r}")
     return getattr(module, name)
+
+
+def file_of(path: str, searched: list[str]) -> Path:
+    """Returns the file of ``folder/file.py:name``. Raises ValueError where there is none."""
+    file = path.rpartition(":")[0]
+    for folder in ("", *searched):
+        if Path(folder, file).is_file():
+            return Path(folder, file)
+    raise ValueError(f"path is {path!r}, and there is no file {file}")
+
+
+def name_in_process(file: Path) -> str:
+    """Returns the name under which a file with a reward is a module of this process: its own, under which
+    other files can import it, but where that is another's (``math_verify.py``, ``json.py``). Then a library
+    of that name is imported first, so that the file itself and all others find the library."""
+    stem = file.stem
+    elsewhere = [folder for folder in sys.path if Path(folder).resolve() != file.parent.resolve()]
+    is_library = stem in sys.stdlib_module_names or PathFinder.find_spec(stem, elsewhere) is not None
+    if is_library and stem not in sys.modules:
+        path = sys.path[:]
+        sys.path[:] = elsewhere
+        try:
+            importlib.import_module(stem)
+        except ImportError:
+            pass  # the file says so itself, if it needs the library
+        finally:
+            sys.path[:] = path
+    loaded = sys.modules.get(stem)
+    is_own = loaded is None or Path(getattr(loaded, "__file__", None) or "/").resolve() == file.resolve()
+    if is_own and not is_library:
+        return stem
+    digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=6).hexdigest()
+    return f"reward_file_{stem}_{digest}"
+
+
+def gold_of(row: Row) -> Any:
+    """Returns the ground truth as the row had it."""
+    return json.loads(row["gold"]) if row["data"].get(GOLD_IS_JSON) is True else row["gold"]
 
 
 def message_of(one: Mapping[str, Any]) -> Any:
@@ -70,7 +113,8 @@ def answered(row: Row) -> dict[str, Any]:
         step = {"prompt": messages, "completion": said[:1], "reward": reward or None}
         trajectory.append({**step, "extras": {}})
         messages = [*messages, *said]
-    state = {"answer": row["gold"], **data, "info": data.get("info", data.get("extra_info", dict(data)))}
+    gold = gold_of(row)
+    state = {"answer": gold, **data, "info": data.get("info", data.get("extra_info", dict(data)))}
     state |= {"prompt": prompt, "completion": messages[len(prompt) :], "task": row["domain"]}
     return state | {"trajectory": trajectory}
 
@@ -80,7 +124,8 @@ def offered(
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """Returns what a function with these parameters is called with, in order and by name. One of no other
     library gets the response, and the gold or the whole `problem`."""
-    data, gold, conversation = row["data"], row["gold"], list(row["messages"])
+    data, conversation = row["data"], list(row["messages"])
+    gold = gold_of(row)
     text, turns, rewards = row["transcript"]
     columns = {"answer": gold, "solution": gold, "ground_truth": gold, **data}
     given: dict[str, Any]
@@ -108,7 +153,7 @@ def offered(
         given = {"task": task, "trace": SimpleNamespace(**trace), "runtime": None}
     else:
         whole = list(parameters)[1:2] == ["problem"]
-        return [response, row.get("problem", SimpleNamespace(**row)) if whole else gold], {}
+        return [response, row.get("problem", SimpleNamespace(**row)) if whole else row["gold"]], {}
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     return [], {name: value for name, value in given.items() if takes_all or name in parameters}
 
@@ -156,7 +201,7 @@ def graded(function: Any, name: str, response: str, row: Row, arguments: Mapping
     steps = state["trajectory"]
     before = [one["reward"] for one in steps]
     if hasattr(function, "data_type"):
-        known = {"prompt": row["prompt"], "answer": row["gold"], **row["data"]}
+        known = {"prompt": row["prompt"], "answer": gold_of(row), **row["data"]}
         fields = function.data_type().model_fields
         task = function(function.data_type()(**{key: known[key] for key in known if key in fields}))
         weighed = [(one, getattr(one, "_vf_weight", 1.0)) for one in task.hooks("reward")]

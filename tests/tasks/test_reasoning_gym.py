@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tests.support.cases import cases
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
-from treetune_domains.graders.reasoning_gym import ReasoningGymGrader, packed, unpacked
+from treetune_domains.graders.reasoning_gym import ReasoningGymGrader
 from treetune_domains.puzzles import reasoning_gym as library
 from treetune_domains.puzzles.reasoning_gym import ReasoningGym, data_sets, missing_packages
+from treetune_domains.sandbox.inside.reasoning_gym_scores import packed, unpacked
 
 pytestmark = pytest.mark.skipif(bool(missing_packages()), reason=f"lacks {', '.join(missing_packages())}")
 

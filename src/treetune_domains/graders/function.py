@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -123,11 +122,11 @@ def _function(path: str) -> Any:
     if not path.rpartition(":")[0].endswith(".py"):
         function: Any = function_at(path)
     else:
-        folders.ask_for(os.path.basename(path).partition(".")[0])
         try:
             function = foreign.file_function(path, folders.searched()[0])
         except (Exception, SystemExit) as error:
             raise ValueError(f"path is {path!r}, which can't be loaded: {error}") from error
+        folders.ask_for(foreign.name_in_process(foreign.file_of(path, folders.searched()[0])))
     return function() if path.endswith(":load_environment") else function
 
 

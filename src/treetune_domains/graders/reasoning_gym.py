@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import json
 import math
-import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
-from fractions import Fraction
-from functools import lru_cache
-from typing import Annotated, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
-from treetune.vocabulary import Grade, Problem
+from treetune.vocabulary import Grade, GradeOutcome, Problem
+from treetune_domains.sandbox.base import Limits, Sandbox
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
+from treetune_domains.sandbox.served import Scorer, scorer
 
-_TUPLE, _PAIRS, _FRACTION = "(tuple)", "(pairs)", "(fraction)"
+SPARE_SECONDS = 300.0
+"""More than a sandbox takes to begin once more and to import the library: only a bug reaches the deadline."""
 
 
 @Grader.register("reasoning_gym")
@@ -32,6 +30,9 @@ class ReasoningGymGrader(Grader):
 
     An empty answer is ``no_answer``, also where a scorer would give it a hundredth. Where a scorer
     raises on what an answer says, the answer is wrong, and the message says what was raised.
+
+    Scorers read answers in a sandbox, each in a process of its own. Some take Python's literals, arithmetic
+    or formulas: these are read as values, and nothing of an answer is executed.
     """
 
     opening: Annotated[str, MinLen(1)] = ANSWER
@@ -42,87 +43,40 @@ class ReasoningGymGrader(Grader):
     """Takes what follows the last `opening`, up to a `closing` if there is one: for answers that a stop
     string ends, which graders don't see."""
 
+    sandbox: Sandbox = field(default_factory=Bubblewrap)
+    """The sandbox in which answers are scored."""
+    limits: Limits = field(default_factory=lambda: Limits(seconds=10.0, memory_mib=2048))
+    """Limits for the scoring of one answer, together with the library."""
+
+    @property
+    def deadline(self) -> float | None:  # type: ignore[override]
+        return self.limits.seconds + SPARE_SECONDS
+
+    def missing(self) -> Sequence[str]:
+        if not self.sandbox.can_begin:
+            name = type(self.sandbox).__name__
+            return (
+                f"reasoning_gym's scorers need the sandbox 'bubblewrap'; {name} runs whole programs alone",
+            )
+        return self.sandbox.missing()
+
     def prepare(self) -> None:
-        _library()
+        self._scorer().prepare()
 
     def extract(self, response: str, problem: Problem) -> str | None:
         return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
-        data_set = _data_set(problem.data["dataset"], problem.data["config"])
-        entry = {"question": problem.data["question"], **unpacked(problem.data["entry"])}
-        try:
-            score = float(data_set.score_answer(extracted, entry))
-        except Exception as error:
-            return Grade(reward=0.0, outcome="ok", message=f"the scorer raised {error!r}")
-        if not math.isfinite(score):
-            return Grade(reward=0.0, outcome="ok", message=f"the scorer said {score}")
-        return Grade(reward=score, outcome="ok")
+        asked = {name: problem.data[name] for name in ("dataset", "config", "question", "entry")}
+        scored = self._scorer().score(extracted, asked)
+        if scored.is_late or scored.has_crashed:
+            outcome: GradeOutcome = "timeout" if scored.is_late else "error"
+            return Grade(reward=0.0, outcome=outcome, message=scored.message)
+        if scored.score is None:
+            return Grade(reward=0.0, outcome="ok", message=scored.message)
+        if not math.isfinite(scored.score):
+            return Grade(reward=0.0, outcome="ok", message=f"the scorer said {scored.score}")
+        return Grade(reward=scored.score, outcome="ok", message=scored.message)
 
-
-def packed(value: Any) -> str:
-    """Packs a value into one text, from which `unpacked` makes the same: scorers compare with more than JSON.
-
-    Beside JSON's these are tuples, objects with other keys than texts, and fractions. Raises TypeError for
-    anything else.
-    """
-    return json.dumps(_marked(value))
-
-
-def unpacked(text: str) -> Any:
-    return json.loads(text, object_hook=_unmarked)
-
-
-def _marked(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return {_TUPLE: [_marked(inner) for inner in value]}
-    if isinstance(value, list):
-        return [_marked(inner) for inner in value]
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
-            return {key: _marked(inner) for key, inner in value.items()}
-        return {_PAIRS: [[_marked(key), _marked(inner)] for key, inner in value.items()]}
-    if isinstance(value, Fraction):
-        return {_FRACTION: str(value)}
-    return value
-
-
-def _unmarked(value: dict[str, Any]) -> Any:
-    if _TUPLE in value:
-        return tuple(value[_TUPLE])
-    if _PAIRS in value:
-        return dict(value[_PAIRS])
-    if _FRACTION in value:
-        return Fraction(value[_FRACTION])
-    return value
-
-
-@lru_cache(maxsize=64)
-def _data_set(name: str, config: str) -> Any:
-    """Makes the library's object whose scorer it is, with the problems' settings: some scorers look at
-    them."""
-    data_sets = _library().factory.DATASETS
-    kind, of_settings = data_sets[name]
-    return kind(config=of_settings(**as_settings(of_settings, unpacked(config))))
-
-
-def as_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values for a data set's settings, with texts made into enumerations where the settings have
-    these.
-
-    Raises ValueError for a text that such an enumeration doesn't have.
-    """
-    defaults = {one.name: one.default for one in dataclasses.fields(of_settings)}
-    made = dict(values)
-    for name, value in values.items():
-        if isinstance(default := defaults.get(name), enum.Enum):
-            made[name] = type(default)(value)
-    return made
-
-
-def _library() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # syntax that newer Pythons warn of, in what the library imports
-        import reasoning_gym
-        import reasoning_gym.factory
-    return reasoning_gym
+    def _scorer(self) -> Scorer:
+        return scorer(self.sandbox, self.limits, "reasoning_gym_scores", "reasoning_gym")

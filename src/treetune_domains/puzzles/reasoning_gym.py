@@ -26,6 +26,7 @@ from treetune.tasks.base import GeneratedTask, Split, Task
 from treetune.vocabulary import Problem
 from treetune_domains.graders.reasoning_gym import ReasoningGymGrader
 from treetune_domains.puzzles.reasoning_gym_maker import Refused
+from treetune_domains.sandbox.inside.reasoning_gym_scores import COMPOSITE, modules_of_data_sets
 
 QUESTION = "{question}"
 GRADER = ReasoningGymGrader()
@@ -45,14 +46,8 @@ _NEEDED = {
 }  # fmt: skip
 """Imports of the library beside our own requirements, as modules and as packages."""
 
-_NAME = re.compile(r"^DATASET_NAME\s*=\s*[\"'](\w+)[\"']", re.MULTILINE)
-_REGISTERED = re.compile(r"^register_dataset\(\s*(?:[\"'](\w+)[\"'])?", re.MULTILINE)
-
 _CHECKED = 4
 """Problems that a configuration is checked by: they are made once, however many are asked for."""
-
-COMPOSITE = "composite"
-"""Registered as a data set, and none of its own: it mixes others."""
 
 
 def missing_packages() -> list[str]:
@@ -61,25 +56,12 @@ def missing_packages() -> list[str]:
     return [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
 
 
-@lru_cache(maxsize=1)
 def data_sets() -> Mapping[str, str]:
-    """Returns each data set's module, by its name. The library is read, not imported: that takes a second.
-
-    Raises Refused where it isn't installed.
-    """
-    spec = importlib.util.find_spec("reasoning_gym")
-    if spec is None or not spec.submodule_search_locations:
-        raise Refused("type", "the package reasoning_gym is not installed", INSTALL)
-    root = Path(spec.submodule_search_locations[0])
-    modules = {}
-    for file in sorted(root.rglob("*.py")):
-        text = file.read_text(encoding="utf-8")
-        for registered in _REGISTERED.finditer(text):
-            named = _NAME.search(text)
-            name = registered[1] or (named[1] if named else None)
-            if name is not None and name != COMPOSITE:
-                modules[name] = ".".join(["reasoning_gym", *file.relative_to(root).with_suffix("").parts])
-    return modules
+    """Returns each data set's module, by its name. Raises Refused where the library isn't installed."""
+    try:
+        return modules_of_data_sets()
+    except ModuleNotFoundError as error:
+        raise Refused("type", str(error), INSTALL) from error
 
 
 @Task.register("reasoning_gym")

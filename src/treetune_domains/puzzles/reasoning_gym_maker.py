@@ -13,16 +13,14 @@ import json
 import os
 import random
 import sys
-import types
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from treetune.config.errors import did_you_mean
 from treetune.processes.worker import die_with_parent
 from treetune.seeds import derive_seed
-from treetune_domains.graders.reasoning_gym import as_settings, packed
+from treetune_domains.sandbox.inside.reasoning_gym_scores import as_settings, import_data_set, packed
 
 CHUNK = 500
 """Problems of one seed. The library makes problem i of a data set from seed + i."""
@@ -72,7 +70,7 @@ def answered(request: Mapping[str, Any]) -> dict[str, Any]:
 def opened(request: Mapping[str, Any]) -> tuple[Any, Any]:
     """Returns the data set's class and its settings. Raises Refused."""
     name, config = request["dataset"], dict(request["config"])
-    factory = _module(request["module"])
+    factory = import_data_set(request["module"])
     kind, of_settings = factory.DATASETS[name]
     known = [field.name for field in dataclasses.fields(of_settings) if field.name not in _OWN]
     for key in config:
@@ -90,27 +88,6 @@ def opened(request: Mapping[str, Any]) -> tuple[Any, Any]:
         what = f"reasoning_gym doesn't take these settings of {name!r}: {error or type(error).__name__}"
         raise Refused("config", what, "mend what it names") from error
     return kind, settings
-
-
-def _module(name: str) -> Any:
-    """Returns the library's registry, with the data set of one of its modules in it.
-
-    The packages around the module are put up empty, since what their own code imports takes a second;
-    where that isn't enough for the module, all of the library is imported.
-    """
-    folder = Path(importlib.util.find_spec("reasoning_gym").submodule_search_locations[0])  # type: ignore
-    steps = name.split(".")[:-1]
-    for count in range(1, len(steps) + 1):
-        package = types.ModuleType(".".join(steps[:count]))
-        package.__path__ = [str(folder.joinpath(*steps[1:count]))]
-        sys.modules[package.__name__] = package
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        for loaded in [one for one in sys.modules if one.partition(".")[0] == "reasoning_gym"]:
-            del sys.modules[loaded]
-        importlib.import_module("reasoning_gym")
-    return importlib.import_module("reasoning_gym.factory")
 
 
 def _at_level(of_curriculum: Any, of_settings: Any, request: Mapping[str, Any]) -> Any:

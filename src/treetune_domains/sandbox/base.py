@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 
 from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
 from treetune.tasks.graders.base import Unavailable
+
+if TYPE_CHECKING:
+    from treetune_domains.sandbox.program import Usage
 
 KilledBy = Literal["time", "memory", "output", "processes"]
 
@@ -55,6 +59,18 @@ class Outcome:
         return self.exit == 0
 
 
+class Running(Protocol):
+    """A program at work that is talked to through its standard input and output."""
+
+    process: subprocess.Popen[bytes]
+
+    def usage(self) -> Usage:
+        """Measures what the program and all that it started use."""
+
+    def kill(self) -> None:
+        """Ends it, and all that it started. Safe to call twice."""
+
+
 class Sandbox(Registrable):
     """Runs Python programs. Sub-classes are frozen dataclasses, picklable, and safe to use from threads.
 
@@ -65,6 +81,9 @@ class Sandbox(Registrable):
     isolation: ClassVar[Literal["process", "service"]] = "process"
     """The place where graders that use it are called: in worker processes, a program each at a time, or in
     threads that wait for a server."""
+
+    has_own_processes: ClassVar[bool] = False
+    """Whether its programs see no processes and no files but their own."""
 
     @property
     def concurrency(self) -> int:
@@ -90,3 +109,17 @@ class Sandbox(Registrable):
         does is in the outcome.
         """
         raise NotImplementedError
+
+    @property
+    def can_begin(self) -> bool:
+        """Returns whether it has `begin`."""
+        return type(self).begin is not Sandbox.begin
+
+    def begin(self, code: str, limits: Limits) -> Running:
+        """Begins a Python program that goes on until it is killed, or this process ends. It can import what
+        is installed beside this package.
+
+        Raises SandboxUnavailable where the program could not be started, and ValueError where the sandbox
+        runs whole programs alone.
+        """
+        raise ValueError(f"{type(self).__name__} runs whole programs alone: use the sandbox 'bubblewrap'")

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from treetune_domains.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
 from treetune_domains.sandbox.program import (
@@ -66,6 +66,7 @@ class Bubblewrap(Sandbox):
 
     packages: bool = False
     """Lets programs import what is installed beside this package (numpy, pytest, …)."""
+    has_own_processes: ClassVar[bool] = True
 
     def missing(self) -> Sequence[str]:
         return _missing(self)
@@ -95,6 +96,9 @@ class Bubblewrap(Sandbox):
             if outcome.exit != -signal.SIGKILL:
                 return outcome
         return once()
+
+    def begin(self, code: str, limits: Limits) -> Started:
+        return Started(replace(self, packages=True), code, {}, limits, stdin=subprocess.PIPE)
 
 
 class Started:

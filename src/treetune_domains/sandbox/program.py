@@ -311,36 +311,47 @@ class UnsafeLocal(Sandbox):
         limits: Limits | None = None,
     ) -> Outcome:
         limits = limits or Limits()
-        command = [sys.executable, *PYTHON_FLAGS, str(BOOT)]
         given = read_only(stdin.encode(errors="surrogatepass"))
-        with tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as work:
-            path = [work, *(folder for folder in sys.path if folder.endswith("-packages"))]
-            try:
-                process = start(
-                    command,
-                    code,
-                    files or {},
-                    resource_limits(limits),
-                    work=work,
-                    path=path,
-                    uid=None,
-                    stdin=given,
-                )
-            finally:
-                os.close(given)
-            begin = time.monotonic()
+        try:
+            started = _StartedAsYou(code, files or {}, limits, stdin=given)
+        finally:
+            os.close(given)
+        with started.work:
+            return follow(started.process, limits, time.monotonic(), started.usage, started.kill)
 
-            def kill() -> None:
-                for pid in (process.pid, *descendants(process.pid)):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+    def begin(self, code: str, limits: Limits) -> _StartedAsYou:
+        return _StartedAsYou(code, {}, limits, stdin=subprocess.PIPE)
 
-            return follow(
-                process,
-                limits=limits,
-                start=begin,
-                usage=lambda: usage_of([process.pid, *descendants(process.pid)]),
-                kill=kill,
+
+class _StartedAsYou:
+    """A program that is about to begin without a sandbox, in a work folder that is removed with this."""
+
+    def __init__(self, code: str, files: Mapping[str, str], limits: Limits, *, stdin: int) -> None:
+        self.work = tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True)
+        try:
+            self.process = start(
+                [sys.executable, *PYTHON_FLAGS, str(BOOT)],
+                code,
+                files,
+                resource_limits(limits),
+                work=self.work.name,
+                path=[self.work.name, *(folder for folder in sys.path if folder.endswith("-packages"))],
+                uid=None,
+                stdin=stdin,
             )
+        except BaseException:
+            self.work.cleanup()
+            raise
+
+    def usage(self) -> Usage:
+        return usage_of([self.process.pid, *descendants(self.process.pid)])
+
+    def kill(self) -> None:
+        if self.process.returncode is None:  # else the number may be another process's by now
+            for pid in (self.process.pid, *descendants(self.process.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.work.cleanup()

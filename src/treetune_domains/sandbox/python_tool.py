@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import selectors
 import subprocess
-import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -16,7 +12,7 @@ from annotated_types import Ge
 from treetune_domains.sandbox.base import KilledBy, Limits, Sandbox
 from treetune_domains.sandbox.bubblewrap import Bubblewrap, Started
 from treetune_domains.sandbox.inside import source
-from treetune_domains.sandbox.program import LOOK_SECONDS, passed
+from treetune_domains.sandbox.served import ask, end, framed
 
 _LINE_BYTES = 64
 """More than the line before an answer and the line about what was left out of it have."""
@@ -104,13 +100,14 @@ class PythonSession(AbstractContextManager["PythonSession"]):
                 self._started = Started(
                     self._sandbox, self._tool._console(), {}, all_calls, stdin=subprocess.PIPE
                 )
-            text, killed_by = self._ask(self._started, _framed(code))
+            most = self._tool.most_bytes + _LINE_BYTES
+            text, killed_by = ask(self._started, _framed(code), limits, most)
         except BaseException:
             self.close()
             raise
         if text is not None:
             self._calls.append(code)
-            return text
+            return text.decode(errors="replace")
         self.close()
         self._calls = []
         return _stopped(killed_by, limits) if killed_by else _ENDED
@@ -127,70 +124,17 @@ class PythonSession(AbstractContextManager["PythonSession"]):
         started, self._started = self._started, None
         if started is None:
             return
-        started.kill()
-        started.process.wait()
-        for pipe in (started.process.stdin, started.process.stdout, started.process.stderr):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):  # what it was not sent, it won't get
-                pipe.close()
+        end(started)
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _ask(self, started: Started, request: bytes) -> tuple[str | None, KilledBy | None]:
-        """Returns the answer, or None and the limit that was passed, if it was one."""
-        limits, most = self._tool.limits, self._tool.most_bytes + _LINE_BYTES
-        assert started.process.stdin is not None
-        assert started.process.stdout is not None
-        to, answers = started.process.stdin.fileno(), started.process.stdout.fileno()
-        os.set_blocking(to, False)
-        os.set_blocking(answers, False)
-        begin = time.monotonic()
-        answered = bytearray()
-        with selectors.DefaultSelector() as selector:
-            selector.register(answers, selectors.EVENT_READ)
-            selector.register(to, selectors.EVENT_WRITE)
-            look = begin + LOOK_SECONDS
-            while True:
-                for key, _ in selector.select(max(0.0, look - time.monotonic())):
-                    if key.fd == to:
-                        try:
-                            request = request[os.write(to, request) :]
-                        except BrokenPipeError:
-                            return None, None
-                        if not request:
-                            selector.unregister(to)
-                    else:
-                        data = os.read(answers, 1 << 16)
-                        answered += data
-                        if not data or len(answered) > most + _LINE_BYTES:
-                            return None, None
-                text = _answer_in(answered)
-                if text is not None:
-                    return text, None
-                now = time.monotonic()
-                if now >= look:
-                    killed_by = passed(limits, now - begin, started.usage())
-                    if killed_by is not None:
-                        return None, killed_by
-                    look = min(now + LOOK_SECONDS, begin + limits.seconds)
 
 
 _ENDED = "[the code ended the interpreter]\n"
 
 
 def _framed(code: str) -> bytes:
-    given = code.encode(errors="replace")
-    return b"%d\n%b" % (len(given), given)
-
-
-def _answer_in(data: bytearray) -> str | None:
-    """Returns the text of a whole answer; None as long as some is missing, or for what is no answer at
-    all."""
-    length, line, text = bytes(data).partition(b"\n")
-    if not line or not length.isdigit() or len(text) < int(length[:9]):
-        return None
-    return text.decode(errors="replace")
+    return framed(code.encode(errors="replace"))
 
 
 def _stopped(killed_by: KilledBy, limits: Limits) -> str:

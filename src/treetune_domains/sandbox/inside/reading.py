@@ -1,0 +1,256 @@
+"""Reads what answers say as values, without Python's `eval`, in the place of libraries that would use it.
+
+`read_literal` takes the place of `eval` in a library, `read_formula` that of the one place in sympy where
+text becomes an expression. Both go through the syntax tree of the text and make a value of each part
+themselves. No part is a call of anything but sympy's own functions and classes of formulas; there are no
+attributes, no subscripts, no comprehensions and no lambdas. So nothing that a model wrote is executed as
+Python.
+
+`refuse_code` is the wall behind that: in a process that has called it, Python executes no code that is not
+from a library's file.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import os
+import sys
+
+TYPE_CHECKING = False  # as from `typing`, which takes as long to import as all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import CodeType
+    from typing import Any
+
+
+class Refused(ValueError):
+    """A text that says more than a value."""
+
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+    ast.MatMult: operator.matmul, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
+}  # fmt: skip
+
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Invert: operator.invert, ast.Not: operator.not_,
+}  # fmt: skip
+
+_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+
+
+class _Reader:
+    """Makes values of syntax trees. `read` knows constants, containers, arithmetic and comparisons."""
+
+    def read(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.Expression):
+            return self.read(node.body)
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.List):
+            return self._read_all(node.elts)
+        if isinstance(node, ast.Tuple):
+            return tuple(self._read_all(node.elts))
+        if isinstance(node, ast.Set):
+            return set(self._read_all(node.elts))
+        if isinstance(node, ast.Dict) and None not in node.keys:
+            keys = [self.read(key) for key in node.keys if key is not None]
+            return dict(zip(keys, self._read_all(node.values)))
+        if isinstance(node, ast.UnaryOp):
+            return _UNARY[type(node.op)](self.read(node.operand))
+        if isinstance(node, ast.BinOp):
+            left = self.read(node.left)
+            right = self.read(node.right)
+            # Between a text and whatever comes behind it, `%` is no arithmetic.
+            if isinstance(left, (str, bytes)) and isinstance(node.op, ast.Mod):
+                raise Refused("a text that is filled in is no value")
+            return _BINARY[type(node.op)](left, right)
+        if isinstance(node, ast.BoolOp):
+            # As Python does: what decides is the value, and nothing behind it is read.
+            stops_at = isinstance(node.op, ast.Or)
+            for part in node.values:
+                value = self.read(part)
+                if bool(value) is stops_at:
+                    break
+            return value
+        if isinstance(node, ast.Compare):
+            left = self.read(node.left)
+            held: Any = True
+            for kind, part in zip(node.ops, node.comparators):
+                if type(kind) not in _COMPARED:
+                    raise Refused(f"{type(kind).__name__} is no comparison of values")
+                right = self.read(part)
+                held = _COMPARED[type(kind)](left, right)
+                if len(node.ops) > 1 and not held:
+                    break
+                left = right
+            return held
+        raise Refused(f"{type(node).__name__} is no part of a value")
+
+    def _read_all(self, nodes: list[ast.expr]) -> list[Any]:
+        return [self.read(node) for node in nodes]
+
+
+def read_literal(text: Any, *scopes: Any) -> Any:
+    """Returns the value of a text of constants, containers and arithmetic, as `eval` would.
+
+    Raises Refused for anything more, and SyntaxError for what is no Python.
+    """
+    if not isinstance(text, str):
+        raise Refused(f"a {type(text).__name__} is not read as a value")
+    return _Reader().read(ast.parse(text.lstrip(" \t"), mode="eval"))
+
+
+# Formulas
+
+_FUNCTIONS = (
+    "sqrt", "cbrt", "root", "real_root", "diff", "integrate", "expand", "simplify", "factor", "together",
+    "apart", "cancel", "collect", "powsimp", "radsimp", "ratsimp", "trigsimp", "logcombine", "expand_log",
+    "expand_trig", "nsimplify", "summation", "product", "limit",
+)  # fmt: skip
+"""Functions of sympy that take formulas and give formulas; what else a formula calls is a class of these."""
+
+_OF_PYTHON = (abs, round, pow, divmod, sum, len, sorted)
+
+
+class _FormulaReader(_Reader):
+    """Reads what sympy's parser makes of a formula, such as ``Integer (2 )*Symbol ('x' )``."""
+
+    def __init__(self, local_names: Mapping[str, Any], global_names: Mapping[str, Any]) -> None:
+        import sympy
+
+        self._names = (local_names, global_names)
+        self._kinds = (sympy.Basic, sympy.MatrixBase)
+        self._functions = [getattr(sympy, name) for name in _FUNCTIONS]
+
+    def read(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.Name):
+            return self._named(node.id)
+        if isinstance(node, ast.Call):
+            function = self.read(node.func)
+            if not self._may_be_called(function):
+                raise Refused("a formula calls functions of mathematics alone")
+            arguments = self._read_all(node.args)
+            named = {keyword.arg: self.read(keyword.value) for keyword in node.keywords}
+            if None in named:
+                raise Refused("the arguments of a function are written out")
+            return function(*arguments, **named)  # type: ignore[arg-type]  # no name is None
+        return super().read(node)
+
+    def _named(self, name: str) -> Any:
+        for names in self._names:
+            if name in names:
+                value = names[name]
+                if self._may_be_called(value) or isinstance(value, (*self._kinds, int, float, complex)):
+                    return value
+                raise Refused(f"{name!r} is nothing of mathematics")
+        raise NameError(f"name {name!r} is not defined")
+
+    def _may_be_called(self, value: Any) -> bool:
+        if isinstance(value, type):
+            return issubclass(value, self._kinds)
+        return any(value is function for function in (*self._functions, *_OF_PYTHON))
+
+
+def read_formula(code: Any, local_names: Mapping[str, Any], global_names: Mapping[str, Any]) -> Any:
+    """Returns the expression that sympy's parser has written down as Python, text or syntax tree.
+
+    Raises Refused for what is no formula.
+    """
+    tree = ast.parse(code.strip(), mode="eval") if isinstance(code, str) else code
+    if not isinstance(tree, ast.Expression):
+        raise Refused(f"a {type(code).__name__} is no formula")
+    return _FormulaReader(local_names, global_names).read(tree)
+
+
+# In the place of what libraries have
+
+
+def teach(package: str) -> None:
+    """Has all modules of a package, and sympy, read texts with the functions above."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == package:
+            module.__dict__["eval"] = read_literal
+            module.__dict__["exec"] = _refuse
+    if "sympy" in sys.modules:
+        _teach_sympy()
+
+
+def _refuse(*arguments: Any, **named: Any) -> None:
+    raise Refused("no code is executed while answers are scored")
+
+
+def _teach_sympy() -> None:
+    import sympy
+    from sympy.parsing import sympy_parser
+
+    public = {name: getattr(sympy, name) for name in sympy.__all__}
+
+    def exec_import(statement: str, names: dict[str, Any]) -> None:
+        if statement != "from sympy import *":
+            _refuse()
+        names.update(public)
+
+    def keep_tree(tree: Any, *how: Any) -> Any:
+        return tree
+
+    def eval_expr(code: Any, local_dict: Mapping[str, Any], global_dict: Mapping[str, Any]) -> Any:
+        return read_formula(code, local_dict, global_dict)
+
+    for name, replacement in (("exec", exec_import), ("compile", keep_tree), ("eval_expr", eval_expr)):
+        sympy_parser.__dict__[name] = replacement
+
+
+# The wall behind
+
+_CODE_MAKERS = ("collections/__init__.py", "dataclasses.py", "sympy/polys/monomials.py")
+"""Files of libraries that write functions as text, of names and numbers of their own, and execute them."""
+
+_REFUSED_EVENTS = (
+    "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill", "os.killpg",
+    "subprocess.Popen", "socket.__new__", "pickle.find_class", "ctypes.dlopen", "ctypes.dlsym",
+    "code.__new__", "function.__new__", "os.rename", "os.remove", "os.mkdir", "os.link", "os.symlink",
+    "shutil.rmtree", "signal.pthread_kill", "setopencodehook", "sys.setprofile", "sys.settrace",
+)  # fmt: skip
+
+
+def refuse_code() -> list[str]:
+    """Makes Python refuse, from now on in this process, to execute what was compiled from text, and to do
+    what no scorer does. There is no way back.
+
+    Returns a list that fills with what has been refused.
+    """
+    refused: list[str] = []
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "exec":
+            allowed = _is_of_a_library(arguments[0])
+        elif event == "open":
+            allowed = _only_reads(arguments)
+        else:
+            allowed = event not in _REFUSED_EVENTS
+        if not allowed:
+            refused.append(event)
+            raise Refused(f"{event}: nothing is done for an answer but reading it")
+
+    sys.addaudithook(hook)
+    return refused
+
+
+def _is_of_a_library(code: CodeType) -> bool:
+    if os.path.isabs(code.co_filename):
+        return True
+    frame = sys._getframe(2)  # of whoever executes it: above are this function and the hook
+    return frame.f_code.co_filename.endswith(_CODE_MAKERS)
+
+
+def _only_reads(arguments: tuple[Any, ...]) -> bool:
+    _, mode, flags = arguments
+    writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    return not (isinstance(mode, str) and set(mode) & set("wax+")) and not (flags or 0) & writes

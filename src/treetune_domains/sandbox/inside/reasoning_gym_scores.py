@@ -1,0 +1,164 @@
+"""The scorers of reasoning_gym's data sets, for `scoring`; and how problems are packed for them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import importlib.util
+import json
+import re
+import sys
+import types
+import warnings
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+_TUPLE, _PAIRS, _FRACTION = "(tuple)", "(pairs)", "(fraction)"
+
+
+def packed(value: Any) -> str:
+    """Packs a value into one text, from which `unpacked` makes the same: scorers compare with more than JSON.
+
+    Beside JSON's these are tuples, objects with other keys than texts, and fractions. Raises TypeError for
+    anything else.
+    """
+    return json.dumps(_marked(value))
+
+
+def unpacked(text: str) -> Any:
+    return json.loads(text, object_hook=_unmarked)
+
+
+def _marked(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return {_TUPLE: [_marked(inner) for inner in value]}
+    if isinstance(value, list):
+        return [_marked(inner) for inner in value]
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: _marked(inner) for key, inner in value.items()}
+        return {_PAIRS: [[_marked(key), _marked(inner)] for key, inner in value.items()]}
+    if isinstance(value, Fraction):
+        return {_FRACTION: str(value)}
+    return value
+
+
+def _unmarked(value: dict[str, Any]) -> Any:
+    if _TUPLE in value:
+        return tuple(value[_TUPLE])
+    if _PAIRS in value:
+        return dict(value[_PAIRS])
+    if _FRACTION in value:
+        return Fraction(value[_FRACTION])
+    return value
+
+
+def as_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values for a data set's settings, with texts made into enumerations where the settings have
+    these.
+
+    Raises ValueError for a text that such an enumeration doesn't have.
+    """
+    defaults = {setting.name: setting.default for setting in dataclasses.fields(of_settings)}
+    made = dict(values)
+    for name, value in values.items():
+        if isinstance(default := defaults.get(name), enum.Enum):
+            made[name] = type(default)(value)
+    return made
+
+
+def prepare() -> Callable[[Mapping[str, Any]], Callable[[str], float]]:
+    """Returns what makes the scorer of a problem."""
+    _folder()
+    return _scorer_of
+
+
+_TRIED: set[tuple[str, str]] = set()
+"""Data sets, with their settings, whose scorer has scored an answer of its own."""
+
+
+def _scorer_of(problem: Mapping[str, Any]) -> Callable[[str], float]:
+    data_set = _data_set(problem["dataset"], problem["config"])
+    entry = {"question": problem["question"], **unpacked(problem["entry"])}
+    if (problem["dataset"], problem["config"]) not in _TRIED:
+        # What a scorer imports and fills caches with at its first use, all children then have from the start.
+        _TRIED.add((problem["dataset"], problem["config"]))
+        with contextlib.suppress(Exception):
+            data_set.score_answer(entry["answer"], entry)
+
+    def score(answer: str) -> float:
+        return float(data_set.score_answer(answer, entry))
+
+    return score
+
+
+@lru_cache(maxsize=64)
+def _data_set(name: str, config: str) -> Any:
+    """Makes the library's object whose scorer it is, with the problems' settings: some scorers look at
+    them."""
+    factory = import_data_set(modules_of_data_sets()[name])
+    kind, of_settings = factory.DATASETS[name]
+    return kind(config=of_settings(**as_settings(of_settings, unpacked(config))))
+
+
+# The library's modules
+
+_NAME = re.compile(r"^DATASET_NAME\s*=\s*[\"'](\w+)[\"']", re.MULTILINE)
+_REGISTERED = re.compile(r"^register_dataset\(\s*(?:[\"'](\w+)[\"'])?", re.MULTILINE)
+
+COMPOSITE = "composite"
+"""Registered as a data set, and none of its own: it mixes others."""
+
+
+@lru_cache(maxsize=1)
+def _folder() -> Path:
+    """Returns the library's folder. Raises ModuleNotFoundError where it isn't installed."""
+    spec = importlib.util.find_spec("reasoning_gym")
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError("the package reasoning_gym is not installed")
+    return Path(spec.submodule_search_locations[0])
+
+
+@lru_cache(maxsize=1)
+def modules_of_data_sets() -> Mapping[str, str]:
+    """Returns each data set's module, by its name. The library is read, not imported: that takes seconds.
+
+    Raises ModuleNotFoundError where it isn't installed.
+    """
+    folder = _folder()
+    modules = {}
+    for file in sorted(folder.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        for registered in _REGISTERED.finditer(text):
+            named = _NAME.search(text)
+            name = registered[1] or (named[1] if named else None)
+            if name is not None and name != COMPOSITE:
+                modules[name] = ".".join(["reasoning_gym", *file.relative_to(folder).with_suffix("").parts])
+    return modules
+
+
+def import_data_set(name: str) -> Any:
+    """Returns the library's registry, with the data set of one of its modules in it.
+
+    The packages around the module are put up empty, since what their own code imports takes seconds, and
+    memory that makes each fork slower; where that is not enough for the module, all of the library is.
+    """
+    folder = _folder()
+    steps = name.split(".")[:-1]
+    for count in range(1, len(steps) + 1):
+        package = types.ModuleType(".".join(steps[:count]))
+        package.__path__ = [str(folder.joinpath(*steps[1:count]))]
+        sys.modules.setdefault(package.__name__, package)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # syntax that newer Pythons warn of, in what the library imports
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "reasoning_gym"]:
+                del sys.modules[loaded]
+            importlib.import_module("reasoning_gym")
+        return importlib.import_module("reasoning_gym.factory")
