@@ -18,7 +18,7 @@ from tests.support.cases import cases
 from tests.tasks import minerva_reference
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.graders.math import MathGrader
-from treetune_domains.graders.math_text import given_answer, gold_answer
+from treetune_domains.graders.math_endings import find_answer, find_gold
 from treetune_domains.graders.minerva import Minerva, extract, lists_agree
 
 HERE = Path(__file__).parent
@@ -111,7 +111,7 @@ def test_a_fraction_equals_itself_in_every_dress_and_no_other(value: Fraction, o
 
 @pytest.mark.parametrize(("response", "answer"), cases(CASES, "boxes"))
 def test_the_answer_stands_in_the_last_box_or_behind_answer_is(response: str, answer: str | None) -> None:
-    assert given_answer(response) == answer
+    assert find_answer(response) == answer
 
 
 def test_several_boxes_are_one_answer_where_the_gold_has_as_many_parts() -> None:
@@ -127,7 +127,7 @@ def test_several_boxes_are_one_answer_where_the_gold_has_as_many_parts() -> None
 def test_a_gold_may_be_a_worked_solution() -> None:
     boxed = r"We have $\boxed{\frac{1}{2}}$, as asked. The answer is: \frac{1}{2}"
     golds = {boxed: r"\frac{1}{2}", "So it goes.The answer is: (1,2)": "(1,2)", "  x+1 ": "x+1"}
-    assert {gold: gold_answer(gold) for gold in golds} == golds
+    assert {gold: find_gold(gold) for gold in golds} == golds
     problem = Problem(id="test/0", prompt="?", gold="7", data={"solution": r"It is $\boxed{8}$."})
     assert Minerva().grade(box("8"), problem).reward == 1.0
     assert Minerva().grade(box("7"), Problem(id="test/1", prompt="?", gold="7")).reward == 1.0

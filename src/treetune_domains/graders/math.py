@@ -25,19 +25,23 @@ from treetune_domains.graders.math_answers import (
     Group,
     Matrix,
     Named,
-    Scalar,
+    Qualified,
+    System,
     Union,
     Words,
     read_answer,
 )
-from treetune_domains.graders.math_text import (
-    LONGEST,
-    given_answer,
-    gold_answer,
-    number_in_words,
-    ratio,
-    undressed,
+from treetune_domains.graders.math_endings import LONGEST, find_answer, find_gold, json_list
+from treetune_domains.graders.math_kinds import Clock, Date, Ratio, Score
+from treetune_domains.graders.math_text import undressed
+from treetune_domains.graders.math_units import (
+    Scalar,
+    bare_degrees,
+    conversion,
+    is_radian,
+    with_short_unit,
 )
+from treetune_domains.graders.number_words import number_in_words
 
 LONGEST_RESPONSE = 200_000
 """Characters of a response that are searched for an answer; a sampled answer has a tenth of it."""
@@ -74,16 +78,20 @@ class MathGrader(Grader):
     def extract(self, response: str, problem: Problem) -> str | None:
         _, gold = _read_gold(problem.gold)
         parts = len(gold.parts) if isinstance(gold, Group) and gold.kind == "list" else 1
-        return given_answer(response, parts)
+        return find_answer(response, parts)
 
     def verdict(self, extracted: str, problem: Problem) -> Grade | float:
         gold_text, gold = _read_gold(problem.gold)
+        if not _plain(undressed(gold_text)):
+            return _refused(extracted[:100], "the gold is empty")
         if _plain(extracted) == _plain(gold_text):
             return 1.0
         if len(extracted) > LONGEST:
             return _refused(extracted[:100] + "…", f"an answer of {len(extracted)} characters")
         try:
             plain = undressed(extracted)
+            if json_list(problem.gold) is not None and plain.startswith("[") and plain.endswith("]"):
+                plain = plain[1:-1]
             correct = _plain(plain) == _plain(undressed(gold_text)) or equal_answers(
                 read_answer(plain), gold, problem.prompt
             )
@@ -98,7 +106,7 @@ def _refused(extracted: str | None, why: str) -> Grade:
 
 @lru_cache(maxsize=1024)
 def _read_gold(gold: str) -> tuple[str, Answer]:
-    text = gold_answer(gold)
+    text = find_gold(gold)
     return text, read_answer(undressed(text))
 
 
@@ -111,7 +119,6 @@ def _plain(text: str) -> str:
 _UPRIGHT = re.compile(r"\\text ?\{ ?(\w+) ?\}")
 _BASED = re.compile(r"\(?([0-9A-Za-z]+)\)? ?_ ?(?:\{ ?\(?(?:base )?(\w+)\)? ?\}|(\d)|([a-z]+))")
 _PERCENT = re.compile(r"%|\bper ?cent", re.IGNORECASE)
-_SHORT_UNIT = re.compile(r"(-?[\d.]+) ([mgslhL])")
 
 
 def equal_answers(given: Answer, gold: Answer, question: str = "") -> bool:
@@ -122,6 +129,10 @@ def equal_answers(given: Answer, gold: Answer, question: str = "") -> bool:
     """
     if given == gold:
         return True
+    if isinstance(given, Qualified) or isinstance(gold, Qualified):
+        return _equal_with_conditions(given, gold, question)
+    if isinstance(given, System) or isinstance(gold, System):
+        return _equal_systems(given, gold, question)
     if isinstance(given, Named) and isinstance(gold, Named):
         same_name = given.name == gold.name or "text" in given.name or "text" in gold.name
         return same_name and equal_answers(given.value, gold.value, question)
@@ -131,8 +142,20 @@ def equal_answers(given: Answer, gold: Answer, question: str = "") -> bool:
         return equal_answers(given.value, gold, question)
     if isinstance(gold, Named):
         return equal_answers(given, gold.value, question)
+    if isinstance(given, Date) or isinstance(gold, Date):
+        return False  # equal dates are equal by their parts
+    if isinstance(given, Clock) or isinstance(gold, Clock):
+        return _equal_times(given, gold, question)
+    if isinstance(given, Ratio) or isinstance(gold, Ratio):
+        return _equal_ratios(given, gold)
+    if isinstance(given, Score) or isinstance(gold, Score):
+        return _equal_scores(given, gold, question)
     if isinstance(given, Words) or isinstance(gold, Words):
         return _words_of(given) == _words_of(gold) or _equal_in_words(given, gold, question)
+    if isinstance(given, Union) and isinstance(gold, Union) and {given.named, gold.named} not in (
+        {given.named}, {"", given.named}, {"", gold.named}
+    ):  # fmt: skip
+        return False  # x < 5 says nothing about y
     if isinstance(given, Union) or isinstance(gold, Union):
         return _matched(_pieces(given), _pieces(gold), question)
     if isinstance(given, Matrix) or isinstance(gold, Matrix):
@@ -272,20 +295,21 @@ def _sides(answer: Answer) -> tuple[str, str] | None:
     return None
 
 
-def _equal_scalars(given: Scalar, gold: Scalar, question: str) -> bool:
+def _equal_scalars(given: Answer, gold: Answer, question: str) -> bool:
+    if not isinstance(given, Scalar) or not isinstance(gold, Scalar):
+        return False
     if "_" in given.formula or "_" in gold.formula:
         based = _equal_in_bases(given.formula, gold.formula, question)
         if based is not None:
             return based
-    given, gold = _with_short_unit(given, gold), _with_short_unit(gold, given)
+    given, gold = (
+        with_short_unit(given, gold, exact_value(gold.formula) is not None),
+        with_short_unit(gold, given, exact_value(given.formula) is not None),
+    )
     if (given.percent and gold.unit) or (gold.percent and given.unit):
         return False  # 75 % are no 75 degrees
-    factor = ratio(given.unit, gold.unit)
-    if factor is None:
-        return False
-    if factor != 1:
-        one, other = exact_value(given.formula), exact_value(gold.formula)
-        return one is not None and other is not None and one * factor == other
+    if given.unit is not None or gold.unit is not None:
+        return _equal_quantities(given, gold)
     # A percent sign counts for nothing only where percent are asked for: 0.5 % are no half.
     asked = gold.percent or _PERCENT.search(question) is not None
     if (asked or not given.percent) and equal_formulas(given.formula, gold.formula):
@@ -297,12 +321,132 @@ def _equal_scalars(given: Scalar, gold: Scalar, question: str) -> bool:
     return False
 
 
-def _with_short_unit(answer: Scalar, other: Scalar) -> Scalar:
-    """Reads ``5 m`` as a length where the other one is a number, and as a product where that is a formula."""
-    match = _SHORT_UNIT.fullmatch(answer.formula)
-    if match is None or answer.unit or exact_value(other.formula) is None:
-        return answer
-    return Scalar(match[1], match[2].lower())
+def _equal_quantities(given: Scalar, gold: Scalar) -> bool:
+    """Compares numbers of which at least one has a unit. A unit that one side leaves out counts for nothing."""
+    if given.unit is None or gold.unit is None:
+        bare, measured = (given, gold) if given.unit is None else (gold, given)
+        assert measured.unit is not None
+        if bare_degrees(measured.unit) and "\\pi" in bare.formula and "\\pi" not in measured.formula:
+            return equal_formulas(f"({measured.formula}) \\cdot \\frac{{\\pi}}{{180}}", bare.formula)
+        return equal_formulas(given.formula, gold.formula)
+    for radians, degrees in ((given, gold), (gold, given)):
+        assert radians.unit is not None and degrees.unit is not None
+        if is_radian(radians.unit) and bare_degrees(degrees.unit):
+            return equal_formulas(radians.formula, f"({degrees.formula}) \\cdot \\frac{{\\pi}}{{180}}")
+    converted = conversion(given.unit, gold.unit)
+    if converted is None:
+        return False
+    factor, summand = converted
+    if (factor, summand) == (1, 0):
+        return equal_formulas(given.formula, gold.formula)
+    value, meant = exact_value(given.formula), exact_value(gold.formula)
+    if value is not None and meant is not None:
+        return value * factor + summand == meant
+    scaled = f"({given.formula}) \\cdot \\frac{{{factor.numerator}}}{{{factor.denominator}}}"
+    return summand == 0 and equal_formulas(scaled, gold.formula)
+
+
+def _equal_times(given: Answer, gold: Answer, question: str) -> bool:
+    """Compares times of the day; what may be a ratio as well is one where the question doesn't ask for a time."""
+    clocks = [answer for answer in (gold, given) if isinstance(answer, Clock)]
+    is_time = clocks[0].is_time(question)
+    if len(clocks) == 2:
+        if is_time or clocks[1].is_sure:
+            return clocks[0].equals(clocks[1])
+        return _equal_ratios(clocks[1].ratio(), clocks[0].ratio())
+    if is_time:
+        number = given if isinstance(gold, Clock) else gold
+        is_hour = clocks[0].minute is None and isinstance(number, Scalar) and number.unit is None
+        return is_hour and isinstance(number, Scalar) and exact_value(number.formula) == clocks[0].hour
+    given = given.ratio() if isinstance(given, Clock) else given
+    gold = gold.ratio() if isinstance(gold, Clock) else gold
+    return _equal_ratios(given, gold)
+
+
+def _equal_ratios(given: Answer, gold: Answer) -> bool:
+    """Compares ratios by their proportions, and a ratio of two with the fraction that it is."""
+    if isinstance(given, Ratio) and isinstance(gold, Ratio):
+        if len(given.parts) != len(gold.parts):
+            return False
+        pairs = list(zip(given.parts, gold.parts))
+        return all(
+            equal_formulas(f"({part})({other_meant})", f"({other_part})({meant})")
+            for (part, meant), (other_part, other_meant) in zip(pairs, pairs[1:])
+        ) and not any((part.strip("0 ") == "") != (meant.strip("0 ") == "") for part, meant in pairs)
+    ratio, number = (given, gold) if isinstance(given, Ratio) else (gold, given)
+    if not isinstance(ratio, Ratio) or not isinstance(number, Scalar) or number.unit or number.percent:
+        return False
+    return len(ratio.parts) == 2 and equal_formulas(f"\\frac{{{ratio.parts[0]}}}{{{ratio.parts[1]}}}", number.formula)
+
+
+def _equal_scores(given: Answer, gold: Answer, question: str) -> bool:
+    """Compares ``5-3`` with a score by its parts, and with a number by the difference."""
+    if isinstance(given, Score) and isinstance(gold, Score):
+        return given == gold
+    score, other = (given, gold) if isinstance(given, Score) else (gold, given)
+    assert isinstance(score, Score)
+    difference = Scalar(str(score.value()))
+    return equal_answers(difference, other, question) if isinstance(other, Scalar) else False
+
+
+def _equal_systems(given: Answer, gold: Answer, question: str) -> bool:
+    """Compares the values of names; a pair or a list without names stands for them, in order."""
+    values, meant = _values_by_name(given), _values_by_name(gold)
+    if values is not None and meant is not None:
+        return values.keys() == meant.keys() and all(
+            equal_answers(values[name], meant[name], question) for name in meant
+        )
+    if values is None and meant is None:
+        return False
+    bare, by_name = (gold, values) if values is not None else (given, meant)
+    assert by_name is not None
+    if not isinstance(bare, Group) or len(bare.parts) != len(by_name) or (bare.left, bare.right) != ("(", ")"):
+        return False
+    if bare.kind == "set":
+        return False
+    # A pair has the order of the alphabet: (x, y). A list may also have that in which the names stand.
+    orders = [sorted(by_name), list(by_name)]
+    return any(
+        all(equal_answers(part, by_name[name], question) for part, name in zip(bare.parts, order))
+        for order in orders[: 1 if bare is gold and bare.kind == "tuple" else 2]
+    )
+
+
+def _values_by_name(answer: Answer) -> dict[str, Answer] | None:
+    """Returns the values that a system, or ``(a, b) = (1, 2)``, gives to its names."""
+    if isinstance(answer, System):
+        return dict(answer.values)
+    if not isinstance(answer, Named) or not answer.name.startswith("("):
+        return None
+    names = answer.name.strip("()").split(",")
+    if not isinstance(answer.value, Group) or len(answer.value.parts) != len(names) or len(set(names)) < len(names):
+        return None
+    return dict(zip(names, answer.value.parts))
+
+
+def _equal_with_conditions(given: Answer, gold: Answer, question: str) -> bool:
+    r"""Compares answers of which at least one has a condition (``\text{for } n \ge 1``). Two conditions must agree;
+    one that the gold doesn't have must be about a letter of the gold."""
+    value = given.value if isinstance(given, Qualified) else given
+    meant = gold.value if isinstance(gold, Qualified) else gold
+    if isinstance(given, Qualified) and isinstance(gold, Qualified):
+        if _bare_condition(given.condition) != _bare_condition(gold.condition):
+            return False
+    elif isinstance(given, Qualified) and isinstance(meant, Scalar) and exact_value(meant.formula) is not None:
+        return False  # 5 if n > 1: the gold is 5 and nothing else
+    return equal_answers(value, meant, question)
+
+
+_CONDITION_WORDS = re.compile(
+    r"\b(?:for|where|if|when|with|such that|whenever|provided|that|all|any|every|each|real|numbers?|is|an?|are)\b|forall"
+)
+
+
+def _bare_condition(condition: str) -> str:
+    for written, integer in (("an integer", "\\in Z"), ("integers", "\\in Z"), ("integer", "\\in Z")):
+        condition = condition.replace(written, integer)
+    condition = re.sub(r"\\text|\\mathbb|\\left|\\right|[{}()$,.;]", " ", condition)
+    return re.sub(r"[\s\\]", "", _CONDITION_WORDS.sub(" ", condition))
 
 
 def _equal_in_bases(given: str, gold: str, question: str) -> bool | None:

@@ -1,4 +1,5 @@
-r"""The kinds of answers: a number with its unit, words, a pair, a set, an interval, a matrix, an equation.
+r"""The kinds of answers: a number with its unit, a time, a date, a ratio, a score, words, a pair, a set, an interval, a
+matrix, an equation, a system.
 
 `read_answer` tells these apart by their brackets and signs at the top level, so that an open
 interval is never a closed one, and a pair never a set; all else is a formula (`Scalar`).
@@ -8,22 +9,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from treetune_domains.graders.formulas import exact_value
-from treetune_domains.graders.math_text import split_unit
+from treetune_domains.graders.math_kinds import Clock, Date, Ratio, Score
+from treetune_domains.graders.math_units import Scalar, split_unit, sum_of_quantities
 
 DEEPEST = 6
 MOST_PARTS = 60
-
-
-@dataclass(frozen=True)
-class Scalar:
-    """A formula, perhaps with a unit; `percent` where its percent sign was taken off."""
-
-    formula: str
-    unit: str = ""
-    percent: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,10 +68,27 @@ class Equation:
     chain: bool = False
 
 
-Answer = Scalar | Words | Group | Union | Matrix | Named | Equation
+@dataclass(frozen=True)
+class System:
+    """``x = 1, y = 2``: a value for each of several names, in the order in which they were written."""
+
+    values: tuple[tuple[str, Answer], ...]
+
+
+@dataclass(frozen=True)
+class Qualified:
+    r"""``2^{n-1} \text{ for } n \ge 1``: a value and the condition behind it."""
+
+    value: Answer
+    condition: str
+
+
+Answer = Scalar | Clock | Date | Ratio | Score | System | Qualified | Words | Group | Union | Matrix | Named | Equation
 
 _ABOVE_ALL, _BELOW_ALL = Scalar("\\infty"), Scalar("-\\infty")
 
+_TRANSPOSED = re.compile(r"(?P<inner>.*[)\]}]) ?\^ ?(?:\{ ?)?(?:T|\\top|\\intercal|\\text ?\{ ?T ?\})(?: ?\})?", re.DOTALL)
+_CASES = re.compile(r"(?:\\\{ ?)?\\begin\{(?:cases|matrix)\}(?P<rows>.*)\\end\{(?:cases|matrix)\}", re.DOTALL)
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?)(?:small)?matrix\*?\}(.*)\\end\{\1(?:small)?matrix\*?\}", re.DOTALL)
 _NAME = re.compile(
     r"\([a-zA-Z](?:, ?(?:[a-zA-Z]|\\[a-z]{2,6}))+\)|"
@@ -114,8 +125,16 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     inside = _IN.match(text)
     if inside:
         text = text[inside.end() :].strip()
-    if text == "\\mathbb{R}":
-        text = "(-\\infty, \\infty)"
+    reals = _reals(text)
+    if reals is not None:
+        return reals
+    if depth == 0 and (qualified := _qualified(text)) is not None:
+        return qualified
+    cases = _CASES.fullmatch(text) if "cases" in text or text.startswith("\\{") else None
+    if cases is not None:
+        return _cases(cases["rows"], depth)
+    if (transposed := _transposed(text, depth)) is not None:
+        return transposed
     matrix = _MATRIX.fullmatch(text.strip("()[] ") if "matrix" in text else text)
     if matrix is not None:
         rows = [row for row in re.split(r"\\\\(?:\[[^\]]{0,12}\])?|\\cr", matrix[2]) if row.strip(" \\hline")]
@@ -126,6 +145,15 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     if (number := _NUMBER_IN_TEXT.fullmatch(text)) is not None:
         text = number[1].strip(" .,") + (f"\\text{{{number[2]}}}" if number[2] else "")
     text = _RATIO.sub(":", text)
+    plain = _without_latex(text)
+    if plain is not None:
+        for kind in (Clock, Date, Score):
+            answer = kind.read(plain)
+            if answer is not None:
+                return answer
+    quantity = sum_of_quantities(text)
+    if quantity is not None:
+        return quantity
     words = _words(text)
     if words is not None:
         return words
@@ -150,7 +178,151 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     thousands = _THOUSANDS.match(text)
     if thousands and not re.search(r"[\d,;]", text[thousands.end() :]) and not _AND.search(text):
         return _scalar(text.replace(",", ""))
-    return _group(text, depth) or _scalar(text)
+    return _group(text, depth) or _ratio(text) or _scalar(text)
+
+
+def _without_latex(text: str) -> str | None:
+    r"""Returns a text without ``\text``; None where other LaTeX is left."""
+    plain = " ".join(_TEXT.sub(r" \1 ", text).split()).strip(" .,")
+    return None if re.search(r"[\\{}^_$]", plain) else plain
+
+
+_HOLES = re.compile(r"(?:\\(?:setminus|backslash|smallsetminus)|-) ?\\\{(?P<holes>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\\\}")
+_REALS_IN_WORDS = re.compile(
+    r"(?:the )?(?:set of )?(?:all |any )?(?:the )?real(?:s| numbers?)(?: \w)?"
+    r"(?:,? (?:except|excluding|other than|but)(?: for)? (?P<holes>.+))?", re.IGNORECASE
+)
+_SETS_IN_WORDS = {
+    "all integers": "\\mathbb{Z}", "integers": "\\mathbb{Z}", "any integer": "\\mathbb{Z}",
+    "all rational numbers": "\\mathbb{Q}", "all positive integers": "\\mathbb{Z}^+",
+    "all natural numbers": "\\mathbb{N}",
+}  # fmt: skip
+
+
+def _reals(text: str) -> Answer | None:
+    r"""Reads all real numbers, perhaps but for some: ``\mathbb{R} \setminus \{0\}``, "all real numbers except 0"."""
+    if text.startswith("\\mathbb{R}"):
+        rest = text[len("\\mathbb{R}") :].strip()
+        match = _HOLES.fullmatch(rest)
+    else:
+        plain = " ".join(_TEXT.sub(r" \1 ", text).split()).rstrip(".")
+        match = _REALS_IN_WORDS.fullmatch(plain)
+        rest = "" if match is None or not match["holes"] else match["holes"]
+        if match is None:
+            return None
+    if not rest:
+        return Group("tuple", (_BELOW_ALL, _ABOVE_ALL))
+    if match is None:
+        return None
+    holes = re.sub(r"\A[a-zA-Z] ?= ?", "", match["holes"].strip())
+    return _all_but(_values(holes))
+
+
+def _values(text: str) -> list[str]:
+    r"""Returns the numbers of a list such as ``1, 2``, ``1 \text{ and } 2`` or ``\pm 2``."""
+    values: list[str] = []
+    for part in split_at_top(text, (",",)):
+        for piece in _and_parts(part):
+            piece = piece.strip()
+            if "\\pm" in piece:
+                values += [piece.replace("\\pm", "").strip(), piece.replace("\\pm", "-").strip()]
+            elif piece:
+                values.append(piece)
+    return values
+
+
+def _all_but(holes: list[str]) -> Answer | None:
+    """Returns the intervals between these numbers; None where they can't be put in order."""
+    numbers: list[tuple[Fraction, str]] = []
+    for hole in holes:
+        number = exact_value(hole)
+        if number is None:
+            return None if len(holes) > 1 else _rays_beside(Scalar(hole))
+        numbers.append((number, hole))
+    if not numbers:
+        return None
+    ends = [_BELOW_ALL, *(Scalar(hole) for _, hole in sorted(set(numbers))), _ABOVE_ALL]
+    return Union(tuple(Group("tuple", pair) for pair in zip(ends, ends[1:])))
+
+
+def _rays_beside(hole: Scalar) -> Union:
+    return Union((Group("tuple", (_BELOW_ALL, hole)), Group("tuple", (hole, _ABOVE_ALL))))
+
+
+def _cases(rows: str, depth: int) -> Answer:
+    r"""Reads ``\begin{cases}``: a system of equations, or the pieces of a function with their conditions."""
+    cells = [split_at_top(row, ("&",)) for row in re.split(r"\\\\(?:\[[^\]]{0,12}\])?", rows) if row.strip()]
+    if len(cells) > MOST_PARTS:
+        return Scalar(rows)
+    if all(len(row) == 2 and "=" not in row[0] for row in cells):
+        return Group("set", tuple(_piece(row, depth) for row in cells))
+    equations = ["".join(row).strip(" ,;") for row in cells]
+    return _system_of(tuple(read_answer(equation, depth + 1) for equation in equations))
+
+
+def _piece(row: list[str], depth: int) -> Answer:
+    condition = re.sub(r"\\text ?\{ ?,? ?(?:if|for|when|where) ?\}|\b(?:if|for|when)\b", "", row[1]).strip(" ,.;")
+    return Group("tuple", (read_answer(row[0].strip(" ,"), depth + 1), read_answer(condition, depth + 1)))
+
+
+def _system_of(parts: tuple[Answer, ...]) -> Answer:
+    """Makes a system of a list in which each part gives a value to a name of its own; otherwise the list."""
+    named = [part for part in parts if isinstance(part, Named)]
+    names = {part.name for part in named}
+    if len(parts) > 1 and len(named) == len(parts) == len(names):
+        return System(tuple((part.name, part.value) for part in named))
+    return Group("list", _flat(parts))
+
+
+def _transposed(text: str, depth: int) -> Answer | None:
+    match = _TRANSPOSED.fullmatch(text)
+    if match is None:
+        return None
+    inner = read_answer(match["inner"], depth + 1)
+    if isinstance(inner, Matrix):
+        lengths = {len(row) for row in inner.rows}
+        return Matrix(tuple(zip(*inner.rows, strict=True))) if len(lengths) == 1 else None
+    if isinstance(inner, Group) and inner.kind == "tuple":
+        return Group("tuple", inner.parts)  # a row that is written as a tuple, so that it is a column
+    return None
+
+
+_NUMBER_SETS = r"\\mathbb ?\{ ?[ZNQRC] ?\}(?:\^?[+*]|_[^ ]{1,8}|\^\{\+\})?"
+_CONDITION_IN_WORDS = re.compile(
+    r"(?P<value>.*?\S)[ ,;(]*(?P<condition>(?:\\text ?\{ ?,? ?\(?(?:for|where|if|when|with|such that|whenever|provided)\b"
+    r"|\\forall(?![a-z])|(?<![A-Za-z\\])(?:for (?:all|any|every|each)|where|whenever)\b).*)", re.DOTALL
+)
+_CONDITION_IN_SIGNS = re.compile(
+    r"(?P<value>[^,]*[^,\s])(?: ?[,;] ?| ?\()(?P<condition>\(?[a-zA-Z] ?(?:\\in ?" + _NUMBER_SETS + r"|(?:\\ge|\\le|\\ne|[<>])[^,()]{1,20})\)?)",
+    re.DOTALL,
+)
+
+
+def _qualified(text: str) -> Qualified | None:
+    r"""Parts ``n = 3k, k \in \mathbb{Z}`` into the answer and a condition on its letters; None without one."""
+    match = _CONDITION_IN_WORDS.fullmatch(text) or _CONDITION_IN_SIGNS.fullmatch(text)
+    if match is None or re.search(r"\b(?:only|not|except|unless|or)\b", match["condition"]):
+        return None
+    value = match["value"].strip(" ,;(")
+    if match.re is _CONDITION_IN_SIGNS and _SIGN.search(value):
+        return None  # x > 2, x \ne 3 is one region
+    if value.count("(") != value.count(")") or value.count("\\{") != value.count("\\}") or not value:
+        return None
+    if value.count("{") != value.count("}"):
+        return None
+    letters = set(re.findall(r"(?<![A-Za-z\\])[a-zA-Z](?![A-Za-z])", _TEXT.sub(" ", match["condition"])))
+    value_letters = set(re.findall(r"(?<![A-Za-z\\])[a-zA-Z]|(?<=\d)[a-z]|[a-z](?=[a-z])", _TEXT.sub(" ", value)))
+    value_letters |= set(re.sub(r"\\[A-Za-z]+", " ", _TEXT.sub(" ", value)))
+    if letters and not letters & value_letters:
+        return None
+    return Qualified(read_answer(value, 1), match["condition"])
+
+
+def _ratio(text: str) -> Answer | None:
+    parts = split_at_top(text, (":",))
+    if len(parts) < 2 or _TEXT.search(text) or re.search(r"[=<>]", text):
+        return None
+    return Ratio.read(parts)
 
 
 def _group(text: str, depth: int) -> Answer | None:
@@ -168,7 +340,7 @@ def _group(text: str, depth: int) -> Answer | None:
     pieces = [piece.strip() for part in split_at_top(text, (",", ";")) for piece in _and_parts(part)]
     pieces = [piece for piece in pieces if piece]
     if 1 < len(pieces) <= MOST_PARTS:
-        return Group("list", _flat(tuple(read_answer(piece, depth + 1) for piece in pieces)))
+        return _system_of(tuple(read_answer(piece, depth + 1) for piece in pieces))
     return None
 
 
@@ -256,9 +428,41 @@ def _equation(text: str, depth: int) -> Answer | None:
     return Equation(first, last, chain=len(sides) > 2)
 
 
+_EXCLUDED = re.compile(r"(?P<name>[a-zA-Z]) ?\\ne(?![a-z])(?P<values>.+)")
+_DISTANCE = re.compile(r"(?:\\[lr]?vert|\|) ?(?P<name>[a-zA-Z])(?: ?(?P<sign>[-+]) ?(?P<centre>[\d./]+))? ?(?:\\[lr]?vert|\|)")
+
+
+def _distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | None:
+    """Reads ``|x - 1| > 2`` as the points that are so far from 1."""
+    match = _DISTANCE.fullmatch(sides[0])
+    radius = exact_value(sides[1])
+    if match is None or radius is None or radius <= 0 or signs[0] == "!=":
+        return None
+    centre = exact_value(match["centre"]) if match["centre"] else Fraction(0)
+    if centre is None:
+        return None
+    centre = -centre if match["sign"] == "+" else centre
+    low, high = (Scalar(str(centre - radius)), Scalar(str(centre + radius)))
+    is_closed = signs[0].endswith("=")
+    if signs[0].startswith("<"):
+        return match["name"], [Group("tuple", (low, high), "[" if is_closed else "(", "]" if is_closed else ")")]
+    below = Group("tuple", (_BELOW_ALL, low), "(", "]" if is_closed else ")")
+    above = Group("tuple", (high, _ABOVE_ALL), "[" if is_closed else "(", ")")
+    return match["name"], [below, above]
+
+
 def _region(text: str, depth: int) -> Answer | None:
     r"""Reads ``x > 3``, ``1 < x \le 2``, ``x < 1 \text{ or } x > 3`` as intervals of one unknown."""
+    excluded = _EXCLUDED.fullmatch(text)
+    if excluded is not None and not _SIGN.search(excluded["values"]):
+        region = _all_but(_values(excluded["values"]))
+        return Union(region.parts, named=excluded["name"]) if isinstance(region, Union) else None
     pieces = [piece for part in split_at_top(text, (",",)) for piece in _and_parts(part)]
+    exclusions = [_EXCLUDED.fullmatch(piece.strip()) for piece in pieces]
+    if len(pieces) > 1 and all(exclusions):
+        names = {match["name"] for match in exclusions if match is not None}
+        region = _all_but([match["values"].strip() for match in exclusions if match is not None])
+        return Union(region.parts, named=names.pop()) if len(names) == 1 and isinstance(region, Union) else None
     meet = re.search(r"\\text ?\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])", text) is not None
     rays: list[Answer] = []
     names: set[str] = set()
@@ -294,6 +498,8 @@ def _met(rays: list[Answer]) -> Answer | None:
 
 
 def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
+    if len(signs) == 1 and (distance := _distance(signs, sides)) is not None:
+        return distance
     if len(signs) == 1 and not _NAME.fullmatch(sides[0]) and _NAME.fullmatch(sides[1]):
         signs = [{"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(signs[0], signs[0])]
         sides = sides[::-1]
@@ -317,13 +523,55 @@ def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Ans
     return None
 
 
-def _words(text: str) -> Words | None:
+_LABEL = re.compile(r"[A-Z]{2,8}'?")
+_FIGURE = re.compile(
+    r"\\(?P<kind>triangle|angle|overline|overleftrightarrow|overrightarrow|vec|odot) ?\{? ?(?P<letters>[A-Z]{1,4}) ?\}?"
+)
+_VERDICT = re.compile(r"(yes|no|true|false)(?:[,;:.!]| because| since| -) *(?P<reason>.+)", re.IGNORECASE)
+_CONTRARY = {
+    "yes": r"\b(?:no|not|false|or|but|maybe|if|unless|impossible|cannot|never)\b|n't\b",
+    "true": r"\b(?:no|not|false|or|but|maybe|if|unless)\b|n't\b",
+    "no": r"\b(?:yes|true|or|but|maybe|unless)\b|^(?:it|this|that|they) (?:is|are|can|does)\b(?! (?:not|im))",
+    "false": r"\b(?:yes|true|or|but|maybe|unless)\b",
+}
+_NO_SOLUTION = re.compile(
+    r"(?:there (?:is|are) )?(?:no (?:real |such |integer |possible |valid |positive )?(?:solutions?|values?|numbers?|integers?|roots?)"
+    r"(?: exists?)?|none|(?:the )?empty set|does not have (?:any )?solutions?)"
+)
+
+
+def _figure(text: str) -> Words | None:
+    r"""Reads a triangle, an angle or a line by its points: ``\angle ABC`` is ``\angle CBA``."""
+    match = _FIGURE.fullmatch(text)
+    if match is None:
+        return None
+    letters = match["letters"].lower()
+    if match["kind"] in ("triangle", "overline", "overleftrightarrow"):
+        letters = "".join(sorted(letters))
+    elif match["kind"] == "angle":
+        letters = min(letters, letters[::-1])
+    return Words(f"{match['kind']} {letters}")
+
+
+def _words(text: str) -> Words | Scalar | None:
     """Returns the text, if it is words and no formula."""
+    figure = _figure(text)
+    if figure is not None:
+        return figure
     whole = _TEXT.fullmatch(text)
     plain = _TEXT.sub(lambda match: f" {match[1]} ", text)
     if re.search(r"[\\^_=<>{}]", plain):
         return None
     plain = " ".join(plain.split())
+    if _LABEL.fullmatch(plain):
+        return Words(plain.lower())  # letters of a label or a Roman number don't commute
+    if _NO_SOLUTION.fullmatch(plain.lower().rstrip(".")):
+        return Scalar("\\emptyset")
+    if plain.lower().rstrip(".") in _SETS_IN_WORDS:
+        return Scalar(_SETS_IN_WORDS[plain.lower().rstrip(".")])
+    verdict = _VERDICT.fullmatch(plain)
+    if verdict is not None and not re.search(_CONTRARY[verdict[1].lower()], verdict["reason"].lower()):
+        return Words(verdict[1].lower())
     choice = _CHOICE.fullmatch(plain)
     if choice and (whole or plain != choice[1]):
         return Words(choice[1].lower())
@@ -351,8 +599,9 @@ def _scalar(text: str) -> Answer:
     opening, _, inner = _brackets(text)
     if opening == "(" and text.endswith(")"):
         text = inner.strip()
-    text, unit, percent = split_unit(text)
-    if _THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    text = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", text)
-    return Scalar(text, unit, percent)
+    measured = split_unit(text)
+    formula = measured.formula
+    if _THOUSANDS.fullmatch(formula):
+        formula = formula.replace(",", "")
+    formula = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", formula)
+    return Scalar(formula, measured.unit, measured.percent)

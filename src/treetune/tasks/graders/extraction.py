@@ -32,7 +32,8 @@ _STRING = {
 }
 _SIGN = re.compile(r"""\\.|["'\[\](){}]""", re.DOTALL)  # LaTeX's \[ and \{ are no brackets
 _NESTING = re.compile("|".join(one.pattern for one in _STRING.values()) + r"""|(?P<sign>[\[({\])}"'])""")
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?:(?P<brace>\{)|(?P<bare>\d+(?:\.\d+)?|\\?[A-Za-z]+))")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*(?:(?P<brace>\{)|(?P<bare>[-+]?\d+(?:\.\d+)?|\\?[A-Za-z]+))")
+_BARE_FRACTION = re.compile(r"\s*\d\s*\d")
 
 
 class NoValue(ValueError):
@@ -192,16 +193,30 @@ def braces(text: str) -> dict[int, int]:
 
 def boxes(text: str) -> list[tuple[int, int, str]]:
     r"""Returns (start, end, content) of each ``\boxed{…}`` that is closed, from left to right; of a box in a
-    box the outer one. ``\boxed 5`` holds the number, letters or command that follow."""
+    box the outer one. ``\boxed 5`` holds the number, letters or command that follow, and a command's groups:
+    ``\boxed\frac{1}{2}`` is meant as a half."""
     boxed: list[tuple[int, int, str]] = []
     pairs = braces(text)
     for box in _BOX.finditer(text):
         if boxed and box.start() < boxed[-1][1]:
             continue  # within the box before
         if box["bare"]:
-            boxed.append((box.start(), box.end(), box["bare"]))
+            end = box.end()
+            if box["bare"].startswith("\\"):
+                end = _end_of_arguments(text, box, pairs)
+            boxed.append((box.start(), end, text[box.start("bare") : end]))
             continue
         end = pairs.get(box.end() - 1)
         if end is not None:
             boxed.append((box.start(), end + 1, text[box.end() : end]))
     return boxed
+
+
+def _end_of_arguments(text: str, box: re.Match[str], pairs: dict[int, int]) -> int:
+    """Returns the offset behind the groups in braces that follow a box's bare command."""
+    end = box.end()
+    if "frac" in box["bare"] and (digits := _BARE_FRACTION.match(text, end)) is not None:
+        return digits.end()
+    while (closing := pairs.get(end)) is not None:
+        end = closing + 1
+    return end

@@ -1,0 +1,159 @@
+r"""Finds the answer that a response to a mathematical problem settles on, and the one in a gold.
+
+A box wins; then ``<answer>``; then what follows the last "answer is", heading "Final Answer" or "答案：".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from treetune.tasks.graders.extraction import ANSWER, boxes, last_between
+
+LONGEST = 2000
+"""Characters of an answer that are looked at: no data set has one of 500."""
+
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s$,;&.*]|\\[()\[\],;:!\\]|\\q?quad(?![a-z])|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-z])(?:and|or)(?![a-z])"
+    r"|(?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w\}?)?\s*=)*"
+)
+"""Text between boxes that are parts of one answer: commas, "and", the names of values."""
+_NAME_BEFORE = re.compile(r"((?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w\}?)?)\s*=\s*[$\s]*\Z")
+_LONGEST_GAP = 80
+
+_BOLD = re.compile(r"(?<![\w)\]}*])(\*\*|__)(?=[^\s*])([^*\n]{1,200}?)(?<=\S)\1(?![\w*])")
+_MARKER = re.compile(
+    r"\banswers?\b[^.,\n:：=]{0,40}?(?:\b(?:is|are|be|equals)\b|[:：=])\s*[:：]?\s*"
+    r"|solutions?\s*(?:is|are|[:：=])\s*[:：]?\s*"
+    r"|^[#>\s]*(?:(?:the|my)\s+)?(?:final\s+)?answer\s*$"
+    r"|答案\s*(?:就?是|为|為|应为)?\s*[:：]?\s*|答え\s*は?\s*[:：]?\s*|(?<!\w)答\s*[:：]\s*"
+    r"|(?<!\w)(?:ответ|réponse|respuesta|antwort|resposta|risposta|정답|답)[^\S\n]*(?:est|es|ist|é|è|은|는)?\s*[:：]?\s*",
+    re.IGNORECASE | re.MULTILINE,
+)
+_DENIED = re.compile(r"\bnot\b|n't\b|\bnever\b|\bcannot\b", re.IGNORECASE)
+_DISPLAY = re.compile(r"\s*(\$\$?|\\\(|\\\[)(.*?)(\$\$?|\\\)|\\\])", re.DOTALL)
+_LEAD = re.compile(
+    r"\A(?:(?:therefore|thus|hence|then|so|simply|indeed|just|clearly|exactly|equal\s+to|given\s+by|that)\b[,:]?\s*)+",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"\A[A-Za-z]{2,}\b.*\s(?:is|are|equals)\s+(?P<end>.+)\Z")
+_REASON = re.compile(r",?\s+(?:because|since)\b.*\Z", re.IGNORECASE)
+_INSTRUCTION = re.compile(r"[Tt]he (?:final )?answer is:?\s*")
+
+
+def find_answer(response: str, gold_parts: int = 1) -> str | None:
+    r"""Returns the answer that a response settles on, as written, or None.
+
+    Args:
+        response: what the model wrote.
+        gold_parts: answers that the gold lists. Where there are several, as many boxes of the last paragraph are
+            one answer, with whatever words between them.
+    """
+    in_boxes = boxes(response)
+    tagged_at = response.rfind(ANSWER)
+    if in_boxes and in_boxes[-1][0] > tagged_at:
+        return _from_boxes(response, in_boxes, gold_parts) or None
+    if tagged_at >= 0:
+        tagged = last_between(response[tagged_at:], unclosed=True)
+        if tagged and len(tagged) <= LONGEST:
+            return find_answer(tagged, gold_parts) or _strip_bold(tagged)
+    if in_boxes:
+        return _from_boxes(response, in_boxes, gold_parts) or None
+    return _behind_marker(response)
+
+
+def find_gold(gold: str) -> str:
+    """Returns the answer in a gold of a data set: a worked solution with a box, a JSON list, or a bare answer."""
+    if in_boxes := boxes(gold):
+        return _join_boxes(gold, in_boxes)
+    items = json_list(gold)
+    if items is not None:
+        return ", ".join(items)
+    return _INSTRUCTION.split(gold)[-1].strip()
+
+
+def json_list(gold: str) -> list[str] | None:
+    """Returns the items of a gold that is a JSON list; None of other golds.
+
+    ``[3, 5]`` stays what it is: a closed interval is written like this.
+    """
+    text = gold.strip()
+    if not (text.startswith("[") and text.endswith("]")) or len(text) > LONGEST:
+        return None
+    try:
+        items = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    numbers = [item for item in items if isinstance(item, int | float) and not isinstance(item, bool)]
+    is_interval = (
+        len(items) == len(numbers) == 2
+        and all(isinstance(number, int) for number in numbers)
+        and numbers[0] < numbers[1]
+    )
+    if not items or is_interval:
+        return None
+    return [_item(item) for item in items]
+
+
+def _item(item: Any) -> str:
+    if isinstance(item, list):
+        return f"({', '.join(_item(part) for part in item)})"
+    return item if isinstance(item, str) else json.dumps(item)
+
+
+def _from_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts: int) -> str:
+    joined = _join_boxes(response, in_boxes)
+    if joined != in_boxes[-1][2].strip():
+        return joined
+    last = [box for box in in_boxes if "\n\n" not in response[box[1] : in_boxes[-1][0]]]
+    holds_all = re.search(r",|\\text\{|\bor\b|\band\b", in_boxes[-1][2])
+    if gold_parts > 1 and len(last) >= gold_parts and not holds_all:
+        return ", ".join(content for _, _, content in last[-gold_parts:])
+    return joined
+
+
+def _join_boxes(text: str, in_boxes: list[tuple[int, int, str]]) -> str:
+    """Returns the content of the last box, and of those before it that only commas, names or "and" part from it."""
+    first = len(in_boxes) - 1
+    while first > 0:
+        gap = text[in_boxes[first - 1][1] : in_boxes[first][0]]
+        is_new_line = "\n" in gap and not gap.strip(" \n\r\t$.*")  # says it again, or anew
+        if len(gap) > _LONGEST_GAP or "\n\n" in gap or is_new_line or _BETWEEN_BOXES.fullmatch(gap) is None:
+            break
+        first -= 1
+    contents: list[str] = []
+    names: list[str] = []
+    for start, _, content in in_boxes[first:]:
+        name = _NAME_BEFORE.search(text[max(0, start - 30) : start])
+        names.append(name[1] if name is not None else "")
+        contents.append(content.strip())
+    if len(set(contents)) == 1:
+        return contents[0]
+    if all(names) and len(set(names)) == len(names):
+        contents = [f"{name} = {content}" for name, content in zip(names, contents, strict=True)]
+    return ", ".join(contents)
+
+
+def _behind_marker(response: str) -> str | None:
+    tail = _strip_bold(response[-LONGEST:])
+    markers = [match for match in _MARKER.finditer(tail) if not _DENIED.search(match[0])]
+    if not markers:
+        return None
+    rest = tail[markers[-1].end() :]
+    display = _DISPLAY.match(rest)
+    if display and not rest[display.end() :].partition("\n")[0].strip(" .*。"):
+        return display[2].strip() or None
+    line = next((line for line in map(str.strip, rest.split("\n")) if line), "")
+    end = re.search(r"\.(?=\s+[A-Z])|。", line)  # no full stop of a number or an abbreviation
+    line = line[: end.start()] if end else line
+    line = _REASON.sub("", _LEAD.sub("", line.strip(" #>")))
+    sentence = _SENTENCE.match(line)
+    if sentence is not None and not _DENIED.search(line):
+        line = _LEAD.sub("", sentence["end"])
+    return line.strip() or None
+
+
+def _strip_bold(text: str) -> str:
+    """Takes off Markdown's asterisks around a phrase, and leaves those of ``x**2``."""
+    return _BOLD.sub(r"\2", text)

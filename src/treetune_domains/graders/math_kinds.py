@@ -1,0 +1,172 @@
+"""Answers that look like arithmetic and are none: times, dates, ratios and scores. Each reads itself and says what
+it equals."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+_ASKS_FOR_TIME = re.compile(
+    r"\b(?:what time|time|clock|o'clock|[ap]\.?m\.?|noon|midnight|when|hour hand|arrive[sd]?|depart|schedule)\b",
+    re.IGNORECASE,
+)
+_ASKS_FOR_RATIO = re.compile(r"\b(?:ratio|ratios|proportion|proportional|odds|scale)\b", re.IGNORECASE)
+_MOST_MINUTES = 60
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A time of the day, ``4:30 p.m.``. Of ``4 p.m.`` the minutes are None; `half` is "" where nothing says it.
+
+    `is_sure` is False for ``1:20``, which may be a ratio.
+    """
+
+    hour: int
+    minute: int | None
+    second: int = 0
+    half: str = ""
+    is_sure: bool = True
+
+    _WRITTEN = re.compile(
+        r"(?P<hour>\d{1,2})(?: ?: ?(?P<minute>\d{2})(?: ?: ?(?P<second>\d{2}))?)? ?"
+        r"(?P<half>[aApP] ?[mM]|o'? ?clock|in the (?:morning|afternoon|evening)|noon|midnight)?"
+    )
+
+    @classmethod
+    def read(cls, text: str) -> Clock | None:
+        """Reads plain text (no LaTeX); None where it is no time."""
+        if text.lower() in ("noon", "midnight"):
+            return cls(12, 0, half="pm" if text.lower() == "noon" else "am")
+        match = cls._WRITTEN.fullmatch(text)
+        if match is None or (match["minute"] is None and match["half"] is None):
+            return None
+        hour, minute = int(match["hour"]), None if match["minute"] is None else int(match["minute"])
+        second = int(match["second"] or 0)
+        if hour > 24 or (minute or 0) >= _MOST_MINUTES or second >= _MOST_MINUTES:
+            return None
+        half = _half_of_day(match["half"] or "")
+        if half and not 1 <= hour <= 12:
+            return None
+        if minute is None and not half:
+            minute = 0  # three o'clock
+        leading_zero = (match["minute"] or "").startswith("0")
+        is_sure = bool(match["half"]) or leading_zero
+        return cls(hour, minute, second, half, is_sure)
+
+    def is_time(self, question: str) -> bool:
+        """Returns whether this is a time and no ratio, by itself or by what was asked."""
+        if self.is_sure or _ASKS_FOR_TIME.search(question):
+            return True
+        if _ASKS_FOR_RATIO.search(question):
+            return False
+        return math.gcd(self.hour, self.minute or 0) != 1  # a ratio is given in its lowest terms
+
+    def equals(self, other: Clock) -> bool:
+        """Compares two times; a half of the day that one of them leaves out is what the other says."""
+        if (self.minute is None) != (other.minute is None):
+            if not (self.half and other.half) or (self.minute or 0) or (other.minute or 0):
+                return False
+        if (self.minute or 0, self.second) != (other.minute or 0, other.second):
+            return False
+        if self.half and other.half:
+            return (self.hour, self.half) == (other.hour, other.half)
+        if self.hour == other.hour:
+            return True
+        return self._hour_of_day() == other._hour_of_day() and bool(self.half or other.half)
+
+    def _hour_of_day(self) -> int:
+        if not self.half:
+            return self.hour
+        return self.hour % 12 + (12 if self.half == "pm" else 0)
+
+    def ratio(self) -> Ratio:
+        return Ratio((str(self.hour), str(self.minute or 0)))
+
+
+def _half_of_day(words: str) -> str:
+    """Returns am, pm or, for "o'clock", nothing."""
+    words = words.lower().replace(" ", "")
+    if words.endswith(("am", "morning", "midnight")):
+        return "am"
+    return "pm" if words.endswith(("pm", "afternoon", "evening", "noon")) else ""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """``1:2:3``, by the texts of its parts."""
+
+    parts: tuple[str, ...]
+
+    @classmethod
+    def read(cls, parts: list[str]) -> Ratio | None:
+        """Makes a ratio of parts that colons part; None where one of them is empty."""
+        stripped = tuple(part.strip() for part in parts)
+        return cls(stripped) if 1 < len(stripped) <= 8 and all(stripped) else None
+
+
+@dataclass(frozen=True)
+class Score:
+    """``5-3``: a score, or the difference where the other side is a number."""
+
+    parts: tuple[int, ...]
+
+    @classmethod
+    def read(cls, text: str) -> Score | None:
+        """Reads whole numbers with hyphens between them; None for anything else."""
+        if re.fullmatch(r"\d{1,3}(?: ?- ?\d{1,3}){1,3}", text) is None:
+            return None
+        return cls(tuple(int(part) for part in text.split("-")))
+
+    def value(self) -> Fraction:
+        return Fraction(self.parts[0] - sum(self.parts[1:]))
+
+
+_MONTHS = ["january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
+           "november", "december"]  # fmt: skip
+_MONTH = r"(?P<month>[A-Za-z]{3,9})\.?"
+_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+_WEEKDAY = r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,? )?"
+_DATES = [
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"(?P<year>\d{4}) ?(?P<sign>[-/.]) ?(?P<month>\d{1,2}) ?(?P=sign) ?(?P<day>\d{1,2})",
+        r"(?P<month>\d{1,2}) ?(?P<sign>[-/.]) ?(?P<day>\d{1,2}) ?(?P=sign) ?(?P<year>\d{4})",
+        rf"{_WEEKDAY}{_MONTH} {_DAY}(?:,? (?P<year>\d{{4}}))?",
+        rf"{_WEEKDAY}(?:the )?{_DAY} (?:of )?{_MONTH}(?:,? (?P<year>\d{{4}}))?",
+        rf"{_MONTH},? (?P<year>\d{{4}})(?P<day>)",
+    )
+]
+
+
+@dataclass(frozen=True)
+class Date:
+    """``2024-01-02``, ``January 2, 2024``, ``May 5``: what isn't said is None."""
+
+    year: int | None
+    month: int
+    day: int | None
+
+    @classmethod
+    def read(cls, text: str) -> Date | None:
+        """Reads plain text; None where it is no date. Of ``2/1/2024`` the month comes first, unless it can't."""
+        for pattern in _DATES:
+            match = pattern.fullmatch(text)
+            if match is None:
+                continue
+            month = _month(match["month"])
+            day = int(match["day"]) if match["day"] else None
+            if month is not None and month > 12 and day is not None and day <= 12:
+                month, day = day, month
+            if month is None or not 1 <= month <= 12 or not (day is None or 1 <= day <= 31):
+                continue
+            return cls(int(match["year"]) if match["year"] else None, month, day)
+        return None
+
+
+def _month(text: str) -> int | None:
+    if text.isdigit():
+        return int(text)
+    name = text.lower()
+    return next((place for place, month in enumerate(_MONTHS, 1) if name == month or name in (month[:3], month[:4])), None)

@@ -1,0 +1,373 @@
+r"""Units behind a number: what they measure, how they convert, and which text is no unit at all.
+
+A unit is a product of powers of dimensions with a factor: ``km/h`` is length per time, 5/18 of a ``m/s``. A noun that
+measures nothing known ("apples") is a dimension of its own, so that 5 apples are not 5 pears. Text that
+scales, negates or comments on its number ("dozen", "squared", "is wrong") is no unit.
+The table is our own: pint reads ordinary nouns as units ("points", "hands"), and has no money.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+MOST_WORDS = 6
+"""Words of a unit; more are a sentence."""
+
+LARGEST_POWER = 6
+
+
+@dataclass(frozen=True)
+class Unit:
+    r"""``m/s^2`` is ``Unit((("length", 1), ("time", -2)), Fraction(1))``; 0 °C is `offset` kelvins."""
+
+    dimensions: tuple[tuple[str, int], ...]
+    factor: Fraction = Fraction(1)
+    offset: Fraction = Fraction(0)
+
+
+# dimension: {unit: how many of the dimension's first unit it is}
+_TABLE: dict[str, dict[str, int | Fraction]] = {
+    "length": {"m": 1, "mm": Fraction(1, 1000), "cm": Fraction(1, 100), "dm": Fraction(1, 10), "km": 1000,
+               "um": Fraction(1, 10**6), "nm": Fraction(1, 10**9), "in": Fraction(254, 10000),
+               "ft": Fraction(3048, 10000), "yd": Fraction(9144, 10000), "mi": Fraction(1609344, 1000)},
+    "mass": {"g": 1, "kg": 1000, "mg": Fraction(1, 1000), "tonne": 10**6, "lb": Fraction(45359237, 100000),
+             "oz": Fraction(45359237, 1600000)},
+    "time": {"s": 1, "ms": Fraction(1, 1000), "min": 60, "hr": 3600, "day": 86400, "week": 604800},
+    "months": {"month": 1, "year": 12, "decade": 120, "century": 1200},
+    "money": {"dollar": 1, "cent": Fraction(1, 100)},
+    "euro": {"euro": 1}, "sterling": {"sterling": 1, "penny": Fraction(1, 100)}, "yen": {"yen": 1},
+    "rupee": {"rupee": 1}, "yuan": {"yuan": 1},
+    "angle": {"degree": 1, "arcminute": Fraction(1, 60), "arcsecond": Fraction(1, 3600)},
+    "radian": {"rad": 1},
+    "current": {"A": 1, "mA": Fraction(1, 1000)},
+    "substance": {"mol": 1},
+    "data": {"bit": 1, "byte": 8},
+}  # fmt: skip
+
+_DERIVED: dict[str, tuple[dict[str, int], Fraction]] = {
+    "l": ({"length": 3}, Fraction(1, 1000)), "ml": ({"length": 3}, Fraction(1, 10**6)),
+    "acre": ({"length": 2}, Fraction("4046.8564224")), "hectare": ({"length": 2}, Fraction(10000)),
+    "mph": ({"length": 1, "time": -1}, Fraction(1609344, 3600000)),
+    "kmh": ({"length": 1, "time": -1}, Fraction(5, 18)),
+    "mps": ({"length": 1, "time": -1}, Fraction(1)),
+    "Hz": ({"time": -1}, Fraction(1)),
+    "N": ({"mass": 1, "length": 1, "time": -2}, Fraction(1000)),
+    "Pa": ({"mass": 1, "length": -1, "time": -2}, Fraction(1000)),
+    "kPa": ({"mass": 1, "length": -1, "time": -2}, Fraction(10**6)),
+    "J": ({"mass": 1, "length": 2, "time": -2}, Fraction(1000)),
+    "kJ": ({"mass": 1, "length": 2, "time": -2}, Fraction(10**6)),
+    "W": ({"mass": 1, "length": 2, "time": -3}, Fraction(1000)),
+    "kW": ({"mass": 1, "length": 2, "time": -3}, Fraction(10**6)),
+    "V": ({"mass": 1, "length": 2, "time": -3, "current": -1}, Fraction(1000)),
+}  # fmt: skip
+
+_SPELLINGS = {
+    "meter": "m", "metre": "m", "millimeter": "mm", "millimetre": "mm", "centimeter": "cm", "centimetre": "cm",
+    "kilometer": "km", "kilometre": "km", "decimeter": "dm", "decimetre": "dm", "inch": "in", "inche": "in",
+    "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi", "gram": "g", "kilogram": "kg", "kilo": "kg",
+    "milligram": "mg", "ton": "tonne", "pound": "lb", "lbs": "lb", "ounce": "oz", "second": "s", "sec": "s",
+    "millisecond": "ms", "minute": "min", "mins": "min", "hour": "hr", "h": "hr", "hrs": "hr", "yr": "year",
+    "usd": "dollar", "buck": "dollar", "¢": "cent", "eur": "euro", "gbp": "sterling", "pence": "penny",
+    "jpy": "yen", "inr": "rupee", "cny": "yuan", "rmb": "yuan", "deg": "degree", "radian": "rad",
+    "liter": "l", "litre": "l", "milliliter": "ml", "millilitre": "ml", "cc": "ml", "kph": "kmh",
+    "hertz": "Hz", "newton": "N", "pascal": "Pa", "joule": "J", "watt": "W", "kilowatt": "kW", "volt": "V",
+    "ampere": "A", "amp": "A", "mole": "mol", "centurie": "century", "kilojoule": "kJ",
+}  # fmt: skip
+
+_TEMPERATURES = {
+    "celsius": (Fraction(1), Fraction("273.15")),
+    "fahrenheit": (Fraction(5, 9), Fraction("459.67") * Fraction(5, 9)),
+    "kelvin": (Fraction(1), Fraction(0)),
+}
+_TEMPERATURE = re.compile(
+    r"(?:degrees? |\^\\circ ?)(?P<symbol>[CF])|(?:degrees? |\^\\circ ?)?(?P<name>[Cc]elsius|[Ff]ahrenheit)"
+    r"|(?P<kelvin>K|[Kk]elvins?)"
+)
+_TEMPERATURE_SYMBOLS = {"C": "celsius", "F": "fahrenheit"}
+_SYMBOLS_OF_MONEY = {"USD": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee"}
+
+_NO_NOUNS = frozenset(
+    # what comments on a number, negates it, compares it or joins it with something
+    "is are was were be been isn't not no nor or and but if than to too also only just about around nearly almost "
+    "roughly approximately approx exactly maybe perhaps probably likely possibly unless except off over under above "
+    "below up down more less fewer greater larger smaller bigger least most minus plus times divided "
+    "multiplied multiply mod modulo base remainder out between from with without for where when as because since "
+    "correct incorrect wrong right false true error invalid unknown unsure guess either neither both all none "
+    "any some plus/minus vs versus before after ago later instead however rather hence so thus then that this "
+    "which who it i we you they he she my your final answer infinity infinite undefined "
+    # what scales it
+    "dozen dozens score scores gross pair pairs couple hundred hundreds thousand thousands million millions "
+    "billion billions trillion trillions lakh crore k m.n. mn bn mil b t half halves quarter quarters third thirds "
+    "fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths percent "
+    "percentage permille ppm point squared cubed square-root root factorial inverse reciprocal squares cubes twice "
+    "thrice double triple squared cubed power powers negative positive".split()
+)  # fmt: skip
+_ORDINAL_PART = re.compile(r"(?:\w+-)?(?:ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|million|billion)ths?")
+_CHANGED = re.compile(r"(?!(?:seed|bed|weed|steed|breed|shed|sled|thread|bead|head)s?\Z)[a-z]{2,}ed")
+_WORD = re.compile(r"[A-Za-z'¢€£¥₹-]+")
+_FACTOR = re.compile(r"(?P<name>[A-Za-z'¢€£¥₹.-]+)(?:\^\(?\{?(?P<power>-?\d)\}?\)?)?")
+_OF = re.compile(r"(?<=\w) of [a-z ]+\Z")
+
+
+def read_unit(text: str) -> Unit | None:
+    """Reads the text behind a number, freed of LaTeX; None where it is no unit."""
+    temperature = _read_temperature(text)
+    if temperature is not None:
+        return temperature
+    text = re.sub(r"\\cdot|\\times|[*·]", " ", text)
+    text = re.sub(r"(?<![A-Za-z])per(?![A-Za-z])", "/", text)
+    if len(text.split()) > MOST_WORDS or re.search(r"[^-A-Za-z'¢€£¥₹./^\d{}() ]", text):
+        return None
+    text = _OF.sub("", " ".join(text.split()))
+    powers: dict[str, int] = {}
+    factor = Fraction(1)
+    for place, part in enumerate(text.split("/")):
+        sign = 1 if place == 0 else -1
+        product = _read_product(part.strip(" ()"))
+        if product is None:
+            return None
+        for dimension, power in product.dimensions:
+            powers[dimension] = powers.get(dimension, 0) + sign * power
+        factor *= product.factor**sign
+    if not powers:
+        return None
+    return Unit(tuple(sorted((name, power) for name, power in powers.items() if power)), factor)
+
+
+def _read_temperature(text: str) -> Unit | None:
+    match = _TEMPERATURE.fullmatch(text.strip())
+    if match is None:
+        return None
+    scale = "kelvin" if match["kelvin"] else match["name"] or _TEMPERATURE_SYMBOLS[match["symbol"]]
+    factor, offset = _TEMPERATURES[scale.lower()]
+    return Unit((("temperature", 1),), factor, offset)
+
+
+def _read_product(text: str) -> Unit | None:
+    """Reads ``kg m``, ``square feet``, ``meters squared`` or a noun ("red balls")."""
+    words = text.split()
+    if not words:
+        return None
+    powers: dict[str, int] = {}
+    factor = Fraction(1)
+    next_power = 1
+    place = 0
+    while place < len(words):
+        word = words[place]
+        place += 1
+        if word.lower().rstrip(".") in ("square", "sq", "cubic", "cu"):
+            next_power = 2 if word.lower().startswith("s") else 3
+            continue
+        match = _FACTOR.fullmatch(word)
+        unit = None if match is None else _look_up(match["name"])
+        if match is None or unit is None:
+            return _read_noun(text)
+        power = int(match["power"]) if match["power"] else next_power
+        next_power = 1
+        if place < len(words) and words[place].lower() in ("squared", "cubed"):
+            power = 2 if words[place].lower() == "squared" else 3
+            place += 1
+        if abs(power) > LARGEST_POWER:
+            return None
+        for dimension, exponent in unit.dimensions:
+            powers[dimension] = powers.get(dimension, 0) + exponent * power
+        factor *= unit.factor**power
+    if next_power != 1:
+        return None  # "square" of nothing
+    return Unit(tuple(sorted(powers.items())), factor)
+
+
+def _look_up(name: str) -> Unit | None:
+    """Finds a unit by its symbol, name or plural. Symbols are tried as written first: ``mA``, ``Pa``."""
+    name = name.rstrip(".")
+    lower = name.lower()
+    # A capital alone is no small letter: M scales its number, m is a metre. L is a litre all the same.
+    spellings = (name, lower, lower.removesuffix("s")) if len(name) > 1 or name == "L" else (name,)
+    for spelling in spellings:
+        spelling = _SPELLINGS.get(spelling, spelling)
+        for dimension, sizes in _TABLE.items():
+            if spelling in sizes:
+                return Unit(((dimension, 1),), Fraction(sizes[spelling]))
+        if spelling in _DERIVED:
+            powers, factor = _DERIVED[spelling]
+            return Unit(tuple(sorted(powers.items())), factor)
+    if name in _SYMBOLS_OF_MONEY:
+        return _look_up(_SYMBOLS_OF_MONEY[name])
+    return None
+
+
+def _read_noun(text: str) -> Unit | None:
+    """Reads a noun as a dimension of its own; None where one of its words says something about the number."""
+    match = re.fullmatch(r"([-A-Za-z' ]+?)\.?(?:\^\{?([23])\}?)?", text)
+    if match is None:
+        return None
+    words = match[1].lower().split()
+    if any(word in _NO_NOUNS or _ORDINAL_PART.fullmatch(word) for word in words):
+        return None
+    if _CHANGED.fullmatch(words[-1]) or words[-1].endswith("ly"):
+        return None  # "reduced", "doubled", "roughly" say something about the number
+    if len(match[1]) == 1:
+        return None  # a letter is a variable, or a k
+    noun = " ".join(word.removesuffix("s") if len(word) > 3 else word for word in words)
+    return Unit(((noun, int(match[2] or 1)),))
+
+
+def bare_degrees(unit: Unit) -> bool:
+    """Returns whether the unit is a degree, of whatever."""
+    return unit.dimensions == (("angle", 1),) and unit.factor == 1
+
+
+def is_temperature(unit: Unit) -> bool:
+    return unit.dimensions == (("temperature", 1),)
+
+
+def is_radian(unit: Unit) -> bool:
+    return unit.dimensions == (("radian", 1),)
+
+
+# Numbers and the text around them
+
+
+@dataclass(frozen=True)
+class Scalar:
+    r"""``3 \text{ cm}`` is ``Scalar("3", read_unit("cm"))``; of ``50\%`` the sign is kept as `percent`."""
+
+    formula: str
+    unit: Unit | None = None
+    percent: bool = False
+
+
+_SCALES = {
+    "dozen": 12, "score": 20, "gross": 144, "pair": 2, "pairs": 2, "k": 10**3, "hundred": 10**2, "thousand": 10**3,
+    "million": 10**6, "billion": 10**9, "trillion": 10**12, "bn": 10**9, "tenths": Fraction(1, 10),
+    "hundredths": Fraction(1, 100), "thousandths": Fraction(1, 1000), "halves": Fraction(1, 2),
+    "thirds": Fraction(1, 3), "quarters": Fraction(1, 4),
+}  # fmt: skip
+_POWERS = {"squared": 2, "cubed": 3}
+_MONEY_FIRST = re.compile(r"(?P<sign>- ?)?(?P<symbol>USD|€|£|¥|₹) ?(?P<rest>-?[\d.\\].*)", re.DOTALL)
+_DEGREES = re.compile(r"\^\\circ ?(?P<scale>[CF])?\s*\Z")
+_OF_AN_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+_TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
+_END_OF_NUMBER = re.compile(r"(?:[\d})\]iπ!]|\\pi|(?<![A-Za-z\\])[a-z])\Z")
+_PLAIN_UNIT = re.compile(r"(?<=[\d})!])(?P<gap> ?)(?P<unit>(?<![A-Za-z\\])[A-Za-z]{2,}[A-Za-z /^\d.{}-]{0,60}|[¢€£¥₹])\Z")
+_SHORT_UNIT = re.compile(r"(?P<number>-?[\d.]+) (?P<unit>[mgslhLNJWV](?:/[a-z]{1,3}(?:\^\{?\d\}?)?)?)")
+_NO_UNITS = {"sin", "cos", "tan", "log", "ln", "pi", "sqrt", "mod", "and", "or", "infty", "exp", "gcd", "lcm", "max", "min"}
+_QUANTITY = re.compile(
+    r"(?P<number>USD ?\d+(?:\.\d+)?|\d+(?:\.\d+)?) ?(?P<unit>[A-Za-z]{1,12}\.?)?(?:\s*(?:,|and|, and)\s*|\s+|\Z)"
+)
+
+
+def split_unit(text: str) -> Scalar:
+    """Tells a number from the unit, the currency or the percent sign with it.
+
+    Text that is no unit stays in the formula, which then is none and equals nothing but itself.
+    """
+    text = text.strip()
+    money = _MONEY_FIRST.fullmatch(text)
+    if money is not None:
+        currency = _look_up(_SYMBOLS_OF_MONEY[money["symbol"]])
+        amount = split_unit(money["rest"])
+        sign = "-" if money["sign"] else ""
+        is_same = amount.unit is None or (currency is not None and amount.unit.dimensions == currency.dimensions)
+        if is_same and not amount.percent:
+            return Scalar(sign + amount.formula, currency)
+        return Scalar(text)
+    degrees = _DEGREES.search(text)
+    if degrees is not None and not _OF_AN_ANGLE.search(text):
+        number = text[: degrees.start()].strip()
+        return Scalar(number, read_unit(f"^\\circ {degrees['scale']}" if degrees["scale"] else "degree"))
+    if text.endswith("%"):
+        return Scalar(text[:-1].strip(), None, percent=True)
+    if text.endswith("USD"):
+        return Scalar(text[:-3].strip(), read_unit("dollar"))
+    number, words = _split_words(text)
+    if not number or not words:
+        return Scalar(text)
+    return _measured(number, words) or Scalar(text)
+
+
+def _split_words(text: str) -> tuple[str, str]:
+    r"""Returns the number and the words behind it: after the first ``\text``, or plain words of several letters."""
+    upright = _TEXT.search(text)
+    if upright is not None:
+        number = text[: upright.start()].rstrip(" (~")
+        words = re.sub(r"[{}~]", "", _TEXT.sub(r" \1 ", text[upright.start() :]))
+        words = re.sub(r"\s*\^\s*", "^", " ".join(words.split())).strip("()")
+        return (number, words) if _END_OF_NUMBER.search(number) else ("", "")
+    plain = _PLAIN_UNIT.search(text)
+    if plain is None:
+        return "", ""
+    number, words = text[: plain.start()].strip(), plain["unit"].strip()
+    first_word = re.split(r"[ /^.]", words)[0]
+    if first_word in _NO_UNITS or not re.fullmatch(r"[-+.,:\d/ {}()!\\a-z^]*", number):
+        return "", ""
+    return number, words.replace("{", "").replace("}", "")
+
+
+def _measured(number: str, words: str) -> Scalar | None:
+    """Reads the words behind a number: a scale, then percent or a unit; None where they are neither."""
+    words = words.rstrip(" .").strip() if not words.endswith("m.") else words
+    first, _, rest = words.partition(" ")
+    if first.lower() in _POWERS:
+        number = f"({number})^{_POWERS[first.lower()]}"
+        words = rest.strip()
+    elif first.lower() in _SCALES:
+        scale = Fraction(_SCALES[first.lower()])
+        number = f"\\frac{{{scale.numerator}}}{{{scale.denominator}}} \\cdot ({number})"
+        words = rest.strip().removeprefix("of ").strip()
+    if not words:
+        return Scalar(number)
+    if words.lower() in ("percent", "per cent"):
+        return Scalar(number, None, percent=True)
+    unit = read_unit(words)
+    return None if unit is None else Scalar(number, unit)
+
+
+def with_short_unit(answer: Scalar, other: Scalar, other_is_number: bool) -> Scalar:
+    """Reads ``5 m`` as a length where the other answer is a number, and as a product where that is a formula."""
+    match = _SHORT_UNIT.fullmatch(answer.formula)
+    if match is None or answer.unit is not None or not (other_is_number or other.unit is not None):
+        return answer
+    return Scalar(match["number"], read_unit(match["unit"]))
+
+
+def sum_of_quantities(text: str) -> Scalar | None:
+    """Reads ``1 hour 30 minutes``, ``2 dollars and 50 cents`` or ``5 ft 6 in`` as one quantity.
+
+    Each part is smaller than one of the unit before it; otherwise these are several answers.
+    """
+    text = " ".join(_TEXT.sub(r" \1 ", text).split())
+    position = 0
+    parts: list[tuple[Fraction, Unit]] = []
+    while position < len(text):
+        match = _QUANTITY.match(text, position)
+        if match is None:
+            return None
+        number = match["number"]
+        unit = read_unit("dollar") if number.startswith("USD") else read_unit(match["unit"] or "")
+        if unit is None or unit.dimensions not in ((("time", 1),), (("money", 1),), (("length", 1),), (("mass", 1),),
+                                                   (("months", 1),), (("angle", 1),), (("sterling", 1),)):  # fmt: skip
+            return None
+        parts.append((Fraction(number.removeprefix("USD").strip()), unit))
+        position = match.end()
+    if len(parts) < 2:
+        return None
+    for (_, larger), (value, smaller) in zip(parts, parts[1:]):
+        if larger.dimensions != smaller.dimensions or value * smaller.factor >= larger.factor:
+            return None
+    smallest = parts[-1][1]
+    total = sum((value * unit.factor for value, unit in parts), Fraction(0)) / smallest.factor
+    formula = str(total.numerator) if total.denominator == 1 else f"\\frac{{{total.numerator}}}{{{total.denominator}}}"
+    return Scalar(formula, smallest)
+
+
+def conversion(unit: Unit, other: Unit) -> tuple[Fraction, Fraction] | None:
+    """Returns factor and summand that make a number of `unit` one of `other`; None where they measure different
+    things. A bare degree is one of whatever temperature the other is."""
+    if unit == other or (bare_degrees(unit) and is_temperature(other)) or (bare_degrees(other) and is_temperature(unit)):
+        return Fraction(1), Fraction(0)
+    if unit.dimensions != other.dimensions:
+        return None
+    return unit.factor / other.factor, (unit.offset - other.offset) / other.factor

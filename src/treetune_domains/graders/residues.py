@@ -1,0 +1,115 @@
+"""Exact arithmetic with numbers that are too large to be written down: remainders modulo a large prime.
+
+``2^{10^9}`` has 300 million digits, but its remainder is one call of `pow`. Two rational numbers whose remainders
+agree modulo a random prime of 127 bits are equal but for a chance of less than 2^-80.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+MOST_EXACT_BITS = 10_000
+LARGEST_PRODUCT = 100_000
+"""Factors of a factorial or a binomial coefficient: some 20 ms."""
+
+
+class NotAFormula(ValueError):
+    """The text is no formula of this grammar."""
+
+
+class Absurd(ValueError):
+    """Reading or computing this formula would cost more than any real answer's."""
+
+
+@lru_cache(maxsize=64)
+def prime_for(*texts: str) -> int:
+    """Returns a prime of 127 bits that nobody can know who hasn't written these texts."""
+    import sympy
+
+    digest = hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).digest()
+    return int(sympy.nextprime(2**126 + int.from_bytes(digest[:15], "big")))
+
+
+@dataclass(frozen=True)
+class Residue:
+    """A rational number modulo a prime; and the number itself, `exact`, as long as it is small.
+
+    Exponents must be exact: the remainder of an exponent doesn't say what the power is.
+    """
+
+    remainder: int
+    prime: int
+    exact: Fraction | None
+
+    @classmethod
+    def of(cls, value: Fraction, prime: int) -> Residue:
+        remainder = value.numerator * pow(value.denominator, -1, prime) % prime
+        bits = max(abs(value.numerator), value.denominator).bit_length()
+        return cls(remainder, prime, value if bits <= MOST_EXACT_BITS else None)
+
+    def _of_remainder(self, remainder: int) -> Residue:
+        return Residue(remainder % self.prime, self.prime, None)
+
+    def __add__(self, other: Residue) -> Residue:
+        if self.exact is not None and other.exact is not None:
+            return Residue.of(self.exact + other.exact, self.prime)
+        return self._of_remainder(self.remainder + other.remainder)
+
+    def __mul__(self, other: Residue | int) -> Residue:
+        factor = Residue.of(Fraction(other), self.prime) if isinstance(other, int) else other
+        if self.exact is not None and factor.exact is not None:
+            return Residue.of(self.exact * factor.exact, self.prime)
+        return self._of_remainder(self.remainder * factor.remainder)
+
+    __rmul__ = __mul__
+
+    def divide(self, below: Residue) -> Residue:
+        """Returns the quotient. Raises NotAFormula where the divisor is 0."""
+        if below.remainder == 0:
+            raise NotAFormula("a division by zero")
+        if self.exact is not None and below.exact is not None:
+            return Residue.of(self.exact / below.exact, self.prime)
+        return self._of_remainder(self.remainder * pow(below.remainder, -1, self.prime))
+
+    def power(self, exponent: Residue) -> Residue:
+        """Returns the power. Raises Absurd for an exponent that is no integer, or too large to be known."""
+        if exponent.exact is None or exponent.exact.denominator != 1:
+            raise Absurd("an exponent that is huge itself, or no integer")
+        if self.remainder == 0 and exponent.exact <= 0:
+            raise NotAFormula("a power of zero that isn't defined")
+        if self.exact is not None:
+            bits = max(abs(self.exact.numerator), self.exact.denominator).bit_length()
+            if bits * abs(exponent.exact) <= MOST_EXACT_BITS:
+                return Residue.of(self.exact ** int(exponent.exact), self.prime)
+        return self._of_remainder(pow(self.remainder, int(exponent.exact), self.prime))
+
+    def factorial(self) -> Residue:
+        """Returns the factorial of a number up to `LARGEST_PRODUCT`."""
+        number = self._small_number(LARGEST_PRODUCT)
+        product = 1
+        for factor in range(2, number + 1):
+            product = product * factor % self.prime
+        return self._of_remainder(product)
+
+    def choose(self, bottom: Residue) -> Residue:
+        """Returns the binomial coefficient of this over `bottom`."""
+        top = self._small_number(2**64)
+        chosen = bottom._small_number(2**64)
+        if chosen > top:
+            return Residue.of(Fraction(0), self.prime)
+        chosen = min(chosen, top - chosen)
+        if chosen > LARGEST_PRODUCT:
+            raise Absurd("a binomial coefficient of too many factors")
+        above = below = 1
+        for place in range(chosen):
+            above = above * (top - place) % self.prime
+            below = below * (place + 1) % self.prime
+        return self._of_remainder(above * pow(below, -1, self.prime))
+
+    def _small_number(self, largest: int) -> int:
+        if self.exact is None or self.exact.denominator != 1 or not 0 <= self.exact <= largest:
+            raise Absurd("a factorial or binomial coefficient that is no small number's")
+        return int(self.exact)
