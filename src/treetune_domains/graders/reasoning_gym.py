@@ -17,6 +17,7 @@ from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 _TUPLE, _PAIRS, _FRACTION = "(tuple)", "(pairs)", "(fraction)"
@@ -41,6 +42,9 @@ class ReasoningGymGrader(Grader):
     unclosed: bool = False
     """Takes what follows the last `opening`, up to a `closing` if there is one: for answers that a stop
     string ends, which graders don't see."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
 
     def prepare(self) -> None:
         _library()
