@@ -185,6 +185,7 @@ class Problem:
     Where a row has a conversation, `messages` are it, and `prompt` is a text of it for readers and graders. A
     prompt that is `as_is` is given to the model without a chat template. `transcript` is of the answer to be
     graded, where that has several turns: its text, and each turn's messages and environment's reward.
+    `is_thought_open` says that the whole prompt ends within a thought, in which the answer begins.
     """
 
     id: str
@@ -195,6 +196,7 @@ class Problem:
     messages: tuple[Message, ...] = ()
     as_is: bool = False
     transcript: tuple[str, Sequence[Sequence[Mapping[str, Any]]], Sequence[float]] | None = None
+    is_thought_open: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from treetune.tasks.thoughts import read_thoughts
 from treetune_data.prompts import AGAIN
 from treetune_domains.endpoints import asking
 from treetune_domains.endpoints.asking import Answer, AnswerJournal
@@ -132,7 +133,9 @@ class Asker(asking.Asker):
         """Raises Unanswered, OutOfBudget or EndpointError."""
         return await self.answer(step, self._endpoint.body(messages, self._extra_for.get(step, {})))
 
-    async def _ask(self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[str], bool]) -> Answer:
+    async def _ask(
+        self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[Answer], bool]
+    ) -> Answer:
         size, most = self.estimated_tokens(body), self._endpoint.max_tokens
         async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, most):
             if self.failure is not None:
@@ -206,8 +209,10 @@ class Questions:
 
 def without_thought(text: str) -> str:
     """Returns what a model says behind its thought, where its server leaves that in the answer."""
-    text = text.strip()
-    return text.rpartition("</think>")[2].strip() if text.startswith("<think>") else text
+    reading = read_thoughts(text)
+    # A tag with nothing behind it is part of a solution that the answer repeats.
+    said_nothing = not reading.is_cut_off and not reading.answer.strip()
+    return text.strip() if said_nothing else reading.answer.strip()
 
 
 async def all_of(work: Sequence[Awaitable[T]]) -> list[T]:

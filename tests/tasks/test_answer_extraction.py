@@ -16,13 +16,13 @@ from treetune.tasks.graders.extraction import (
     DEEPEST_VALUE,
     LONGEST_VALUE,
     NoValue,
-    after_thought,
     fenced_blocks,
     last_between,
     last_box,
     read_value,
     values,
 )
+from treetune.tasks.thoughts import after_thought
 
 CASES = Path(__file__).parent / "cases/extraction.txt"
 

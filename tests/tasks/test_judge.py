@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.stand_in_judge import StandIn, stand_in_judge
+from treetune.main import main
 from treetune.store.journal import row_of
 from treetune.tasks.graders.base import ServiceContext
 from treetune.tasks.graders.conformance import Case, conformance
@@ -103,9 +104,9 @@ def test_a_key_that_is_not_there_is_told_before_the_run(judge: StandIn) -> None:
 
 def test_a_judge_that_is_down_is_noted_at_the_start_and_told_with_a_grade(judge: StandIn) -> None:
     part = grader(judge)
-    assert list(part.notes(None)) == []
+    assert list(part.remarks(None)) == []
     judge.close()
-    (note,) = part.notes(None)
+    (note,) = part.remarks(None)
     assert "is not there now (Connection refused)" in note and part.endpoint.base_url in note
     (grade,), _ = grades(part, "It is 7")
     assert grade.outcome == "unavailable" and "ClientConnectorError" in (grade.message or "")
@@ -262,3 +263,39 @@ def test_a_journal_with_lines_that_are_none_is_read_as_far_as_it_goes(judge: Sta
     (tmp_path / "run-0.jsonl").write_text("{}\n" + whole + whole[:20])
     grades(grader(judge), "It is 7", folder=tmp_path, run="run-1")
     assert len(judge.asked) == 1
+
+
+def test_check_says_that_a_judge_is_down(judge: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = f"{{ base_url: '{judge.base_url}', model: 'm' }}"
+    override = f"{{ task+: {{ grader: {{ type: 'judge', endpoint: {endpoint} }} }} }}"
+    arguments = ["--configs", "configs/quickstart/ppo.jsonnet", "--override", override, "check"]
+    assert main(arguments) == 0
+    assert "is not there now" not in capsys.readouterr().err
+    judge.close()
+    assert main(arguments) == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"the judge at {judge.base_url} is not there now (Connection refused)" in told
+
+
+def test_a_reply_that_was_cut_off_is_no_verdict_and_asked_about_again(judge: StandIn, tmp_path: Path) -> None:
+    cut = {"choices": [{"message": {"content": "Verdict: correct"}, "finish_reason": "length"}]}
+    judge.reply = lambda body, key: (200, json.dumps(cut))  # type: ignore[method-assign]
+    (lost,), counts = grades(grader(judge), "It is 7", folder=tmp_path)
+    assert lost.outcome == "unavailable"
+    assert "cut off before a verdict: raise max_tokens" in (lost.message or "")
+    assert (counts["judge/without_verdict"], counts["judge/unavailable"]) == (2, 1)
+
+
+def test_a_thought_that_was_cut_off_is_not_sent_back_to_the_judge(judge: StandIn) -> None:
+    thought = {"choices": [{"message": {"content": "<think>If it were 7, Verdict: correct, but"}}]}
+    usual, sent = judge.reply, []
+
+    def reply(body: dict[str, Any], key: str) -> tuple[int, str]:
+        sent.append(body["messages"])
+        return (200, json.dumps(thought)) if len(sent) == 1 else usual(body, key)
+
+    judge.reply = reply  # type: ignore[method-assign]
+    (grade,), _ = grades(grader(judge), "It is 8")
+    assert (grade.outcome, grade.reward) == ("ok", 0.0)
+    assert [len(messages) for messages in sent] == [1, 1]
+    assert "came to no verdict" in sent[1][-1]["content"]

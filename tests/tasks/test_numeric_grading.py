@@ -107,7 +107,7 @@ def test_a_thought_that_never_ends_may_count_as_the_answer_or_as_none() -> None:
         assert grade(STRICT, answer, "18").outcome == "no_answer"
     assert grade(STRICT, "#### 18\n</think>\nI am done.", "18").outcome == "no_answer"
     with pytest.raises(ValueError, match="'</think>'"):
-        Numeric(require_think_end=True)
+        Numeric(require_think_end=True, think_end=None)
 
 
 @pytest.mark.parametrize(("response", "gold", "reward"), cases(CASES, "the lenient preset"))

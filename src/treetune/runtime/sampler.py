@@ -186,5 +186,9 @@ class Sampler:
 def grader_pool(session: Session, task: Task, services: ServiceContext) -> GraderPool:
     config = session.config
     return GraderPool(
-        task.grader, workers=config.grader_workers, deadline=config.grader_deadline, context=services
+        task.grader,
+        workers=config.grader_workers,
+        deadline=config.grader_deadline,
+        context=services,
+        whole_prompt=session.model.codec.framed,
     )

@@ -81,21 +81,23 @@ class Asker:
         """Collects the places to which requests are sent, where somebody wants to know."""
 
     async def answer(
-        self, step: str, body: dict[str, Any], keep: Callable[[str], bool] = lambda text: True
+        self, step: str, body: dict[str, Any], keep: Callable[[Answer], bool] = lambda answer: True
     ) -> Answer:
-        """Raises what `Client.ask` raises. An answer whose text isn't to `keep` is not written down."""
+        """Raises what `Client.ask` raises. An answer that isn't to `keep` is not written down."""
         asked = body if self._identity is None else [self._identity, body]
         text = json.dumps(asked, sort_keys=True)
         key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
         known = self._journal.get(key)
-        if known is not None and keep(known.text):
+        if known is not None and keep(known):
             return known
         if key not in self._in_flight:
             self._in_flight[key] = asyncio.create_task(self._ask(key, step, body, keep))
             self._in_flight[key].add_done_callback(lambda _: self._in_flight.pop(key))
         return await self._in_flight[key]
 
-    async def _ask(self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[str], bool]) -> Answer:
+    async def _ask(
+        self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[Answer], bool]
+    ) -> Answer:
         reply = await self._client.ask(body, self._tried)
         tokens = reply.input_tokens, reply.output_tokens
         answer = Answer(
@@ -107,7 +109,7 @@ class Asker:
             output_tokens=self.estimated_tokens(reply.text) if tokens[1] is None else tokens[1],
             estimated=None in tokens,
         )
-        if keep(reply.text):
+        if keep(answer):
             self._journal.add(answer)
         return answer
 

@@ -9,10 +9,11 @@ from decimal import Decimal
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
-from annotated_types import Gt
+from annotated_types import Gt, MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation, Unavailable
-from treetune.tasks.graders.extraction import after_thought, fenced_blocks
+from treetune.tasks.graders.extraction import fenced_blocks
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.sandbox import inside
 from treetune_domains.sandbox.base import Limits, Sandbox
@@ -86,12 +87,14 @@ class Code(SandboxedGrader):
     """Seconds for each test."""
     limits: Limits = field(default_factory=lambda: Limits(seconds=30.0, memory_mib=1024))
     """Limits of all tests together, a sandbox of their own."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        answer = after_thought(response)
         if self.blocks == "whole":
-            return answer if answer.strip() else None
-        blocks = fenced_blocks(answer, *_LANGUAGES) or fenced_blocks(answer, "")
+            return response if response.strip() else None
+        blocks = fenced_blocks(response, *_LANGUAGES) or fenced_blocks(response, "")
         chosen = {"all": blocks, "last": blocks[-1:], "first": blocks[:1]}[self.blocks]
         return "\n".join(chosen) if any(block.strip() for block in chosen) else None
 

@@ -13,13 +13,12 @@ from annotated_types import Ge, Lt, MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import (
-    THINK_END,
     NoValue,
-    after_thought,
     fenced_blocks,
     read_value,
     values,
 )
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.graders.code import SPARE_SECONDS
 from treetune_domains.sandbox.base import Limits, Sandbox
@@ -65,8 +64,9 @@ class CodeIO(Grader):
     """The code block that counts, of several."""
     tolerance: Annotated[float, Ge(0), Lt(0.1)] = 1e-6
     """Relative, of numbers with decimals."""
-    think_end: Annotated[str, MinLen(1)] = THINK_END
-    """The text that ends a thought."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
     program: Annotated[str, MinLen(1)] | None = None
     """The field of the row that holds the program. With it a predicted input other than the gold's is also
     right if the program's function returns the same for both. Nothing of an answer is code there; it is data,
@@ -94,11 +94,10 @@ class CodeIO(Grader):
         return self.sandbox.missing() if self.program else ()
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        answer = after_thought(response, self.think_end)
-        blocks = [block for block in fenced_blocks(answer) if block.strip()]
+        blocks = [block for block in fenced_blocks(response) if block.strip()]
         if blocks:
             return blocks[0 if self.block == "first" else -1].strip()
-        return next((text for text, _ in values(answer)), None)
+        return next((text for text, _ in values(response)), None)
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold, key = read_gold(problem.gold)

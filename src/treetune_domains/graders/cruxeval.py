@@ -6,16 +6,19 @@ import ast
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import (
     LONGEST_VALUE,
     NoValue,
-    after_thought,
     fenced_blocks,
     last_between,
     read_value,
 )
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Problem
 from treetune_domains.graders.code import SandboxedGrader
 from treetune_domains.sandbox.base import Limits, Outcome, Sandbox
@@ -39,11 +42,13 @@ class CruxEval(SandboxedGrader):
 
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     limits: Limits = field(default_factory=lambda: Limits(seconds=5.0))
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        text = after_thought(response)
-        blocks = fenced_blocks(text)
-        answer = blocks[-1] if blocks else last_between(text)
+        blocks = fenced_blocks(response)
+        answer = blocks[-1] if blocks else last_between(response)
         return (answer or "").strip() or None
 
     def verdict(self, extracted: str, problem: Problem) -> float:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader, Unavailable
-from treetune.tasks.graders.extraction import THINK_END, after_thought
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.extras import missing_extras
 
@@ -60,8 +60,9 @@ class InstructionFollowing(Grader):
     line, its last, or asterisks follows it."""
     score: Literal["all", "share"] = "all"
     """The reward where some instructions are followed: nothing, or their share."""
-    think_end: Annotated[str, MinLen(1)] = THINK_END
-    """The text that ends a thought."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
 
     def missing(self) -> Sequence[str]:
         if absent := missing_extras("the grader instruction_following", "lm_eval", "nltk", "langdetect"):
@@ -78,7 +79,7 @@ class InstructionFollowing(Grader):
         _library()
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        return after_thought(response, self.think_end).strip() or None
+        return response.strip() or None
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         texts = [extracted]

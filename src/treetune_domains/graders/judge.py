@@ -27,7 +27,7 @@ from treetune.tasks.graders.base import (
     ServiceContext,
     Unavailable,
 )
-from treetune.tasks.graders.extraction import THINK_END, after_thought
+from treetune.tasks.thoughts import THINK_END, read_thoughts
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.endpoints.asking import Answer, AnswerJournal, Asker
 from treetune_domains.endpoints.client import Client, EndpointError, Refused, Unanswered
@@ -89,7 +89,8 @@ class JudgeGrader(Grader):
     )
     """The reward of each verdict; null: the verdict is a number from 0 to 1, and is the reward."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
-    """The judge is shown what stands behind the last of these; null: the whole response."""
+    """The text that ends a thought: the judge is shown what stands behind it; the default knows other models'
+    tags, too (`tasks.thoughts`). null: the whole response."""
     last_characters: Annotated[int, Gt(0)] = 20_000
     """The judge is shown so many characters at most, those at the end."""
     again: Annotated[int, Ge(0)] = 1
@@ -131,7 +132,7 @@ class JudgeGrader(Grader):
                 "give {base_url: …, model: …}, or set engines.judge to a model that the run is to serve",
             )
 
-    def notes(self, experiment: Experiment) -> Iterable[str]:
+    def remarks(self, experiment: Experiment) -> Iterable[str]:
         if self.endpoint is not None and (why := self.endpoint.unreachable()) is not None:
             yield (
                 f"the judge at {self.endpoint.base_url} is not there now ({why}): answers wait for it, each"
@@ -156,8 +157,7 @@ class JudgeGrader(Grader):
 
     def extract(self, response: str, problem: Problem) -> str | None:
         """Returns the part of the response that the judge is shown; None where that is nothing."""
-        text = response if self.think_end is None else after_thought(response, self.think_end)
-        return text.strip()[-self.last_characters :] or None
+        return response.strip()[-self.last_characters :] or None
 
     def question(self, shown: str, problem: Problem) -> str:
         """Writes the question about an answer. No part of one is looked for placeholders."""
@@ -165,8 +165,12 @@ class JudgeGrader(Grader):
         return _PLACEHOLDER.sub(lambda match: parts[match[1]], self.prompt)
 
     def reward(self, reply: str) -> float | None:
-        """Returns the reward of the verdict in a reply; None where it holds none."""
-        verdicts = [match[1] for match in re.finditer(self.verdict_pattern, reply, re.IGNORECASE)]
+        """Returns the reward of the verdict in a reply; None where it holds none.
+
+        A judge that thinks aloud says in its thought what it would say if: that is no verdict.
+        """
+        said = read_thoughts(reply).answer
+        verdicts = [match[1] for match in re.finditer(self.verdict_pattern, said, re.IGNORECASE)]
         if not verdicts:
             return None
         verdict = verdicts[-1].strip().lower()
@@ -187,6 +191,8 @@ def asks_the_run(grader: Grader) -> bool:
 # The judge at work
 
 AGAIN = "That holds no verdict in the form that was asked for. Give the verdict alone, in that form."
+
+AGAIN_BRIEFLY = "Your last reply came to no verdict. Think no longer than you must, and give the verdict."
 
 PROBE_S = 30.0
 """While the judge is down, a question every so often looks whether it is back."""
@@ -244,7 +250,8 @@ class Judge:
         self._attempts = 0
 
     def grade(self, response: str, problem: Problem) -> Grade:
-        shown = self.grader.extract(response, problem)
+        answer = self.grader.behind_thought(response, problem)
+        shown = None if answer is None else self.grader.extract(answer, problem)
         if shown is None:
             return self.grader.without_answer(problem)
         rule: Grade | None = None
@@ -302,14 +309,28 @@ class Judge:
         for left in range(self.grader.again, -1, -1):
             asker.is_new = False
             body = self._asking.question(self._model, messages, {})
-            reply = await asker.answer("judge", body, lambda text: self.grader.reward(text) is not None)
+            reply = await asker.answer("judge", body, lambda answer: self._verdict(answer) is not None)
             if not asker.is_new:
                 self.count(known=1)
-            if (reward := self.grader.reward(reply.text)) is not None:
+            if (reward := self._verdict(reply)) is not None:
                 return reward
             self.count(without_verdict=1)
-            messages += [("assistant", reply.text), ("user", AGAIN)] if left else []
+            if not left:
+                break
+            said = read_thoughts(reply.text).answer.strip()
+            if said:
+                messages += [("assistant", reply.text), ("user", AGAIN)]
+            else:  # endpoints refuse an empty message, and a thought without an end would go on
+                messages[-1] = ("user", f"{question}\n\n{AGAIN_BRIEFLY}")
+        if not reply.complete:
+            raise Unavailable(
+                "the judge's replies were cut off before a verdict: raise max_tokens of the judge"
+            )
         raise Unavailable("the judge's replies hold no verdict")
+
+    def _verdict(self, answer: Answer) -> float | None:
+        """Returns the reward of an answer's verdict; None for one that was cut off, whatever stands in it."""
+        return self.grader.reward(answer.text) if answer.complete else None
 
 
 def _open_answers(context: ServiceContext) -> AnswerJournal:
@@ -330,7 +351,9 @@ class _Question(Asker):
         self._tried = []
         self.is_new = False
 
-    async def _ask(self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[str], bool]) -> Answer:
+    async def _ask(
+        self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[Answer], bool]
+    ) -> Answer:
         judge, self.is_new = self._judge, True
         judge.reach.enter()
         began = time.monotonic()

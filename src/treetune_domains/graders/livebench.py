@@ -16,15 +16,14 @@ from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import (
-    THINK_END,
     NoValue,
-    after_thought,
     fenced_blocks,
     last_between,
     last_box,
     read_value,
     values,
 )
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.graders.tagged import plain
 
@@ -53,11 +52,12 @@ class LiveBench(Grader):
 
     task_field: Annotated[str, MinLen(1)] = "task"
     """The field of the row that names its task."""
-    think_end: Annotated[str, MinLen(1)] = THINK_END
-    """The text that ends a thought."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        text, task = after_thought(response, self.think_end), self._task(problem)
+        text, task = response, self._task(problem)
         if task == "plot_unscrambling" and "<PLOT_SUMMARY>" in text:
             return text.rpartition("<PLOT_SUMMARY>")[2].partition("</PLOT_SUMMARY>")[0].strip() or None
         answer = last_between(text, "<solution>", "</solution>") or last_box(text)

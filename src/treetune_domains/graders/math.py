@@ -7,8 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
+
+from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.graders.formulas import (
     Absurd,
@@ -60,6 +64,10 @@ class MathGrader(Grader):
     speaks of percent: elsewhere 50 % is a half and never 50. Text that no answer is like (2,000 characters,
     an exponent of millions, a tower of powers) is an ``error`` before anything is computed.
     """
+
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
 
     def prepare(self) -> None:
         import math_verify  # noqa: F401

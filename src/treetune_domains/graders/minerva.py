@@ -11,10 +11,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import braces
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.graders.formulas import (
     Absurd,
@@ -53,6 +56,10 @@ class Minerva(Grader):
     characters, which that code would have to read, are an ``error``.
     """
 
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
+
     def prepare(self) -> None:
         import sympy
 
@@ -62,7 +69,8 @@ class Minerva(Grader):
         if len(response) > LONGEST:
             message = f"not read: {len(response)} characters, more than {LONGEST}"
             return Grade(reward=0.0, outcome="error", message=message)
-        given = extract(response, problem.prompt)
+        answer = self.behind_thought(response, problem)
+        given = extract(answer or "", problem.prompt)
         worked = str(problem.data.get("solution", ""))
         worked = worked if "boxed" in worked else problem.gold
         if "boxed" not in worked and "he answer is" not in worked:

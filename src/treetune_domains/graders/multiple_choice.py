@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 from annotated_types import Le, MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import THINK_END, after_thought, boxes
+from treetune.tasks.graders.extraction import boxes
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 _DRESS = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’]")
@@ -60,13 +61,14 @@ class MultipleChoice(Grader):
 
     options: Annotated[int, Le(26)] = 10
     """Letters beyond the first so many are no choices."""
-    think_end: Annotated[str, MinLen(1)] = THINK_END
-    """The text that ends a thought."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
 
     isolation: ClassVar[Isolation] = "inline"
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        answer = after_thought(response, self.think_end)
+        answer = response
         stated: list[tuple[int, str | None, str]] = []
         for start, end, content in boxes(answer):
             letter, rest = self._letter(content)

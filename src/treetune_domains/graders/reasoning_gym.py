@@ -11,6 +11,7 @@ from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, GradeOutcome, Problem
 from treetune_domains.sandbox.base import Limits, Sandbox
 from treetune_domains.sandbox.bubblewrap import Bubblewrap
@@ -42,6 +43,9 @@ class ReasoningGymGrader(Grader):
     unclosed: bool = False
     """Takes what follows the last `opening`, up to a `closing` if there is one: for answers that a stop
     string ends, which graders don't see."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
 
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     """The sandbox in which answers are scored."""

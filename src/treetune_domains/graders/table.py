@@ -13,8 +13,9 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Lt, MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import THINK_END, after_thought, last_box
+from treetune.tasks.graders.extraction import last_box
 from treetune.tasks.graders.numeric import LONGEST, Number, read_number
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 MOST_ANSWERS = 50
@@ -42,13 +43,14 @@ class TableGrader(Grader):
     percent: Literal["written", "asked"] = "written"
     """A hundred times the gold, or a hundredth, is wrong; with ``asked``, where the question speaks of
     percent and one of the two has no sign, it is right: a table often leaves it out."""
-    think_end: Annotated[str, MinLen(1)] = THINK_END
-    """The text that ends a thought."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
 
     isolation: ClassVar[Isolation] = "inline"
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        return last_box(after_thought(response, self.think_end))
+        return last_box(response)
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         golds = list(gold_answers(problem.gold))

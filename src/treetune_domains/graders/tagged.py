@@ -21,12 +21,11 @@ from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import (
     ANSWER,
     ANSWER_END,
-    THINK_END,
     NoValue,
-    after_thought,
     last_between,
     read_value,
 )
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 
@@ -43,15 +42,15 @@ class Tagged(Grader):
     unclosed: bool = False
     """Takes what follows the last `opening`, up to a `closing` if there is one: for answers that a stop
     string ends, which graders don't see."""
-    think_end: Annotated[str, MinLen(1)] = THINK_END
-    """The text that ends a thought."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
 
     # Searches and comparisons in linear time, of values that are bounded in size.
     isolation: ClassVar[Isolation] = "inline"
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        answer = after_thought(response, self.think_end)
-        return last_between(answer, self.opening, self.closing, unclosed=self.unclosed)
+        return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
 
     def tagged(self, answer: str) -> str:
         """Writes an answer as this grader finds it at the end of a response. (A line's end that closes it is

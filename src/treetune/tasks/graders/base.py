@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from treetune.config.registrable import Registrable
+from treetune.tasks.thoughts import read_thoughts
 from treetune.vocabulary import Grade, Problem
 
 T = TypeVar("T")
@@ -19,6 +21,16 @@ Isolation = Literal["inline", "process", "service"]
 
 Counts = dict[str, tuple[float, float | None]]
 """Sums by the names of metrics, each with its divisor; None: the metric is the sum itself."""
+
+LONGEST_STATEMENT = 1000
+"""Characters of a line that are looked at for a final answer."""
+
+# A line that ends with an answer: \boxed{42}, "#### 42", "<answer>42</answer>", "The answer is 42."
+_FINAL = re.compile(
+    r"(?:\\boxed\s?\{[^\n]*\}|</answer>|</solution>|^\s*#{1,4}\s?[^\s#][^\n]{0,80}"
+    r"|\b(?:final answer|answer is|answer:)[^\n.!?]{0,80}(?:\.\d+)?)[\s.$*)\]\\]*\Z",
+    re.IGNORECASE,
+)
 
 GradeBy = Callable[["Grader", str, Problem], Grade]
 """Grades an answer by another grader, which is called where that grader wants to be."""
@@ -95,6 +107,9 @@ class Grader(Registrable):
     A grader writes these two, or `grade` alone where they can't be told apart. Instances are picklable and
     have no state: the same answer gets the same grade, in whichever process.
 
+    Where `think_end` is set, as in the graders of this distribution that look for an answer, `extract` gets
+    the part of a response that stands behind the model's thought.
+
     `isolation` says where it is called:
 
     * ``process``: in worker processes, killed at the deadline. For all that parses, evaluates or runs what a
@@ -113,6 +128,9 @@ class Grader(Registrable):
     """Seconds for one answer; None: the run's `grader_deadline`."""
     concurrency: int = 16
     """Calls of a ``service`` at a time."""
+    think_end: str | None = None
+    """The text that ends a thought, which is no part of an answer (`tasks.thoughts`); None: all of a response
+    counts."""
 
     @property
     def best(self) -> float:
@@ -143,6 +161,19 @@ class Grader(Registrable):
         """Called once in each worker process before its first answer. Imports that take seconds belong
         here: in `grade` they would be taken off the first answer's deadline."""
 
+    def behind_thought(self, response: str, problem: Problem) -> str | None:
+        """Returns the part of a response that may hold its answer; None where it was cut off in a thought.
+
+        A model may forget to end its thought and still state its answer at the end: then it is the last line.
+        """
+        if self.think_end is None:
+            return response
+        reading = read_thoughts(response, self.think_end, is_open=problem.is_thought_open)
+        if not reading.is_cut_off:
+            return reading.answer
+        last_line = response.rstrip().rpartition("\n")[2]
+        return last_line if _FINAL.search(last_line[-LONGEST_STATEMENT:]) else None
+
     def extract(self, response: str, problem: Problem) -> str | None:
         """Returns the response's answer; None where it gives none."""
         raise NotImplementedError
@@ -158,7 +189,8 @@ class Grader(Registrable):
     def grade(self, response: str, problem: Problem) -> Grade:
         """Raises Unavailable where what it needs isn't there; whatever else it raises is the outcome
         ``error``."""
-        extracted = self.extract(response, problem)
+        answer = self.behind_thought(response, problem)
+        extracted = None if answer is None else self.extract(answer, problem)
         if extracted is None:
             return self.without_answer(problem)
         verdict = self.verdict(extracted, problem)

@@ -167,7 +167,8 @@ def _is_pure(grader: Grader, pool: GraderPool, case: Case) -> Iterator[str]:
     own.prepare()
     for response in (*case.right, *case.wrong, *case.silent):
         grade = _graded(pool, response, case.problem)
-        extracted = own.extract(response, case.problem)
+        answer = own.behind_thought(response, case.problem)
+        extracted = None if answer is None else own.extract(answer, case.problem)
         if (extracted is None) != (grade.outcome == "no_answer"):
             yield f"{_excerpt(response)} has the answer {extracted!r}, and its outcome is {grade.outcome!r}"
         elif extracted is not None and type(own).verdict is not Grader.verdict:

@@ -28,6 +28,7 @@ from annotated_types import Ge, MinLen
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 LONGEST = 1000
@@ -89,6 +90,9 @@ class CountdownGrader(Grader):
     unclosed: bool = False
     """Takes what follows the last `opening`, up to a `closing` if there is one: for answers that a stop
     string ends, which graders don't see."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
     equation: Literal["left", "refused"] = "left"
     """Reads the left side of an answer with ``=`` (the right-hand side is not looked at), or counts it as
     malformed."""

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-THINK_END = "</think>"
 ANSWER = "<answer>"
 ANSWER_END = "</answer>"
 
@@ -38,11 +37,6 @@ _BARE_FRACTION = re.compile(r"\s*\d\s*\d")
 
 class NoValue(ValueError):
     """The text is no JSON value and no Python literal, or one larger than any answer."""
-
-
-def after_thought(response: str, think_end: str = THINK_END) -> str:
-    """Returns the text behind the last `think_end`; all of it where there is none."""
-    return response.rpartition(think_end)[2]
 
 
 def last_between(

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation
+from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Problem
 
 _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
@@ -24,6 +25,9 @@ class FinalAnswer(Grader):
     """
 
     marker: Annotated[str, MinLen(1)] = "#"
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
 
     # Two searches and a comparison, linear in the answer: nothing here can hang, so a worker
     # process would only cost time.

@@ -15,7 +15,8 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import THINK_END, boxes
+from treetune.tasks.graders.extraction import boxes
+from treetune.tasks.thoughts import THINK_END, read_thoughts
 from treetune.vocabulary import Grade, Problem
 
 _ANY_NUMBER = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?)(?:[eE][-+]?\d+)?")
@@ -37,30 +38,31 @@ class Numeric(Grader):
     without_marker: Literal["no_answer", "last_number", "boxed"] = "no_answer"
     """The answer of a response without the marker: none, its last number, or the content of its last
     ``\\boxed{…}``."""
-    think_end: Annotated[str, MinLen(1)] | None = None
-    """The text (``</think>``) up to which a model thinks: thoughts are no answer."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
     require_think_end: bool = False
-    """A response without `think_end` gives no answer; else all of it counts."""
+    """A response without a thought that ends gives no answer; else all of it counts."""
 
     def __post_init__(self) -> None:
         if self.require_think_end and self.think_end is None:
             raise ValueError("require_think_end needs think_end, the text that ends a thought: '</think>'")
 
     def grade(self, response: str, problem: Problem) -> Grade:
-        if self._after_thought(response) is None:
+        if self._lacks_thought(response, problem):
             return Grade(reward=0.0, outcome="no_answer", message=f"no {self.think_end} in it")
         return super().grade(response, problem)
 
+    def behind_thought(self, response: str, problem: Problem) -> str | None:
+        return None if self._lacks_thought(response, problem) else super().behind_thought(response, problem)
+
     def extract(self, response: str, problem: Problem) -> str | None:
-        text = self._after_thought(response)
-        if text is None:
-            return None
-        answer = after_marker(text, self.marker)
+        answer = after_marker(response, self.marker)
         if not answer and self.without_marker == "last_number":
-            numbers = _SEPARATED.findall(text)
+            numbers = _SEPARATED.findall(response)
             answer = numbers[-1].rstrip(",") if numbers else None
         elif not answer and self.without_marker == "boxed":
-            in_boxes = boxes(text)
+            in_boxes = boxes(response)
             answer = in_boxes[-1][2].strip() or None if in_boxes else None
         return None if answer is None or denied(answer) else answer
 
@@ -73,11 +75,12 @@ class Numeric(Grader):
             return Grade(reward=float(same), outcome="ok", extracted=extracted)
         return Grade(reward=float(given.equals(meant)), outcome="ok", extracted=str(given))
 
-    def _after_thought(self, response: str) -> str | None:
-        if self.think_end is None:
-            return response
-        _, found, answer = response.rpartition(self.think_end)
-        return answer if found or not self.require_think_end else None
+    def _lacks_thought(self, response: str, problem: Problem) -> bool:
+        """Returns whether a response has to hold a thought that ends, and doesn't."""
+        if not self.require_think_end or self.think_end is None:
+            return False
+        reading = read_thoughts(response, self.think_end, is_open=problem.is_thought_open)
+        return not reading.thought or reading.is_cut_off
 
 
 @Grader.register("gsm8k_exact")
@@ -91,6 +94,9 @@ class Gsm8kExact(Grader):
 
     original_format: bool = True
     """Reads the answer after ``####``; else it is the response's last number."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
 
     def extract(self, response: str, problem: Problem) -> str | None:
         if self.original_format:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ from functools import partial
 from treetune.processes.pool import Pool
 from treetune.processes.worker import Servant
 from treetune.tasks.graders.base import Counts, Grader, Service, ServiceContext, Unavailable
+from treetune.tasks.thoughts import ends_in_thought
 from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 Key = tuple[int, str, str, bytes]
@@ -45,9 +46,11 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         memory_gib: float | None = 4.0,
         memo_size: int = 100_000,
         context: ServiceContext | None = None,
+        whole_prompt: Callable[[Problem], str] | None = None,
     ) -> None:
         """`workers` is by default 2, or 1 where there is but one core: the engine needs the others. `context`
-        is what services are lent; whoever made it closes it."""
+        is what services are lent; whoever made it closes it. `whole_prompt` writes a problem's prompt as the
+        model gets it: one that ends with what opens a thought leaves that out of the response."""
         if workers is None:
             workers = min(2, os.cpu_count() or 1)
         if workers < 1 or deadline <= 0 or memo_size < 0:
@@ -57,6 +60,9 @@ class GraderPool(AbstractContextManager["GraderPool"]):
             )
         self.grader = grader
         self.deadline = deadline
+        self._whole_prompt = whole_prompt
+        self._thought_is_open: dict[str, bool] = {}
+        """By the ids of problems, since writing a prompt takes as long as grading some answers."""
         self._memo: OrderedDict[Key, Grade] = OrderedDict()
         self._memo_size = memo_size
         self._lock = threading.RLock()  # of a call that ends at once, the grade is kept with the lock held
@@ -78,12 +84,21 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         The future raises WorkerStartError if no worker can load the grader; so does `submit` from
         then on. Raises ValueError if the pool is closed.
         """
+        problem = self._with_open_thought(problem)
         grader = self.grader.of(problem)
         if decided and grader.isolation == "service":
             spared: Future[Grade] = Future()
             spared.set_result(grader.without_answer(problem))
             return spared
         return self._submit(grader, response, problem)
+
+    def _with_open_thought(self, problem: Problem) -> Problem:
+        """Returns the problem, which says whether its whole prompt ends within a thought."""
+        if self._whole_prompt is None:
+            return problem
+        if problem.id not in self._thought_is_open:
+            self._thought_is_open[problem.id] = ends_in_thought(self._whole_prompt(problem))
+        return replace(problem, is_thought_open=True) if self._thought_is_open[problem.id] else problem
 
     def grade_many(self, pairs: Iterable[tuple[str, Problem]]) -> list[Grade]:
         """Grades (response, problem) pairs, in their order."""
