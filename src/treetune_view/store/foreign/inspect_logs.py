@@ -55,7 +55,7 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
         remarks.append(f"ended by its limit of {limit.get('type')} ({limit.get('limit')})")
     if len(values) > 1 and reward is not None:
         remarks.append(f"of {len(values)} scores the first, {next(iter(values))}, is the reward")
-    if not values and not error:
+    if not values and not error and not own:
         remarks.append("it has no score" if score == {} else "its score is no number")
     epoch = sample.get("epoch")
     return line(
@@ -67,10 +67,10 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
         error=error,
         finish_reason=UNFINISHED if isinstance(limit, Mapping) else finish_reason_of(reason),
         tokens=_tokens(sample, output),
-        extracted=score.get("answer"),
+        extracted=score.get("answer", kept.get("extracted")),
         message="; ".join(filter(None, remarks)),
         outcome=kept["outcome"] if kept.get("outcome") in OUTCOMES else None,
-        numbers=values | numbers_in({"metadata": sample.get("metadata")}),
+        numbers=values | numbers_in(kept if own else {"metadata": sample.get("metadata")}),
         sample=epoch - 1 if isinstance(epoch, int) and epoch > 0 else None,
     )
 
