@@ -56,7 +56,8 @@ options+=(${SBATCH_ARGUMENTS:-})
 
 export TREETUNE_LOGS=$logs
 for ((number = 1; number <= JOBS; number++)); do
-    job=$(sbatch "${options[@]}" scripts/slurm/job.sh "$configs" "$@")
-    echo "queued job ${job%%;*} of $experiment: $NODES x $GPUS_PER_NODE GPUs, log $logs/slurm-${job%%;*}.out" >&2
+    # sbatch that asks a busy controller again, looks for the job first, and prints its number alone.
+    job=$("$python" src/treetune_cluster/submission.py "${options[@]}" scripts/slurm/job.sh "$configs" "$@")
+    echo "queued job $job of $experiment: $NODES x $GPUS_PER_NODE GPUs, log $logs/slurm-$job.out" >&2
 done
-echo "${job%%;*}"
+echo "$job"

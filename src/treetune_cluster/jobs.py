@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,18 @@ from annotated_types import Ge, Gt
 from treetune.config.registrable import Registrable
 from treetune.processes.lifetime import end, started
 from treetune.store.files import write_text
+from treetune_cluster.submission import Busy, Refused, cluster_options, job_number, output_of
+
+SUBMIT_PATIENCE_S = 3600.0
+"""Seconds for which jobs are given again to a controller that is busy."""
+
+TAKEN_AWAY = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED", "REVOKED")
+"""Ends of a job that are the cluster's doing: another job is started, whatever number of restarts is left."""
+AT_WORK = ("RUNNING", "COMPLETING")
+
+_TASK = re.compile(r"(\d+)_(\d+)\|(\w+)(?:\|(.*))?")
+_TASKS_TO_COME = re.compile(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]\|(\w+)(?:\|(.*))?")
+"""Lines of squeue: of one task of an array, and of those that are still to be made."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -94,6 +107,13 @@ class Running(Protocol):
 
     def why(self, shard: int) -> str:
         """Returns how a shard's last job ended, as far as is known."""
+
+    def was_taken_away(self, shard: int) -> bool:
+        """Returns whether a shard's last job ended by the doing of the cluster: it was preempted, or its
+        machine failed."""
+
+    def waits(self) -> Mapping[str, str]:
+        """Returns by the reason what keeps jobs from running, in words: each is told once."""
 
     def stop(self, shard: int) -> None:
         """Ends a job that shows no sign of life."""
@@ -185,6 +205,12 @@ class _Local:
             return "it was not started"
         return f"it was ended by signal {-code}" if code < 0 else f"it ended with code {code}"
 
+    def was_taken_away(self, shard: int) -> bool:
+        return False
+
+    def waits(self) -> Mapping[str, str]:
+        return {}
+
     def stop(self, shard: int) -> None:
         if shard in self._processes.running:
             end(self._processes.running[shard])
@@ -241,8 +267,19 @@ class _Slurm:
         logs.mkdir(parents=True, exist_ok=True)
         digest = hashlib.blake2b(str(output.resolve()).encode(), digest_size=6).hexdigest()
         self._name = f"difficulty-{digest}"
+        self._cluster = cluster_options(settings.options)
         self._alive: dict[int, str] = {}
+        self._reasons: dict[int, str] = {}
+        """By shard why its task waits, as squeue has it."""
         self._last: dict[int, str] = {}
+        self._ends: dict[int, str] = {}
+        """By shard the state in which its last job ended."""
+        self._unsent: set[int] = set()
+        """Shards whose jobs a busy controller has not taken, as far as is known."""
+        self._complaint = ""
+        self._began_to_send = self._send_again = 0.0
+        """When the first of these was given to sbatch, in seconds since 1970; and, by the monotonic clock,
+        when that is to be tried again."""
         comment = (
             "# Works on one shard, that of its task in the array. estimate_difficulty wrote and submits it."
         )
@@ -259,49 +296,117 @@ class _Slurm:
     def start(self, shards: Sequence[int]) -> None:
         if not shards:
             return
-        array = ranges(shards) + (f"%{self._settings.at_once}" if self._settings.at_once else "")
-        answer = _output_of(["sbatch", "--parsable", f"--array={array}", str(self._script)])
-        number = answer.strip().splitlines()[-1].partition(";")[0] if answer.strip() else ""
-        if not number.isdigit():
-            raise RuntimeError(f"sbatch answered {answer.strip()[:200]!r}, and no number of a job")
-        self._last.update(dict.fromkeys(shards, number))
+        if not self._unsent:
+            self._began_to_send = time.time()
+        self._unsent |= set(shards)
+        self._send()
+
+    def _send(self) -> None:
+        """Gives the jobs of `_unsent` to sbatch. A busy controller may have taken them all the same: they are
+        looked for in the queue before they are given again (`alive`)."""
+        array = ranges(sorted(self._unsent)) + (
+            f"%{self._settings.at_once}" if self._settings.at_once else ""
+        )
+        command = ["sbatch", "--parsable", f"--array={array}", str(self._script)]
+        try:
+            answer = output_of(command)
+        except Busy as busy:
+            waited = time.time() - self._began_to_send
+            if waited > SUBMIT_PATIENCE_S:
+                raise RuntimeError(f"{busy}, for {waited / 60:.0f} minutes") from busy
+            self._complaint = str(busy)
+            self._send_again = time.monotonic() + max(self._settings.settle, self._settings.poll)
+            return
+        except ValueError as error:
+            raise _no_slurm(error) from error
+        # Without a number the queue has it: what sbatch took is never given again.
+        if number := job_number(answer):
+            self._last.update(dict.fromkeys(self._unsent, number))
+        self._unsent, self._complaint = set(), ""
 
     def alive(self) -> set[int]:
+        form = "--format=%i|%T|%r"
+        command = ["squeue", "--noheader", "--array", f"--name={self._name}", form, *self._cluster]
         try:
-            answer = _output_of(["squeue", "--noheader", "--array", f"--name={self._name}", "--format=%i|%T"])
-        except RuntimeError as error:
+            answer = output_of(command)
+        except Refused as error:
             raise OSError(str(error)) from error
-        self._alive = {}
-        for line in answer.splitlines():
-            job, _, state = line.strip().partition("|")
-            number, _, task = job.partition("_")
-            if task.isdigit():
-                self._alive[int(task)] = state
-                self._last[int(task)] = number
-        return set(self._alive)
+        except ValueError as error:
+            raise _no_slurm(error) from error
+        self._alive, self._reasons = {}, {}
+        for number, shard, state, reason in _tasks_in(answer):
+            self._alive[shard] = state
+            self._last[shard] = number
+            if state not in AT_WORK:
+                self._reasons[shard] = reason
+        if self._unsent:
+            self._unsent -= set(self._alive)
+            if self._unsent and time.monotonic() >= self._send_again:
+                self._unsent -= self._taken_and_ended()
+                if self._unsent:
+                    self._send()
+        return set(self._alive) | self._unsent
+
+    def _taken_and_ended(self) -> set[int]:
+        """Returns the shards of `_unsent` whose jobs were taken and have ended again meanwhile."""
+        began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self._began_to_send))
+        command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={self._name}"]
+        try:
+            answer = output_of([*command, f"--starttime={began}", "--format=JobID,State", *self._cluster])
+        except (Refused, ValueError):  # without accounting there is the queue alone
+            return set()
+        ended = set[int]()
+        for number, shard, _, _ in _tasks_in(answer):
+            if shard in self._unsent and int(number) > int(self._last.get(shard, 0)):
+                self._last[shard] = number
+                ended.add(shard)
+        return ended
 
     def running(self) -> set[int]:
-        return {shard for shard, state in self._alive.items() if state in ("RUNNING", "COMPLETING")}
+        return {shard for shard, state in self._alive.items() if state in AT_WORK}
+
+    def waits(self) -> Mapping[str, str]:
+        told: dict[str, str] = {}
+        if self._unsent:
+            told[self._complaint] = (
+                f"{len(self._unsent)} jobs are not submitted yet ({self._complaint}): they are looked for in"
+                " the queue, and given again where they aren't there"
+            )
+        by_reason: dict[str, list[int]] = {}
+        for shard, reason in self._reasons.items():
+            by_reason.setdefault(reason.partition(",")[0] or self._alive[shard], []).append(shard)
+        for reason, shards in by_reason.items():
+            count = f"{len(shards)} of the jobs " + ("wait" if len(shards) > 1 else "waits")
+            task = f"{self._last[shards[0]]}_{shards[0]}"
+            remedy = f"; `scontrol release {task}` lets it go" if "held" in reason.casefold() else ""
+            told[reason] = f"{count} in the queue: {self._reasons[shards[0]] or reason}{remedy}"
+        return told
 
     def why(self, shard: int) -> str:
+        self._ends.pop(shard, None)
         if shard not in self._last:
             return "it was not submitted"
         task = f"{self._last[shard]}_{shard}"
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode"]
         try:
-            answer = _output_of([*command, f"--jobs={task}"])
-        except RuntimeError as error:
+            answer = output_of([*command, f"--jobs={task}", *self._cluster])
+        except (Refused, ValueError) as error:
             return f"job {task} is gone ({error})"
         for line in answer.splitlines():
             name, _, rest = line.strip().partition("|")
             if name == task:
                 state, _, code = rest.partition("|")
+                self._ends[shard] = state
                 return f"job {task} ended as {state}, exit code {code}"
         return f"job {task} is gone"
 
+    def was_taken_away(self, shard: int) -> bool:
+        return self._ends.get(shard, "").startswith(TAKEN_AWAY)
+
     def stop(self, shard: int) -> None:
-        with contextlib.suppress(RuntimeError):  # it may have ended meanwhile
-            _output_of(["scancel", f"{self._last[shard]}_{shard}"])
+        if shard in self._last:
+            with contextlib.suppress(Refused, ValueError):  # it may have ended meanwhile
+                output_of(["scancel", f"{self._last[shard]}_{shard}", *self._cluster])
 
     def leave(self) -> str:
         if not self._alive:
@@ -323,18 +428,18 @@ def ranges(shards: Sequence[int]) -> str:
     return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
-def _output_of(command: Sequence[str]) -> str:
-    """Returns the output of a command of SLURM. Raises RuntimeError with its complaint."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"there is no {command[0]} here: run this on a machine of the cluster, or set jobs to"
-            " {type: 'local'}"
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"{command[0]} said nothing for 120 s") from error
-    if done.returncode:
-        complaint = re.sub(r"\s+", " ", done.stderr or done.stdout).strip()
-        raise RuntimeError(f"{command[0]}: {complaint[:300] or f'exit code {done.returncode}'}")
-    return done.stdout
+def _tasks_in(answer: str) -> Iterator[tuple[str, int, str, str]]:
+    """Yields the job's number, the task, the state and the reason of each task in what squeue or sacct
+    printed. Other lines, such as a site's banner, say nothing of them."""
+    for line in answer.splitlines():
+        if task := _TASK.fullmatch(line.strip()):
+            yield task[1], int(task[2]), task[3], task[4] or ""
+        elif tasks := _TASKS_TO_COME.fullmatch(line.strip()):
+            for part in tasks[2].split(","):
+                first, _, last = part.partition("-")
+                for shard in range(int(first), int(last or first) + 1):
+                    yield tasks[1], shard, tasks[3], tasks[4] or ""
+
+
+def _no_slurm(error: ValueError) -> ValueError:
+    return ValueError(f"{error}, or set jobs to {{type: 'local'}}")

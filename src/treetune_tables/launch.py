@@ -19,6 +19,7 @@ from treetune.runtime.console import duration
 from treetune.runtime.front_door import MAIN, ranks_here, threads_each
 from treetune.runtime.machine import gpus
 from treetune.store.files import write_json, write_text
+from treetune_cluster import submission
 from treetune_cluster.jobs import Processes, one_at_work, slurm_header
 from treetune_tables.check import refuse_unwritten
 from treetune_tables.runs import (
@@ -369,9 +370,10 @@ if [ -z "${{SLURM_ARRAY_TASK_ID:-}}" ]; then
     mkdir -p {shlex.quote(str(logs))}
     after=()
     for wave in {" ".join(tasks)}; do
-        job=$(sbatch --parsable "${{after[@]}}" --array="$wave" "$@" "${{BASH_SOURCE[0]}}")
-        echo "tasks $wave: job ${{job%%;*}}"
-        after=(--dependency="afterany:${{job%%;*}}")
+        job=$({shlex.quote(sys.executable)} {shlex.quote(submission.__file__)} \\
+            --parsable "${{after[@]}}" --array="$wave" "$@" "${{BASH_SOURCE[0]}}")
+        echo "tasks $wave: job $job"
+        after=(--dependency="afterany:$job")
     done
     exit 0
 fi

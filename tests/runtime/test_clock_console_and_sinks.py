@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Mapping
@@ -15,8 +17,18 @@ import treetune.parts  # noqa: F401  (registers the groups of numbers that a lin
 from treetune.config.jsonnet import load
 from treetune.runtime import console as console_module
 from treetune.runtime.console import PHASES, Clock, Console, duration
+from treetune.runtime.directory import ExperimentDirectory, metrics_row
 from treetune.runtime.record import summary_line
-from treetune.runtime.sinks import Mirrors, Sink, TensorboardSink, TrackioSink, WandbSink
+from treetune.runtime.sinks import (
+    WANDB_BLOCK,
+    WANDB_CHUNK,
+    Mirrors,
+    Sink,
+    TensorboardSink,
+    TrackioSink,
+    WandbSink,
+    _steps_in,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -228,3 +240,173 @@ def test_trackio_is_begun_with_name_and_configuration_and_gets_each_iteration(
     mirrors.close()
     begun = ("treetune", "quickstart/vineppo", {"seed": 1}, {"resume": "allow", "embed": False})
     assert said == [begun, (0, {"train/loss": 0.5}), "finished"]
+
+
+# Mirrors are whole: after a kill, and where they are switched on late
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from treetune.runtime.directory import ExperimentDirectory, metrics_row
+from treetune.runtime.sinks import Mirrors, TensorboardSink, WandbSink
+
+folder, first, last, ends = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+known = {"wandb": WandbSink(), "tensorboard": TensorboardSink()}
+mirrors = Mirrors(tuple(known[name] for name in sys.argv[5:]), folder, "a/run", {"seed": 1}, done=first)
+for iteration in range(first, last):
+    row = metrics_row(iteration, 1000.0 + iteration, {"train/loss": 1 / (iteration + 1)})
+    ExperimentDirectory(folder).append_metrics(row)
+    mirrors.log(iteration, row)
+if ends == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+mirrors.close()
+"""
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # A process that has used W&B gives its service on to its children, which would outlive their kill.
+    for name in ("WANDB_API_KEY", "WANDB_RUN_ID", "WANDB_SERVICE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+def train(folder: Path, first: int, last: int, ends: str, *names: str) -> None:
+    command = [sys.executable, "-c", KILLED, str(folder), str(first), str(last), ends, *names]
+    code = subprocess.run(command, check=False).returncode
+    assert code == (-signal.SIGKILL if ends == "killed" else 0)
+
+
+def steps_of_wandb(folder: Path) -> list[int]:
+    files = sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
+    return [step for file in files for step in _steps_in(file)]
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_killed_run_goes_on_as_one_run_of_each_mirror_with_every_point_once(tmp_path: Path) -> None:
+    train(tmp_path, 0, 3, "killed", "wandb", "tensorboard")
+    train(tmp_path, 3, 5, "well", "wandb", "tensorboard")
+    train(tmp_path, 5, 6, "killed", "wandb", "tensorboard")
+    train(tmp_path, 6, 7, "well", "wandb", "tensorboard")
+    ids = {folder.name.rpartition("-")[2] for folder in tmp_path.glob("wandb/offline-run-*")}
+    assert len(ids) == 1
+    assert steps_of_wandb(tmp_path) == list(range(7))
+    assert written(tmp_path)["train/loss"] == [(i, pytest.approx(1 / (i + 1))) for i in range(7)]
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_mirror_that_is_switched_on_late_gets_the_points_from_before(tmp_path: Path) -> None:
+    train(tmp_path, 0, 3, "killed")
+    train(tmp_path, 3, 5, "well", "wandb", "tensorboard")
+    assert steps_of_wandb(tmp_path) == list(range(5))
+    assert [step for step, _ in written(tmp_path)["train/loss"]] == list(range(5))
+
+
+@pytest.mark.usefixtures("offline")
+def test_an_iteration_that_is_done_again_is_no_second_point(tmp_path: Path) -> None:
+    train(tmp_path, 0, 5, "killed", "wandb", "tensorboard")
+    train(tmp_path, 2, 6, "well", "wandb", "tensorboard")
+    assert steps_of_wandb(tmp_path) == list(range(6))
+    assert [step for step, _ in written(tmp_path)["train/loss"]] == list(range(6))
+
+
+def test_wandb_run_id_names_another_run_and_a_server_says_where_that_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in that has the interface of wandb 0.31: `init` with an id, `starting_step`."""
+    servers: dict[str, list[int]] = {}
+
+    class Run:
+        def __init__(self, id: str, dir: str) -> None:
+            self.steps = servers.setdefault(id, [])
+            self.dir = f"{dir}/wandb/run-{id}/files"
+            self.starting_step = len(self.steps)
+
+        def log(self, metrics: dict[str, float], step: int | None = None) -> None:
+            assert step is not None
+            assert not self.steps or step > self.steps[-1], "W&B drops what is no later step"
+            self.steps.append(step)
+
+        def finish(self) -> None: ...
+
+    def init(*, id: str, dir: str, mode: str, resume: str, **_: object) -> Run:
+        assert (mode, resume) == ("online", "allow")
+        return Run(id, dir)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    directory = ExperimentDirectory(tmp_path)
+    for first, last in ((0, 3), (3, 5)):
+        mirrors = Mirrors((WandbSink(),), tmp_path, "name", {}, done=first)
+        for iteration in range(first, last):
+            row = metrics_row(iteration, 0.0, {"train/loss": 0.5})
+            directory.append_metrics(row)
+            mirrors.log(iteration, row)
+        [(_, steps)] = servers.items()
+        del steps[-1:]  # a point that never reached the server
+    assert steps == [0, 1, 2, 3]
+    monkeypatch.setenv("WANDB_RUN_ID", "chosen")
+    Mirrors((WandbSink(),), tmp_path, "name", {}, done=5)
+    assert servers["chosen"] == [0, 1, 2, 3, 4]
+
+
+def test_trackio_is_asked_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """trackio 0.43 writes in the background: of a killed process it lacks the last points."""
+    stored: list[int] = []
+
+    class Run:
+        def __init__(self) -> None:
+            self._next_step = max(stored, default=-1) + 1
+
+        def log(self, metrics: dict[str, float], step: int | None = None) -> None:
+            assert step is not None
+            stored.append(step)
+
+        def finish(self) -> None: ...
+
+    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=lambda **_: Run()))
+    directory = ExperimentDirectory(tmp_path)
+    for iteration in range(3):
+        directory.append_metrics(metrics_row(iteration, 0.0, {"train/loss": 0.5}))
+    Mirrors((TrackioSink(),), tmp_path, "name", {}, done=3)
+    del stored[-1:]
+    Mirrors((TrackioSink(),), tmp_path, "name", {}, done=3).log(3, {"train/loss": 0.5})
+    assert stored == [0, 1, 2, 3]
+
+
+def test_a_point_of_many_numbers_is_read_where_it_spans_the_blocks_of_the_file(tmp_path: Path) -> None:
+    from wandb.proto.wandb_internal_pb2 import HistoryRecord, Record
+
+    def chunks(content: bytes, place: int) -> bytes:
+        made, first = b"", True
+        while True:
+            left = WANDB_BLOCK - place % WANDB_BLOCK
+            if left < WANDB_CHUNK.size:
+                made, place = made + b"\0" * left, place + left
+                continue
+            room = left - WANDB_CHUNK.size
+            part, content = content[:room], content[room:]
+            kind = {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}[
+                first, not content
+            ]
+            made += WANDB_CHUNK.pack(0, len(part), kind) + part
+            place += WANDB_CHUNK.size + len(part)
+            if not content:
+                return made
+            first = False
+
+    written_bytes = b":W&B\xbe\xe1\x00"
+    for step in range(3):
+        history = HistoryRecord()
+        for name, value in (("_step", str(step)), ("text", f'"{"x" * 50_000}"')):
+            item = history.item.add()
+            item.key, item.value_json = name, value
+        written_bytes += chunks(Record(history=history).SerializeToString(), len(written_bytes))
+    file = tmp_path / "run-x.wandb"
+    file.write_bytes(written_bytes)
+    assert list(_steps_in(file)) == [0, 1, 2]
+    file.write_bytes(written_bytes[:-10])
+    assert list(_steps_in(file)) == [0, 1]

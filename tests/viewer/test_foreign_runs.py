@@ -48,7 +48,8 @@ def traces(folder: Path) -> None:
     rewards = {"right": {"score": 1.0, "weight": 1.0}, "short": {"score": 0.5, "weight": 0.1}, "late": None}
     task = {"type": "Sum", "data": data, "key": "sum"}
     row = {"env": {"id": ""}, "task": task, "ok": True, "traces": [{"nodes": nodes, "rewards": rewards}]}
-    lines(folder / "traces.jsonl", row, row, row | {"ok": False, "traces": []})
+    failed = row | {"ok": False, "traces": [], "errors": [{"type": "ProviderError", "message": "500"}]}
+    lines(folder / "traces.jsonl", row, row, failed)
 
 
 def inspect_log() -> dict[str, Any]:
@@ -117,12 +118,13 @@ def test_a_run_of_another_trainer_is_listed_read_and_grouped(viewer: Viewer, wri
     write(viewer.folder / "theirs" / "dump")
     assert "answers of another trainer" in viewer.page("/")
     listed = viewer.page("/answers", run="theirs/dump", of="everything")
-    count = 4 if write is verl else 2
+    count = {verl: 4, traces: 3}.get(write, 2)
     assert f"<b>{count}</b> answers" in listed
     first = viewer.page(re.findall(r'data-href="([^"]+)"', listed)[0].replace("&amp;", "&"))
     assert ASKED in first and SAID in first and ("not stored" in first) == (write is anything)
     problems = viewer.page("/problems", run="theirs/dump", of="everything")
-    assert "<b>1</b> problem<" in problems and f"of {count}</td>" in problems
+    graded = "of 2 <span" if write is traces else f"of {count}</td>"
+    assert "<b>1</b> problem<" in problems and graded in problems
 
 
 def test_steps_of_a_dump_follow_each_other_and_numbers_can_be_asked_for(viewer: Viewer) -> None:

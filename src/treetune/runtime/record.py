@@ -121,7 +121,8 @@ class Record:
         watch = Watch.of(session, start)
         config = session.config
         sinks = config.sinks if session.ranks.is_first else ()
-        mirrors = Mirrors(sinks, session.directory.path, config.experiment_name, session.plain_config)
+        directory, name = session.directory.path, config.experiment_name
+        mirrors = Mirrors(sinks, directory, name, session.plain_config, done=start)
         with contextlib.closing(mirrors):
             yield Record(session, server, trainer, watch, mirrors)
 

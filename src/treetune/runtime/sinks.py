@@ -1,19 +1,32 @@
-"""Mirrors of the metrics besides `metrics.jsonl`, which a run can lose without noticing."""
+"""Mirrors of the metrics besides `metrics.jsonl`, which a run can lose without noticing.
+
+A mirror that is opened first gets the points of `metrics.jsonl` that it lacks: those that a kill kept from
+it, or all where it was switched on late. It gets no point twice. What a mirror can't say of itself (the id of
+its run, how far it is) lies in `mirrors.json`, beside the manifest.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Mapping
+import secrets
+import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from treetune.config.registrable import Registrable
+from treetune.runtime.directory import ExperimentDirectory
+from treetune.store.files import write_text
 from treetune.vocabulary import Metrics
 
 logger = logging.getLogger(__name__)
+
+RECORD = "mirrors.json"
+"""Beside the manifest: by the kind of a mirror, its run and the first iteration that it lacks."""
 
 
 class Sink(Registrable):
@@ -23,11 +36,61 @@ class Sink(Registrable):
         """Begins; returns the handle that `log` and `close` get, here one with the calls of a W&B run."""
         raise NotImplementedError
 
+    def first_missing(self, handle: Any) -> int | None:
+        """Returns the first iteration that the mirror lacks, from which on it is filled in; None for one that
+        is never filled in."""
+        return None
+
     def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
         handle.log(dict(metrics), step=iteration)
 
     def close(self, handle: Any) -> None:
         handle.finish()
+
+
+@dataclass
+class _Kept:
+    """What a mirror keeps in `mirrors.json` between the processes of a run."""
+
+    directory: Path
+    kind: str
+    values: dict[str, Any]
+
+    @staticmethod
+    def read(directory: Path, kind: str, **same: Any) -> _Kept:
+        """Returns what was kept; nothing where that is of another run, which differs in one of `same`."""
+        try:
+            values = json.loads((directory / RECORD).read_text())[kind]
+            is_same = all(values.get(name) == value for name, value in same.items())
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            values, is_same = {}, False
+        return _Kept(directory, kind, values if is_same else dict(same))
+
+    def write(self, **values: Any) -> None:
+        self.values |= values
+        path = self.directory / RECORD
+        try:
+            kept = json.loads(path.read_text())
+        except (OSError, ValueError):
+            kept = {}
+        write_text(path, json.dumps(kept | {self.kind: self.values}, indent=1, sort_keys=True) + "\n")
+
+
+class _CountedRun:
+    """A run of W&B or trackio that keeps how far it is. Both take steps in rising order alone."""
+
+    def __init__(self, run: Any, kept: _Kept, first_missing: int) -> None:
+        self._run, self._kept, self.first_missing = run, kept, first_missing
+
+    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+        if step < self.first_missing:  # an iteration that is done again after a kill
+            return
+        self._run.log(metrics, step=step)
+        self.first_missing = step + 1
+        self._kept.write(first_missing=self.first_missing)
+
+    def finish(self) -> None:
+        self._run.finish()
 
 
 @Sink.register("trackio")
@@ -40,13 +103,21 @@ class TrackioSink(Sink):
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         trackio = import_module("trackio")  # in no lock file
-        return trackio.init(project=self.project, name=name, config=dict(config), resume="allow", embed=False)
+        kept = _Kept.read(directory, "trackio", project=self.project, name=name)
+        run = trackio.init(project=self.project, name=name, config=dict(config), resume="allow", embed=False)
+        # It writes in the background: after a kill it knows better than we what it has.
+        first_missing = getattr(run, "_next_step", kept.values.get("first_missing", 0))
+        return _CountedRun(run, kept, first_missing)
+
+    def first_missing(self, handle: _CountedRun) -> int:
+        return handle.first_missing
 
 
 @Sink.register("wandb")
 @dataclass(frozen=True, kw_only=True)
 class WandbSink(Sink):
-    """Weights & Biases: offline unless someone is logged in; `WANDB_RUN_ID` continues that run."""
+    """Weights & Biases: offline unless someone is logged in. A run that goes on is the same run there, by the
+    id in `mirrors.json`; `WANDB_RUN_ID` names another one."""
 
     project: str = "treetune"
     """The project's name there."""
@@ -59,16 +130,98 @@ class WandbSink(Sink):
         netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
         logged_in = os.environ.get("WANDB_API_KEY") or (netrc.is_file() and "wandb.ai" in netrc.read_text())
         mode = os.environ.get("WANDB_MODE") or ("online" if logged_in else "offline")
-        return wandb.init(
+        same = {"project": self.project, "entity": self.entity, "name": name}
+        if chosen := os.environ.get("WANDB_RUN_ID"):
+            same["id"] = chosen
+        kept = _Kept.read(directory, "wandb", **same)
+        kept.values.setdefault("id", secrets.token_hex(4))
+        run = wandb.init(
             project=self.project,
             entity=self.entity,
             name=name,
             dir=str(directory),
             config=dict(config),
-            id=os.environ.get("WANDB_RUN_ID"),
+            id=kept.values["id"],
             resume="allow",
             mode=mode,  # type: ignore[arg-type]
         )
+        # A server says where the run stands; offline nobody does but the files of the process before.
+        starting_step = getattr(run, "starting_step", None)
+        if mode == "online" and starting_step is not None:
+            first_missing = starting_step
+        else:
+            first_missing = _first_missing_offline(directory, kept.values)
+        folder = Path(str(getattr(run, "dir", ""))).parent
+        where = str(folder.relative_to(directory)) if folder.is_relative_to(directory) else None
+        kept.write(began=first_missing, first_missing=first_missing, folder=where)
+        return _CountedRun(run, kept, first_missing)
+
+    def first_missing(self, handle: _CountedRun) -> int:
+        return handle.first_missing
+
+
+def _first_missing_offline(directory: Path, kept: Mapping[str, Any]) -> int:
+    """Returns the first iteration that the files of earlier processes lack.
+
+    A kill takes along what W&B had not written: its file is read. Where that is gone, it was synchronised and
+    cleaned away, and what was logged counts as there.
+    """
+    folder, counted = kept.get("folder"), kept.get("first_missing", 0)
+    files = list((directory / folder).glob("run-*.wandb")) if folder else []
+    if not files:
+        return counted
+    written = max((step for file in files for step in _steps_in(file)), default=-1)
+    return max(kept.get("began", 0), written + 1)
+
+
+WANDB_BEGINNING, WANDB_BLOCK, WANDB_CHUNK = 7, 32768, struct.Struct("<IHB")
+"""Of W&B's file, a log in LevelDB's form: bytes before the first chunk, of a block, and a chunk's head
+(checksum, length, kind)."""
+_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+"""Kinds of chunks: a record by itself, and the parts of one that spans blocks."""
+
+
+def _steps_in(file: Path) -> Iterator[int]:
+    """Yields the steps of the points in a file of W&B, as far as it was written."""
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for content in _records_in(file.read_bytes()):
+        try:
+            record = Record.FromString(content)
+        except DecodeError:  # the end of a file that was torn
+            return
+        if record.WhichOneof("record_type") != "history":
+            continue
+        for item in record.history.item:
+            if "_step" in (item.key, *item.nested_key):
+                yield int(float(item.value_json))
+
+
+def _records_in(content: bytes) -> Iterator[bytes]:
+    place, record = WANDB_BEGINNING, b""
+    while place + WANDB_CHUNK.size <= len(content):
+        left = WANDB_BLOCK - place % WANDB_BLOCK
+        if left < WANDB_CHUNK.size:  # too little room for a head: filled up
+            place += left
+            continue
+        _, length, kind = WANDB_CHUNK.unpack_from(content, place)
+        place += WANDB_CHUNK.size
+        if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or place + length > len(content):
+            return
+        chunk = content[place : place + length]
+        record = chunk if kind in (_WHOLE, _FIRST) else record + chunk
+        if kind in (_WHOLE, _LAST):
+            yield record
+        place += length
+
+
+@dataclass
+class _EventFiles:
+    """A writer of TensorBoard's event files, and the points that the files before have: steps by name."""
+
+    writer: Any
+    points: dict[str, set[int]]
 
 
 @Sink.register("tensorboard")
@@ -83,29 +236,65 @@ class TensorboardSink(Sink):
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
-        return SummaryWriter(str(directory / "tensorboard"))
+        folder = directory / "tensorboard"
+        points = _points_in(folder)
+        return _EventFiles(SummaryWriter(str(folder)), points)
 
-    def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
-        for key, value in metrics.items():
-            handle.add_scalar(key, value, iteration)
-        for name, key in self.further_names.items():
-            if key in metrics:
-                handle.add_scalar(name, metrics[key], iteration)
+    def first_missing(self, handle: _EventFiles) -> int:
+        return 0  # each point that is there is left out by itself
 
-    def close(self, handle: Any) -> None:
-        handle.close()
+    def log(self, handle: _EventFiles, iteration: int, metrics: Metrics) -> None:
+        names = {key: key for key in metrics} | dict(self.further_names)
+        for name, key in names.items():
+            steps = handle.points.setdefault(name, set())
+            if key in metrics and iteration not in steps:
+                handle.writer.add_scalar(name, metrics[key], iteration, walltime=metrics.get("wall_time"))
+                steps.add(iteration)
+        handle.writer.flush()  # or a kill would take the points of two minutes along
+
+    def close(self, handle: _EventFiles) -> None:
+        handle.writer.close()
+
+
+def _points_in(folder: Path) -> dict[str, set[int]]:
+    """Returns the steps of all points in event files by name; the end of a torn file is left out."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    points: dict[str, set[int]] = {}
+    for file in sorted(folder.glob("events.out.tfevents.*")):
+        for content in RawEventFileLoader(str(file)).Load():
+            event = Event.FromString(content)
+            for value in event.summary.value:
+                points.setdefault(value.tag, set()).add(event.step)
+    return points
 
 
 class Mirrors:
-    """The sinks of one run. Only the experiment directory is the source; these may fail."""
+    """The sinks of one run. Only the experiment directory is the source; these may fail.
+
+    Each gets the points of the first `done` iterations that it lacks (of all, where that is None).
+    """
 
     def __init__(
-        self, sinks: tuple[Sink, ...], directory: Path, name: str, config: Mapping[str, Any]
+        self,
+        sinks: tuple[Sink, ...],
+        directory: Path,
+        name: str,
+        config: Mapping[str, Any],
+        done: int | None = None,
     ) -> None:
         self._open: list[tuple[Sink, Any]] = []
+        rows = _rows_of(directory, done) if sinks else {}
         for sink in sinks:
             try:
-                self._open.append((sink, sink.open(directory, name, config)))
+                handle = sink.open(directory, name, config)
+                first_missing = sink.first_missing(handle)
+                if first_missing is not None:
+                    for iteration, row in rows.items():
+                        if iteration >= first_missing:
+                            sink.log(handle, iteration, row)
+                self._open.append((sink, handle))
             except Exception as error:  # a mirror must not end a run, whatever a vendor's library raises
                 logger.warning("%s is off for this run: %s", type(sink).__name__, error)
 
@@ -124,3 +313,10 @@ class Mirrors:
             except Exception as error:  # as above
                 logger.warning("%s did not close: %s", type(sink).__name__, error)
         self._open = []
+
+
+def _rows_of(directory: Path, done: int | None) -> dict[int, Metrics]:
+    """Returns the rows of `metrics.jsonl` by their iterations, in order; of an iteration that was done twice
+    the last. Lines that are damaged are left out: the run itself says so."""
+    rows = {int(row["iteration"]): row for row in ExperimentDirectory(directory).read_metrics([])}
+    return {iteration: rows[iteration] for iteration in sorted(rows) if done is None or iteration < done}

@@ -29,6 +29,9 @@ from treetune_data.making_threads import content_hash
 from treetune_data.pipelines import EstimateDifficulty
 from treetune_data.preparing import alone, file_hashes
 
+FIRST_LOOK_S = 1800.0
+"""Seconds for which a cluster that can't tell whether jobs are under way is asked again."""
+
 USER_ERROR = 2
 """The code of a failure that no other attempt mends."""
 
@@ -108,6 +111,8 @@ class _Watch:
         self._gone_since: dict[int, float] = {}
         self._seen: dict[int, tuple[int, float]] = {}
         self._failed: dict[int, str] = {}
+        self._told: set[str] = set()
+        """Reasons for which jobs wait that were said."""
 
     def _file(self, shard: int, name: str) -> Path:
         return shard_folder(self._output, shard) / name
@@ -132,7 +137,7 @@ class _Watch:
                 self._file(shard, FAILURE).unlink(missing_ok=True)
         if not to_do:
             return
-        alive = self._running.alive()
+        alive = self._first_look()
         if alive:
             self._console.say(f"{len(alive)} jobs of an earlier command go on")
         self._start([shard for shard in to_do if shard not in alive])
@@ -159,6 +164,19 @@ class _Watch:
                 f" first: {why}. What was answered is kept: the same command goes on"
             )
 
+    def _first_look(self) -> set[int]:
+        """Returns the shards whose jobs an earlier command has left. Raises RuntimeError where nobody can
+        tell for `FIRST_LOOK_S`: without that, no job may be started."""
+        end = time.monotonic() + FIRST_LOOK_S
+        while True:
+            try:
+                return self._running.alive()
+            except OSError as error:
+                if time.monotonic() > end:
+                    raise RuntimeError(f"nobody can tell whether jobs are under way: {error}") from error
+                self._console.say(f"nobody can tell whether jobs are under way: {error}; asked again")
+                time.sleep(self._settings.poll)
+
     def _look(self) -> bool:
         """Returns whether there is something left to wait for."""
         left = [shard for shard in self._shards if shard not in self._failed and not self._finished(shard)]
@@ -169,6 +187,10 @@ class _Watch:
         except OSError as error:  # a controller that is busy for a moment says nothing about the jobs
             self._console.say(f"nobody can tell how the jobs are: {error}; asked again")
             return True
+        for reason, words in self._running.waits().items():
+            if reason not in self._told:
+                self._told.add(reason)
+                self._console.say(words)
         again = []
         for shard in left:
             if shard in alive:
@@ -197,6 +219,8 @@ class _Watch:
             why = failure["message"]
             if failure["code"] == USER_ERROR:
                 raise ValueError(why)
+        if self._running.was_taken_away(shard):
+            self._starts[shard] -= 1
         if self._starts[shard] > self._settings.restarts:
             self._failed[shard] = why
             self._console.say(f"shard {shard} died {self._starts[shard]} times and is left: {why}")

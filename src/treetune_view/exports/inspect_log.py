@@ -211,13 +211,21 @@ def _samples(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
                 "usage": usage,
             },
             "scores": {grader: score} if row.get("reward") is not None else {},
-            "metadata": {name: value for name, value in row.items() if name not in OWN_FIELDS},
+            "metadata": _kept_beside(row),
             "store": {},
             "events": [],
             "model_usage": {model: usage},
             "uuid": uuid,
             "attachments": {},
         }
+
+
+def _kept_beside(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the log has no place for: without a score, what the grader extracted too."""
+    beside = {name: value for name, value in row.items() if name not in OWN_FIELDS}
+    if row.get("reward") is None and row.get("extracted") is not None:
+        beside["extracted"] = row["extracted"]
+    return beside
 
 
 def _usage(tokens: int) -> dict[str, int]:

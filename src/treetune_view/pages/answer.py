@@ -370,7 +370,8 @@ def _asked(answer: Answer) -> dict[str, Any]:
         }
     line = answer.line
     prompt = line.get("prompt") or answer.row.get("asked") or ""
-    return {"prompt": prompt, "messages": (), "gold": line.get("gold"), "data": {}}
+    messages = line.get("messages") or ()  # of another program's conversation
+    return {"prompt": prompt, "messages": messages, "gold": line.get("gold"), "data": {}}
 
 
 def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
@@ -382,6 +383,10 @@ def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
         injected = row.get("injected") or 0
         words = f"{count}, {injected} of them injected" if injected else f"{count}"
         facts["tokens"] = f"{words}{', cut off by the budget' if row.get('unfinished') else ''}"
+    elif row.get("unfinished"):
+        facts["unfinished"] = "it was cut off"
+    if answer.source.is_foreign and row.get("finish_reason"):
+        facts["ended"] = str(row["finish_reason"]).replace("_", " ")
     if trajectory is not None and trajectory.bonus:
         facts["shaping"] = f"{trajectory.bonus:+.4g}, so the reward is {trajectory.reward:.4g}"
     if tokens is not None and (versions := sorted({one for one in tokens.versions if one is not None})):

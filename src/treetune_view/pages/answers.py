@@ -226,7 +226,7 @@ def show_problems(view: View) -> Response:
     rows = (
         answers.sql(
             f"""
-        SELECT problem, any_value(asked) AS asked, count(*) AS answers,
+        SELECT problem, any_value(asked) AS asked, count(*) AS answers, count(score) AS graded,
             count(*) FILTER (score >= ?) AS right_ones,
             coalesce(stddev_pop(reward), 0) AS spread, avg(tokens) AS tokens, {size} AS credit
         FROM answers WHERE {where} GROUP BY problem ORDER BY problem
@@ -239,9 +239,10 @@ def show_problems(view: View) -> Response:
     )
     earlier = _earlier_rates(answers, of)
     for row in rows:
-        row["pass rate"] = row["right_ones"] / row["answers"]
+        row["pass rate"] = row["right_ones"] / row["graded"] if row["graded"] else None
         row["before"], rate = earlier.get(row["problem"], ("", None))
-        row["change"] = None if rate is None else row["pass rate"] - rate
+        is_known = rate is not None and row["pass rate"] is not None
+        row["change"] = row["pass rate"] - rate if is_known else None
         row["signal"] = bool(row["spread"] if row["credit"] is None else row["credit"])
     signal = view.choice("signal", ("", "some", "none"))
     chosen = [row for row in rows if signal in ("", "some" if row["signal"] else "none")]
@@ -286,9 +287,9 @@ def show_problems(view: View) -> Response:
     )
 
 
-def _earlier_rates(answers: Answers, of: str) -> dict[str, tuple[str, float]]:
+def _earlier_rates(answers: Answers, of: str) -> dict[str, tuple[str, float | None]]:
     """Returns by problem the last file of the same kind before `of` that has answers to it, and the share of
-    these that was right; nothing where `of` are several files."""
+    these that was right, None where none was graded; nothing where `of` are several files."""
     there = {one.name: one for one in answers.sources()}
     if of not in there:
         return {}

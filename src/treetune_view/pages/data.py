@@ -19,7 +19,13 @@ from treetune_view.text import SHOWN, cut, visible
 LISTED = 100
 """Data sets of one page."""
 
-KINDS = {"parquet": "Parquet", "lines": "JSON lines", "saved": "saved data set", "estimate": "difficulty"}
+KINDS = {
+    "parquet": "Parquet",
+    "lines": "JSON lines",
+    "saved": "saved data set",
+    "table": "W&B table",
+    "estimate": "difficulty",
+}
 
 MOST_SHOWN = 10
 """Columns of the list; a row by itself has all."""

@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from treetune.runtime.console import duration
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune_view.charts import number
+from treetune.vocabulary import CORRECT_SCORE
+from treetune_view.charts import N_COLOURS, Better, Chart, Series, number
 from treetune_view.curves import (
     OVER,
     bunches,
@@ -57,6 +58,15 @@ value, and any key of a configuration its own."""
 GROUPINGS = ("method", "folder", "setting")
 """What experiments are grouped by besides keys of configurations: the folder in their name; all but the seed.
 """
+CURVES_OF_ANOTHER: Sequence[tuple[str, str, Better]] = (
+    ("mean reward of the answers", "reward", "up"),
+    ("share of right answers, of those that are graded", "right_share", "up"),
+    ("tokens of an answer", "tokens", ""),
+    ("share unfinished", "unfinished", ""),
+    ("share that failed", "failed", ""),
+)
+"""What is drawn over the steps of another program's run, and the column of the question."""
+
 NAMES = ("experiment_name", "directory")
 """Keys that differ between any two experiments, and say nothing of them."""
 
@@ -215,7 +225,9 @@ def cells_of(view: View, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
 
 def show_run(view: View) -> Response:
     """`?run=` (also several), `?metric=` (also several: their curves alone), `?over=` (one of
-    `OVER`), `?seeds=together`."""
+    `OVER`), `?seeds=together`. Of another program's run it shows what its answers say of each step."""
+    if view.run.files:
+        return _show_run_of_another(view)
     first = view.store.experiment(view.run)
     experiments = {run.name: view.store.experiment(run) for run in view.runs}
     together = view.choice("seeds", ("apart", "together")) == "together"
@@ -244,6 +256,46 @@ def show_run(view: View) -> Response:
         axes=tuple(OVER),
         times=Markup(TimesSection().html(first)) if len(experiments) == 1 else "",
         events=events,
+    )
+
+
+def _show_run_of_another(view: View) -> Response:
+    """Shows curves over the steps of a run of which there are answers alone."""
+    answers = view.store.answers(view.run)
+    indexed = answers.indexed()
+    steps = {one.source.name: one.source for one in indexed}
+    columns = answers.columns()
+    tokens = "avg(tokens)" if "tokens" in columns else "NULL"
+    rows = answers.sql(
+        f"""
+        SELECT source, count(*) AS answers, count(score) AS graded, avg(reward) AS reward,
+            avg((score >= ?)::INTEGER) AS right_share, avg(unfinished::INTEGER) AS unfinished,
+            {tokens} AS tokens, avg((outcome = 'error')::INTEGER) AS failed
+        FROM answers GROUP BY source
+        """,
+        [CORRECT_SCORE],
+    )
+    rows.sort(key=lambda row: (steps[row["source"]].number, steps[row["source"]].label))
+    charts = list[Chart]()
+    for title, column, better in CURVES_OF_ANOTHER:
+        points: dict[str, dict[float, float]] = {}
+        for row in rows:
+            if row[column] is not None:
+                step = steps[row["source"]]
+                points.setdefault(step.label or "answers", {})[float(step.number)] = row[column]
+        lines = [
+            Series(label, list(own.items()), f"c{place % N_COLOURS}", dash=place // N_COLOURS)
+            for place, (label, own) in enumerate(points.items())
+            if any(own.values()) or column in ("reward", "right_share")
+        ]
+        if lines:
+            charts.append(Chart(title, lines, better, x_name="step"))
+    return view.render(
+        "run_of_another.html",
+        charts=charts,
+        steps=[(steps[row["source"]], row) for row in reversed(rows)],
+        problems=answers.problems(),
+        waiting=[one.source.title for one in indexed if one.is_awaited],
     )
 
 

@@ -132,7 +132,7 @@ class Answers:
         if time.monotonic() - seen < self._look_again_s:
             return indexed
         indexed = [self._indexed(source) for source in self.sources()]
-        missing = [one for one in indexed if one.is_awaited]
+        missing = [one for one in indexed if one.is_awaited or (one.is_behind and not one.fault)]
         if missing and sum(one.source.size for one in missing) <= AT_ONCE_BYTES:
             self._make(missing)
             indexed = [self._indexed(one.source) for one in indexed]
@@ -153,6 +153,7 @@ class Answers:
         sources(self.run, links)
         return [
             *(one.fault for one in self.indexed() if one.fault),
+            *(one.about.note for one in self.indexed() if one.about is not None and one.about.note),
             *(f"{path} is not read: it is a symbolic link that leads out of the folder" for path in links),
         ]
 
@@ -160,7 +161,10 @@ class Answers:
         """Returns another text as soon as there are other answers, or more of them are indexed or can't
         be."""
         return digest(
-            [(one.source.name, one.source.mark, one.about is not None, one.fault) for one in self.indexed()]
+            [
+                (one.source.name, one.source.mark, one.about and one.about.mark, one.fault)
+                for one in self.indexed()
+            ]
         )
 
     def _indexed(self, source: Source) -> Indexed:
@@ -171,8 +175,11 @@ class Answers:
         folder = self._cache / source.name
         about = read_about(folder)
         failed, fault = self._faults.get(source.name, ("", ""))
-        whole = about if about is not None and about.mark == mark else None
-        one = Indexed(source, folder, whole, fault if whole is None and failed == mark else "")
+        is_current = about is not None and about.mark == mark
+        # A file that is being written would never be shown if its index had to be of what it holds now.
+        is_behind = about is not None and not is_current and source.grows and about.size <= source.size
+        shown = about if is_current or is_behind else None
+        one = Indexed(source, folder, shown, fault if not is_current and failed == mark else "", is_behind)
         self._known[source.name] = one
         return one
 
@@ -184,7 +191,8 @@ class Answers:
                 shutil.rmtree(gone, ignore_errors=True)
             for one in missing:
                 with self._building:
-                    if self._indexed(one.source).about is not None:
+                    newest = self._indexed(one.source)
+                    if newest.about is not None and not newest.is_behind:
                         continue
                     mark = one.source.mark
                     try:
@@ -466,7 +474,7 @@ def _one_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:
 
 def _line(source: Source, place: int) -> Mapping[str, Any]:
     """Returns the row of an evaluation, or of somebody else's file, at its place."""
-    if not source.label:
+    if source.is_foreign:
         return answer_at(source.path, place)
     verify_answers(source.path)
     with source.path.open("rb") as file:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -26,6 +25,7 @@ from treetune_view.store.folders import (
     marks_of,
 )
 from treetune_view.store.foreign import holds_answers
+from treetune_view.store.foreign.layout import gathered
 from treetune_view.store.readers import ENDINGS, ESTIMATE, SPLIT, SPLITS, DataSet, kind_of
 from treetune_view.text import writable
 
@@ -121,13 +121,15 @@ class Store:
             beginning = (str(folder) if twice else folder.name) if several else ""
             # Experiments that are read through links that lead out are left out; files of iterations are
             # looked at one by one (`sources`).
-            found: dict[Path, tuple[Path, ...]] = {}
+            experiments: dict[Path, tuple[Path, ...]] = {}
+            others: dict[Path, tuple[Path, ...]] = {}
             for path, entries in folders_below(folder, is_experiment, self.follows):
                 if is_experiment(entries):
                     if all(map(self.follows, links_in(path))):
-                        found[path] = ()
-                elif foreign := self._answers_in(path, entries):
-                    found[path] = foreign
+                        experiments[path] = ()
+                elif files := self._answers_in(path, entries):
+                    others[path] = files
+            found = gathered(others, folder) | experiments
             for path in sorted(found):
                 below = path.relative_to(folder).as_posix()
                 name = "/".join(part for part in (beginning, "" if below == "." else below) if part)
@@ -135,14 +137,9 @@ class Store:
                 yield Run(writable(name or folder.name), path, tuple(self.folders), found[path])
 
     def _answers_in(self, folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
-        """Returns the files of a folder that hold answers of somebody else's run, in the order of the numbers
-        in their names."""
-
-        def rank(path: Path) -> tuple[list[int], str]:
-            return [int(number) for number in re.findall(r"\d+", path.stem)], path.name
-
+        """Returns the files of a folder that hold answers of somebody else's run."""
         paths = (folder / name for name in names if not name.startswith("."))
-        return tuple(sorted(filter(holds_answers, filter(self.follows, paths)), key=rank))
+        return tuple(filter(holds_answers, filter(self.follows, paths)))
 
     # What is known of them
 
@@ -195,7 +192,8 @@ class DataSets:
                 raise ValueError(f"there is no file or folder {file} (looked for in {Path.cwd()})")
             if kind_of(file) is None:
                 raise ValueError(
-                    f"{file} is no data set: give Parquet (.parquet), JSON lines (.jsonl) or a folder"
+                    f"{file} is no data set: give Parquet (.parquet), JSON lines (.jsonl), a W&B table"
+                    " (.table.json) or a folder"
                 )
         self._store, self._files, self._look_again_s = store, list(files), look_again_s
         self._lock = threading.Lock()

@@ -29,14 +29,15 @@ from treetune_view.store.columns import (
     signal_columns,
 )
 from treetune_view.store.folders import Run, digest, stat_of
-from treetune_view.store.foreign import answers_in, rows_in
+from treetune_view.store.foreign import Reading, answers_in, json_lines
+from treetune_view.store.foreign.layout import step_of
 from treetune_view.store.signatures import SignatureWriter
 from treetune_view.text import writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 6
+VERSION = 7
 """Version of the files of an index and their columns: another one makes all anew."""
 
 ROWS_IN_GROUP = 2048
@@ -68,6 +69,13 @@ class Source:
     label: str = ""
     content: str = "answers"
     """The kind of text that it holds."""
+    is_foreign: bool = False
+    """True for a file of another program's run; its `number` is the step, as far as that is known."""
+
+    @property
+    def grows(self) -> bool:
+        """True for a file that another program may be writing: lines are added at its end."""
+        return self.is_foreign and self.path.suffix == ".jsonl"
 
     @property
     def mark(self) -> str:
@@ -94,8 +102,13 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
 
     there: list[Source] = []
     for place, path in enumerate(run.files):
-        step = int(path.stem[-9:]) if path.stem.isdecimal() else place
-        there.append(Source("evaluation", step, f"e{place}-{path.name}", path.name, path, content="answers"))
+        step, below = step_of(path, run.path), path.relative_to(run.path)
+        name = f"e{place}-{path.name}" if len(below.parts) == 1 else f"e-{'-'.join(below.parts)}"
+        title = path.name
+        if len(below.parts) > 1:
+            title = f"step {step.number} {step.label}".strip() if step.number is not None else str(below)
+        number = place if step.number is None else step.number
+        there.append(Source("evaluation", number, name, title, path, label=step.label, is_foreign=True))
     for folder in numbered(run.path / "iterations"):
         answers, episodes, signals = (
             path if (path := folder / name).is_file() else None
@@ -202,16 +215,22 @@ class About:
     answers: Layout | None = None
     episodes: Layout | None = None
     signals: Layout | None = None
+    note: str = ""
+    """What became of rows of another program's file that are no answers."""
+    size: int = 0
+    """Bytes of the source when it was read."""
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """A source and its index in `folder`, where that is made; `fault` is why it can't be."""
+    """A source and its index in `folder`, where that is made; `fault` is why it can't be. `is_behind` is true
+    for an index of the file as it was before it grew."""
 
     source: Source
     folder: Path
     about: About | None
     fault: str = ""
+    is_behind: bool = False
 
     @property
     def is_awaited(self) -> bool:
@@ -224,12 +243,13 @@ def build(source: Source, folder: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    mark = source.mark
+    mark, size = source.mark, source.size
+    reading = Reading()
     with whole_folder(folder) as made:
         bits = SignatureWriter(made / BITS)
         layouts: dict[str, Layout] = {}
         if source.kind == "evaluation":
-            tables = list(_lines_table(source.path, bits, is_foreign=not source.label))
+            tables = list(_lines_table(source, bits, reading))
         elif source.path == source.episodes:
             tables = [_episodes_table(source, bits, layouts)]
         else:
@@ -242,7 +262,8 @@ def build(source: Source, folder: Path) -> None:
             table = _with_credit(table, _episodes_table(source, None, layouts))
         table = table.append_column("row", pa.array(np.arange(table.num_rows, dtype=np.int64)))
         parquet.write_table(table, made / ROWS, compression="zstd", row_group_size=ROWS_IN_GROUP)
-        about = About(table.num_rows, mark, **layouts)
+        note = reading.note(source.title) if source.is_foreign else ""
+        about = About(table.num_rows, mark, **layouts, note=note, size=size)
         (made / ABOUT).write_text(json.dumps({"version": VERSION, **asdict(about)}))
 
 
@@ -340,8 +361,9 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
         ).to_arrow_table()
 
 
-def _lines_table(path: Path, bits: SignatureWriter, *, is_foreign: bool) -> Iterator[pa.Table]:
-    """Yields tables of an evaluation's lines, some thousand at a time."""
+def _lines_table(source: Source, bits: SignatureWriter, reading: Reading) -> Iterator[pa.Table]:
+    """Yields tables of an evaluation's lines, some thousand at a time. Rows of another program that are no
+    answers are counted in `reading`."""
     import pyarrow as pa
 
     rows: list[dict[str, Any]] = []
@@ -355,8 +377,9 @@ def _lines_table(path: Path, bits: SignatureWriter, *, is_foreign: bool) -> Iter
         texts.clear()
         return table
 
-    verify_answers(path)
-    for place, row in answers_in(path) if is_foreign else rows_in(path):
+    verify_answers(source.path)
+    lines = answers_in(source.path, reading) if source.is_foreign else json_lines(source.path)
+    for place, row in lines:
         columns = line_columns(row, place).items()
         rows.append({name: writable(x) if isinstance(x, str) else x for name, x in columns})
         texts.append(writable(row.get("text") or ""))

@@ -1,29 +1,44 @@
-"""The files of data sets, and how DuckDB and Arrow read them: saved splits, estimates of difficulty."""
+"""The files of data sets, and how DuckDB and Arrow read them: saved splits, W&B's tables, estimates of
+difficulty."""
 
 from __future__ import annotations
 
+import functools
 import glob
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from treetune_view.store.folders import stat_of
 from treetune_view.store.queries import conversation, literal, quoted
+from treetune_view.text import writable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 COUNTED = "pass_rate, correct, answers, mean_reward, mean_tokens, unfinished"
 
-Kind = Literal["parquet", "lines", "saved", "estimate"]
-"""Parquet; JSON lines; a split that ``save_to_disk`` wrote; what `estimate_difficulty` found."""
+Kind = Literal["parquet", "lines", "saved", "table", "estimate"]
+"""Parquet; JSON lines; a split that ``save_to_disk`` wrote; a W&B table's JSON; what `estimate_difficulty`
+found."""
+
+LARGEST_TABLE = 256 * 2**20
+"""Bytes of a W&B table's JSON: it is read as a whole."""
 
 ESTIMATE, SPLITS, SPLIT = "estimate.json", "dataset_dict.json", "dataset_info.json"
 """Files that say what a folder is: of `estimate_difficulty`, of a saved data set, of one split of it."""
 
-ENDINGS = (".parquet", ".jsonl")
+ENDINGS = (".parquet", ".jsonl", ".json")
+
+_TABLE = re.compile(rb'\s*\{\s*"(?:_type|columns|column_types|ncols)"')
+"""The beginning of a W&B table."""
+_TABLE_HEAD_BYTES = 200
+
+_EXAMPLE_PART = re.compile(r"(input|output|score)_(\d+)")
+"""Columns of a table of validation answers with a row for each step, as verl logs it."""
 _GRADES = (
     "{'row': 'BIGINT', 'sample': 'BIGINT', 'reward': 'DOUBLE', 'correct': 'BOOLEAN', 'outcome': 'VARCHAR',"
     " 'complete': 'BOOLEAN', 'tokens': 'BIGINT'}"
@@ -61,6 +76,9 @@ def kind_of(path: Path) -> Kind | None:
         if (path / ESTIMATE).is_file():
             return "estimate"
         return "saved" if (path / SPLIT).is_file() and (path / "state.json").is_file() else None
+    if path.suffix == ".json":
+        is_table = path.name.endswith(".table.json") or _begins_as_table(path, stat_of(path))
+        return "table" if is_table else None
     kinds: dict[str, Kind] = {".parquet": "parquet", ".jsonl": "lines"}
     return kinds.get(path.suffix)
 
@@ -88,6 +106,91 @@ def saved_split(folder: Path) -> pa.Table:
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"the data set in {folder} can't be read: {error}") from error
     return pa.concat_tables(parts)
+
+
+# W&B's tables
+
+
+@functools.lru_cache(maxsize=4096)
+def _begins_as_table(path: Path, _: object) -> bool:
+    """Reads the file again only when it is another."""
+    try:
+        with path.open("rb") as file:
+            return _TABLE.match(file.read(_TABLE_HEAD_BYTES)) is not None
+    except OSError:
+        return False
+
+
+def wandb_rows(path: Path) -> list[dict[str, Any]]:
+    """Reads the rows of a W&B table's JSON (``columns`` and ``data``). Raises ValueError for another JSON."""
+    if path.stat().st_size > LARGEST_TABLE:
+        raise ValueError(
+            f"{path} has {path.stat().st_size:,} bytes, and a W&B table is read up to {LARGEST_TABLE:,}:"
+            " write its rows as JSON lines or Parquet"
+        )
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} can't be read as JSON: {error}") from error
+    columns = content.get("columns") if isinstance(content, dict) else None
+    data = content.get("data") if isinstance(content, dict) else None
+    columns = columns if isinstance(columns, list) else []
+    rows: list[Any] = data if isinstance(data, list) else [None]
+    if not columns or not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
+        raise ValueError(
+            f"{path} is no W&B table: it should have columns, a list of names, and data, whose rows are as"
+            " long"
+        )
+    names = list[str]()
+    for column in columns:
+        written = writable(str(column))
+        name, number = written, 2
+        # DuckDB tells no names apart that differ in the size of letters alone.
+        while name.casefold() in map(str.casefold, names):
+            name, number = f"{written}_{number}", number + 1
+        names.append(name)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def wandb_table(path: Path) -> pa.Table:
+    """Returns the rows of a W&B table as columns of one type each. Raises ValueError for another JSON.
+
+    A table of validation answers, in which each row is a step with ``input_1``, ``output_1``, ``score_1``,
+    ``input_2`` and so on, has a row for each answer instead: step, example, input, output, score.
+    """
+    import pyarrow as pa
+
+    rows = wandb_rows(path)
+    names = list(rows[0]) if rows else json.loads(path.read_bytes())["columns"]
+    if any(_EXAMPLE_PART.fullmatch(str(name)) for name in names):
+        rows = [answer for number, row in enumerate(rows) for answer in _examples_of(row, number)]
+        names = ["step", "example", "input", "output", "score"]
+    return pa.table({str(name): _column([row.get(name) for row in rows]) for name in names})
+
+
+def _examples_of(row: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
+    """Yields the answers of a step's row."""
+    examples: dict[int, dict[str, Any]] = {}
+    for name, value in row.items():
+        if part := _EXAMPLE_PART.fullmatch(name):
+            examples.setdefault(int(part[2]), {})[part[1]] = value
+    for example, parts in sorted(examples.items()):
+        yield {"step": row.get("step", number), "example": example, **parts}
+
+
+def _column(values: list[Any]) -> pa.Array:
+    """Makes a column of one type: of the values as they are where they have one, else of text and JSON."""
+    import pyarrow as pa
+
+    if not any(isinstance(value, str | list | dict) for value in values):
+        try:
+            return pa.array(values)
+        except (pa.ArrowException, OverflowError):
+            pass
+    texts = [
+        value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False) for value in values
+    ]
+    return pa.array([None if text is None else writable(text) for text in texts], pa.string())
 
 
 # Estimates of difficulty

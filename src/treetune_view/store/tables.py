@@ -28,7 +28,7 @@ from treetune_view.store.queries import (
     order,
     quoted,
 )
-from treetune_view.store.readers import DataSet, file_in_sql, rates, saved_split
+from treetune_view.store.readers import DataSet, file_in_sql, rates, saved_split, wandb_table
 
 if TYPE_CHECKING:
     import duckdb
@@ -296,7 +296,7 @@ class Table:
         if self.data.kind == "estimate":
             text, note = rates(path, ROW)
             return f"({text})", note
-        table = saved_split(path)
+        table = wandb_table(path) if self.data.kind == "table" else saved_split(path)
         self._arrow = table.append_column(ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
         return "arrow_table", ""
 

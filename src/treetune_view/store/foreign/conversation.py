@@ -1,0 +1,137 @@
+"""Messages of a conversation as text: what was said, what was thought, which tools were called and what they
+answered, in the forms in which OpenAI, Anthropic, Inspect, verifiers and TRL write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")
+"""Names under which a message, or a part of it, has the thought of the model."""
+
+MESSAGE_FIELDS = ("content", "tool_calls", "function_call", *THOUGHTS)
+"""An object with a role, or with one of these, is a message."""
+
+
+def is_message(value: object) -> bool:
+    return isinstance(value, Mapping) and ("role" in value or any(name in value for name in MESSAGE_FIELDS))
+
+
+def is_conversation(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_message, value))
+
+
+def written(value: Any) -> str:
+    """Writes a text, a message, a conversation, or anything else as JSON.
+
+    The role stands before each message of a conversation that has more than one.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if is_message(value):
+        return message_text(value)
+    if value == []:
+        return ""
+    if not is_conversation(value):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    if len(value) == 1:
+        return message_text(value[0])
+    return "\n\n".join(f"{_speaker(message)}: {message_text(message)}".rstrip() for message in value)
+
+
+def turns(value: Any) -> list[dict[str, str]]:
+    """Returns speaker and text of each message of a conversation; of anything else nothing."""
+    if not is_conversation(value):
+        return []
+    return [{"role": _speaker(message), "content": message_text(message)} for message in value]
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Writes a message: its thought, its content, its calls of tools and what went wrong, in this order."""
+    parts = [_thought(message.get(name)) for name in THOUGHTS if message.get(name)][:1]
+    parts.append(_content_text(message.get("content")))
+    parts += [_call_text(call) for call in _calls_of(message)]
+    if message.get("refusal"):
+        parts.append(f"[refused] {message['refusal']}")
+    if error := message.get("error"):
+        said = error.get("message", error) if isinstance(error, Mapping) else error
+        parts.append(f"[error] {said}")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _speaker(message: Mapping[str, Any]) -> str:
+    role = str(message.get("role") or "")
+    tool = message.get("name") or message.get("function") if role == "tool" else None
+    return f"{role} {tool}" if isinstance(tool, str) and tool else role
+
+
+def _content_text(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n\n".join(text for text in map(_part_text, content) if text)
+    if isinstance(content, Mapping) and isinstance(content.get("text"), str):
+        return content["text"]
+    return json.dumps(content, ensure_ascii=False, default=str)
+
+
+def _part_text(part: Any) -> str:
+    """Writes a part of a message's content; of one that is no text its kind alone, in brackets."""
+    if not isinstance(part, Mapping):
+        return part if isinstance(part, str) else json.dumps(part, ensure_ascii=False, default=str)
+    kind = str(part.get("type") or "")
+    if kind in ("reasoning", "thinking", "redacted_thinking"):
+        told = part.get("reasoning") or part.get("thinking") or part.get("text") or part.get("summary")
+        return _thought(told or "[not shown by its provider]")
+    if isinstance(part.get("text"), str):
+        return part["text"]
+    if kind == "refusal":
+        return f"[refused] {part.get('refusal', '')}"
+    if kind in ("tool_use", "tool_call", "server_tool_use"):
+        return _call_text(part)
+    if kind == "tool_result":
+        return f"<tool_result>\n{_content_text(part.get('content'))}\n</tool_result>"
+    if "content" in part:
+        return _content_text(part["content"])
+    return f"[{kind}]" if kind else json.dumps(part, ensure_ascii=False, default=str)
+
+
+def _thought(value: Any) -> str:
+    text = _content_text(value).strip()
+    return f"<think>\n{text}\n</think>" if text else ""
+
+
+def _calls_of(message: Mapping[str, Any]) -> Sequence[Any]:
+    calls = message.get("tool_calls") or ([message["function_call"]] if message.get("function_call") else [])
+    return calls if isinstance(calls, list) else [calls]
+
+
+def _call_text(call: Any) -> str:
+    """Writes a call of a tool: its name, and its arguments as they were given."""
+    if isinstance(call, str):  # verifiers writes each call as JSON in a text
+        try:
+            read = json.loads(call)
+        except ValueError:
+            read = None
+        if not isinstance(read, Mapping):
+            return f"<tool_call>\n{call}\n</tool_call>"
+        call = read
+    if not isinstance(call, Mapping):
+        return f"<tool_call>\n{json.dumps(call, ensure_ascii=False, default=str)}\n</tool_call>"
+    function = call.get("function")
+    inner = function if isinstance(function, Mapping) else call
+    name = function if isinstance(function, str) else inner.get("name")
+    arguments = next((inner[key] for key in ("arguments", "input", "args") if key in inner), None)
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:  # as the model wrote them: what is wrong with them is what a reader looks for
+            arguments = {"unreadable": arguments}
+    told = {"name": name, "arguments": arguments}
+    text = f"<tool_call>\n{json.dumps(told, ensure_ascii=False, default=str)}\n</tool_call>"
+    return f"{text}\n[not understood] {call['parse_error']}" if call.get("parse_error") else text
