@@ -17,7 +17,6 @@ from treetune.runtime.directory import ExperimentDirectory, is_last, iterations_
 from treetune.runtime.evaluation import follow, measure_claimed, set_problems, unmeasured
 from treetune.runtime.generation import generate
 from treetune.runtime.loop import run_iterations
-from treetune.runtime.machine import yield_to_others
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.record import kept_for_good, refuse_collapsed, tidy_checkpoints
@@ -71,7 +70,6 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         return
     for check in BEFORE_A_RUN:
         check(config)
-    yield_to_others()
     prepare_shaping(config)
     if directory.resumable() and not directory.is_running():
         refuse_another(directory.path, plain, config)
