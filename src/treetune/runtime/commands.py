@@ -11,6 +11,7 @@ from treetune.contracts import BEFORE_A_RUN
 from treetune.models.policy_files import resolve_policy
 from treetune.processes import lifetime
 from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.runtime.checkpoint_schedule import tidy_checkpoints
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import ExperimentDirectory, is_last, iterations_of
@@ -19,7 +20,7 @@ from treetune.runtime.generation import generate
 from treetune.runtime.loop import run_iterations
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.record import kept_for_good, refuse_collapsed, tidy_checkpoints
+from treetune.runtime.record import kept_for_good, refuse_collapsed
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import open_trainer
