@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,6 @@ from hypothesis import settings
 # No test is about time: on a busy machine hypothesis' own 200 ms fail examples that are right.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quiet_machine() -> Iterator[None]:
-    """No run of a test waits to see what others do on this machine."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treetune.runtime.machine.cores_at_work_for_others", lambda: 0.0)
-        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

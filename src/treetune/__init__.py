@@ -6,6 +6,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from treetune.waiting import wait_briefly
+
+# Here, since nothing of treetune can import PyTorch earlier: commands, the ranks of any launcher, servers,
+# workers, and programs that use treetune as a library.
+wait_briefly()
+
 __version__ = "0.1.0"
 
 

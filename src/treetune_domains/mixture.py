@@ -140,6 +140,7 @@ class DomainTask(Task):
     sequential_demonstration: ClassVar[Any] = property(attrgetter("task.sequential_demonstration"))
     step_boundaries: ClassVar[Any] = property(attrgetter("task.step_boundaries"))
     answer_boundaries: ClassVar[Any] = property(attrgetter("task.answer_boundaries"))
+    boundaries_look_back: ClassVar[Any] = property(attrgetter("task.boundaries_look_back"))
     alphabet: ClassVar[Any] = property(attrgetter("task.alphabet"))
 
 
@@ -361,6 +362,10 @@ class Mixture(Task):
 
     def step_boundaries(self, response: str) -> list[int]:
         raise ValueError("steps are a domain's: ask the task of a problem (`of`) for them")
+
+    @property
+    def boundaries_look_back(self) -> bool:
+        return all(task.boundaries_look_back for task in self.parts())
 
     def alphabet(self) -> str:
         return "".join(sorted({character for task in self.parts() for character in task.alphabet()}))

@@ -360,6 +360,9 @@ class TurnStates(WholeAnswers):
         ),
     )
 
+    def looks_back(self, task: Task) -> bool:
+        return True
+
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         rollout = for_fixed_problems(experiment.rollout)
         if not isinstance(rollout, MultiTurn) or not experiment.credit.needs_engine:

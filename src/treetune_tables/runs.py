@@ -325,7 +325,7 @@ def inspect(run: PlannedRun) -> Status:
         return Status("running", done, f"another process is at work in {directory.path}")
     if run.iterations in directory.checkpoints():
         wanted = [(run.iterations, label) for label in run.sets]
-        wanted += [(number, label) for number in directory.checkpoints() for label in run.along]
+        wanted += [(number, label) for number in directory.regular_checkpoints() for label in run.along]
         unmeasured = tuple(
             f"{label} after {number}"
             for number, label in wanted

@@ -32,6 +32,7 @@ from treetune.rollouts.single_turn import sample_answers
 from treetune.rollouts.states import WholeAnswers
 from treetune.rollouts.values import AnswerPrefix, StateRule, StepRows
 from treetune.seeds import derive_seed
+from treetune.tasks.base import Task
 from treetune.tree import Tree
 from treetune.vocabulary import (
     Branch,
@@ -248,6 +249,9 @@ class ThreadStates(WholeAnswers):
             "choose the rollout 'parallel_threads' (with parallel true), or the states 'step_boundaries'",
         ),
     )
+
+    def looks_back(self, task: Task) -> bool:
+        return True
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         ends = accumulate(len(segment.token_ids) for segment in trajectory.segments)

@@ -26,7 +26,7 @@ from treetune.rollouts.valuation import FreshContinuations
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Trajectory, token_array
 from treetune_lab.arena import languages
-from treetune_lab.arena.gain import BATCH, CEILING, at_ratio, best_at, gain, half_width, is_unbiased
+from treetune_lab.arena.gain import BATCH, CEILING, at_ratio, best_at, gain, half_width
 from treetune_lab.arena.languages import LANGUAGES, Language, TrueAdvantages, language_of
 from treetune_lab.arena.scores import (
     Method,
@@ -43,7 +43,10 @@ from treetune_lab.trees.credit import TreeCredit
 from treetune_lab.trees.rollout import TreeRollout
 from treetune_lab.values.over_another import Filtered
 from treetune_lab.values.sampled import Siblings, ToppedUp
-from treetune_lab.values.states import EveryNTokens
+from treetune_lab.values.states import EveryNTokens, LowProbability
+
+ANSWERS_OF_EXACT = 2
+"""Answers to a problem where all groups of answers are gone through."""
 
 SMALL = {
     "first": languages.decision(3, 0),
@@ -151,7 +154,7 @@ class Decided(Engine):
         self._language = language
         for ids, _ in all_answers(language):
             is_correct = int(language.correct_S[language.statuses(ids)[-1]])
-            for place in range(len(ids)):
+            for place in range(len(ids) + 1):
                 rest = languages.Completion(token_array([*ids[place:], 0]), None, "stop", 0)
                 self._rests.setdefault(tuple(ids[:place]), [rest, rest])[is_correct] = rest
 
@@ -236,6 +239,93 @@ def test_values_and_gradient_of_a_language_are_those_of_all_its_answers(name: st
     assert half_of_it == pytest.approx(exact_gradient(language) / 2, abs=1e-6)
 
 
+MAYBE_BIASED = {
+    "cut after the prompt": MonteCarlo(samples=2, max_states=1),
+    "cut after two states": MonteCarlo(samples=2, max_states=2),
+    "of two states": MonteCarlo(samples=2, max_states=2, behind_max_states="one_step"),
+    "steps of one token": MonteCarlo(samples=2, states=EveryNTokens(tokens=1)),
+    "steps of two tokens": MonteCarlo(samples=2, states=EveryNTokens(tokens=2)),
+    "cut, of siblings": MonteCarlo(values=Siblings(), max_states=1),
+    "group": Group(std=False),
+}
+
+
+@pytest.mark.parametrize("name", MAYBE_BIASED)
+def test_a_credit_that_says_it_is_unbiased_has_the_exact_gradient(name: str) -> None:
+    """The whole credit is asked: a credit of unbiased values may cut states off or choose them by what comes
+    next. One that calls itself biased is off on some language."""
+    credit = MAYBE_BIASED[name]
+    says = credit.is_unbiased(languages.context_of(SMALL["last"], 1, seed=1))
+    off = {}
+    for language_name, language in SMALL.items():
+        mean_D, exact_D = exact_variance(language, credit, 2)[1], exact_gradient(language)
+        off[language_name] = float(np.linalg.norm(mean_D - exact_D) / np.linalg.norm(exact_D))
+    assert says == (max(off.values()) < 1e-5), off
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_unbiased"),
+    [
+        ({}, True),
+        ({"temperature": 1.0, "top_p": 1.0}, True),  # as the rollout has it
+        ({"temperature": 0.5}, False),
+        ({"top_p": 0.9}, False),
+        ({"top_k": 3}, False),
+    ],
+)
+def test_continuations_that_are_sampled_otherwise_are_of_another_policy(
+    overrides: dict[str, Any], is_unbiased: bool
+) -> None:
+    context = languages.context_of(SMALL["last"], 1, seed=1)
+    assert MonteCarlo(**overrides).is_unbiased(context) == is_unbiased
+    # Without continuations, nothing is sampled by these parameters.
+    assert MonteCarlo(**overrides, values=Siblings()).is_unbiased(context)
+
+
+def test_steps_that_count_the_end_token_into_the_last_one_are_biased() -> None:
+    context = languages.context_of(SMALL["last"], 1, seed=1)
+    biased = replace(context, task=LooksAhead(language=SMALL["last"], count=1))
+    assert not MonteCarlo().is_unbiased(biased)
+    assert MonteCarlo(states=EveryNTokens(tokens=1)).is_unbiased(biased), "it doesn't go by the task's steps"
+
+
+@pytest.mark.parametrize("begin_with", [False, True])
+def test_steps_that_begin_with_an_unlikely_token_are_chosen_by_what_comes_next(begin_with: bool) -> None:
+    """How far off the gradient is then: test_estimators_and_their_bias.py."""
+    context = languages.context_of(SMALL["last"], 1, seed=1)
+    credit = MonteCarlo(states=LowProbability(below=0.6, every=1, begin_with=begin_with))
+    assert credit.is_unbiased(context) != begin_with
+
+
+class LooksAhead(languages.LanguageTask):
+    """A task whose boundaries depend on what follows them."""
+
+    boundaries_look_back = False
+
+
+def test_a_class_that_is_built_on_an_unbiased_credit_is_not_believed() -> None:
+    class Shifted(Rloo):
+        def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+            return [reward - 0.5 for reward in super().advantages(rewards)]
+
+    context = languages.context_of(SMALL["last"], 1, seed=1)
+    assert Rloo().is_unbiased(context) and not Shifted().is_unbiased(context)
+
+
+def test_a_credit_whose_states_are_cut_off_is_told_no_gain_where_late_steps_decide() -> None:
+    """With the estimator believed, it was told the gain of a quiet gradient that goes nowhere."""
+    language, credit = SMALL["last"], MonteCarlo(samples=9, max_states=1)
+    found = scores(language, {"cut": Method(credit)}, most=2000)["cut"]
+    variance, mean_D = exact_variance(language, credit, ANSWERS_OF_EXACT)
+    exact_D = exact_gradient(language)
+    scale = float(exact_D @ exact_D / (mean_D @ exact_D)) if mean_D @ exact_D > 1e-9 else math.inf
+    reference = exact_variance(language, Rloo(), ANSWERS_OF_EXACT)[0]
+    missed = scale**2 * float(mean_D @ mean_D) - float(exact_D @ exact_D)
+    exact_gain = 0.0 if scale == math.inf else reference / (scale**2 * variance + BATCH * missed)
+    assert exact_gain < 0.3, "what decides stands behind the states"
+    assert found["gain"]["value"] is None or found["gain"]["value"] < 0.5
+
+
 @pytest.mark.parametrize("method", OF_TREES.values(), ids=OF_TREES)
 def test_the_gradient_over_all_trees_is_that_of_as_many_answers_as_begin_them(method: Method) -> None:
     language = SMALL["majority"]
@@ -278,7 +368,7 @@ def test_the_gain_is_that_of_exact_enumeration(name: str, credit: Credit) -> Non
     trees, _ = SingleTurn(samples=size, max_tokens=4).run(context, context.task.problems("train"))
     own, tokens = gradients_of(language, context, Method(credit), trees)
     reference, plain = gradients_of(language, context, Method(Rloo()), trees)
-    found = gain(reference, reference, own, tokens / plain, is_unbiased(credit), seed=1)
+    found = gain(reference, reference, own, tokens / plain, credit.is_unbiased(context), seed=1)
     variance = exact_variance(language, credit, size)[0]
     assert plain == len(answers_of(trees)) * 4
     assert (tokens > plain) == (isinstance(credit, MonteCarlo) and credit.values.continues)

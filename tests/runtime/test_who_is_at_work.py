@@ -1,5 +1,5 @@
 """One run at a time works in a directory, one process at a time measures a set, a dead one's work is taken
-over; what enters the directory enters whole; and a run beside others on its machine says so."""
+over; what enters the directory enters whole."""
 
 from __future__ import annotations
 
@@ -14,21 +14,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from treetune.runtime import claims as module
-from treetune.runtime import machine
 from treetune.runtime.claims import Claim, Claims
 from treetune.runtime.directory import LOCK_TRIES, LOCK_TRY_S, ExperimentDirectory, metrics_row
-from treetune.runtime.machine import (
-    WAIT_POLICY,
-    cores_at_work_for_others,
-    processes_of_the_run,
-    wait_policy_beside,
-)
+from treetune.runtime.machine import processes_of_the_run
 from treetune.runtime.session import patience_for_last_start
 
 ROOT = Path(__file__).parents[2]
@@ -247,38 +240,6 @@ def test_a_killed_holder_on_this_machine_is_succeeded_at_once(tmp_path: Path) ->
 # The machine
 
 
-@pytest.mark.parametrize(
-    ("cores", "before", "after", "said"),
-    [
-        (1.2, None, "PASSIVE", "1.2 of 2 cores"),
-        (1.2, "ACTIVE", "ACTIVE", "ACTIVE"),  # somebody's own choice
-        (0.2, None, None, None),
-    ],
-)
-def test_beside_others_threads_sleep_while_they_wait_and_that_is_said(
-    cores: float, before: str | None, after: str | None, said: str | None
-) -> None:
-    environment = {WAIT_POLICY: before} if before else {}
-    words = wait_policy_beside(cores, 2, environment)
-    assert environment == ({WAIT_POLICY: after} if after else {})
-    assert (words is None) if said is None else (said in (words or ""))
-
-
-def test_others_are_counted_in_cores_without_the_run_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    everyone, own, clock = iter([50.0, 57.0]), iter([10.0, 13.0]), iter([100.0, 102.0])
-    monkeypatch.setattr(machine, "_seconds_of_cores", lambda: next(everyone))
-    monkeypatch.setattr(machine, "_seconds_of_the_run", lambda: next(own))
-    still = SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: next(clock))
-    monkeypatch.setattr(machine, "time", still)
-    assert cores_at_work_for_others() == 2.0  # of seven seconds of work in two seconds, the run did three
-
-
-def test_work_of_this_process_is_the_runs_and_on_these_cores() -> None:
-    before = machine._seconds_of_the_run()
-    sum(i * i for i in range(3_000_000))
-    assert before < machine._seconds_of_the_run() <= machine._seconds_of_cores()
-
-
 def test_all_ranks_of_a_launcher_and_what_they_start_are_one_run() -> None:
     rank = "import subprocess; child = subprocess.Popen(['cat']); print(child.pid, flush=True); child.wait()"
     with subprocess.Popen(
@@ -294,12 +255,3 @@ def test_all_ranks_of_a_launcher_and_what_they_start_are_one_run() -> None:
 
 def test_a_rank_counts_from_its_launcher() -> None:
     assert processes_of_the_run({"LOCAL_RANK": "0"})[0] == psutil.Process(os.getppid())
-
-
-@pytest.mark.parametrize("error", [PermissionError("/proc/stat"), psutil.AccessDenied(1)])
-def test_where_proc_says_nothing_others_do_nothing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def refuse() -> float:
-        raise error
-
-    monkeypatch.setattr(machine, "_seconds_of_cores", refuse)
-    assert cores_at_work_for_others() == 0.0

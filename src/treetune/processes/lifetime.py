@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -134,27 +134,178 @@ def _is_left_behind(launcher: list[psutil.Process]) -> bool:
 
 
 class Stopped(SystemExit):
-    """SIGTERM or Ctrl-C as an exception, so that every `finally` on the way out runs."""
+    """A signal that ends the process, as an exception, so that every `finally` on the way out runs."""
+
+    @property
+    def signal_name(self) -> str:
+        """The name of the signal: ``SIGTERM``."""
+        number = self.code if isinstance(self.code, int) else TERMINATED
+        return signal.Signals(number - 128).name
+
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end a process. SIGHUP comes when a terminal is closed."""
+
+CHECKPOINT = signal.SIGUSR1
+"""Asks for an end at the next boundary, however far that is: SLURM's ``--signal=USR1@300`` sends it."""
+
+OTHERS_GRACE_S = 20.0
+"""DeepSpeed's own command kills its ranks 30 s after the signal: a checkpoint has to be written by then."""
+
+ECHO_WITHIN_S = 1.0
+"""A SIGTERM to all processes of a run comes to a rank again, from its launcher, within this time."""
+
+
+class GracefulStop:
+    """An end that waits for the next boundary: the point of a loop from where nothing has to be done again.
+
+    The loop says with `begin` what an end at once would lose, looks at `asked_by` at its boundaries, and ends
+    there. A signal ends the process at once all the same where that loses nothing, where the boundary is
+    further away than `grace_s`, and when it comes for the second time.
+    """
+
+    def __init__(self, grace_s: float, say: Callable[[str], None] = lambda message: None) -> None:
+        self._own_grace_s = grace_s
+        self._say = say
+        self.asked_by: int | None = None
+        """The signal that asks for the end; None: none has come."""
+        self._asked_at = 0.0
+        self._boundary = ""
+        self._would_lose: str | None = None
+        self._expected_end: float | None = None
+        self._may_interrupt = False
+
+    @property
+    def grace_s(self) -> float:
+        """Most seconds until the boundary: fewer where a launcher that nobody holds back kills its ranks."""
+        if not launcher_processes():
+            return self._own_grace_s
+        started_by = os.environ.get(STARTED_BY)
+        if started_by is not None and psutil.pid_exists(int(started_by)):
+            return self._own_grace_s
+        return min(self._own_grace_s, OTHERS_GRACE_S)
+
+    def begin(self, boundary: str, would_lose: str | None, expected_s: float | None) -> None:
+        """Says what comes next: the name of the next `boundary` ("the end of iteration 11"), what of the work
+        before now an end at once `would_lose` (None: nothing), and how long it takes, where that is known."""
+        self._boundary, self._would_lose = boundary, would_lose
+        self._expected_end = None if expected_s is None else time.monotonic() + expected_s
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Within the block, a signal ends the process at once: the caller can still keep everything."""
+        self._may_interrupt = True
+        try:
+            if self.asked_by is not None:
+                raise Stopped(128 + self.asked_by)
+            yield
+        finally:
+            self._may_interrupt = False
+
+    def ends_at_once(self, number: int) -> bool:
+        """Returns whether this signal ends the process now; otherwise the loop is asked to end, within the
+        grace."""
+        if self._may_interrupt:
+            return True
+        if self.asked_by in ENDING and number in ENDING:
+            return not self._is_echo(number)
+        if number in ENDING and self.asked_by is None:
+            if self._would_lose is None:
+                return True
+            left = None if self._expected_end is None else self._expected_end - time.monotonic()
+            if left is not None and left > self.grace_s:
+                self._say(
+                    f"{_name(number)}: {self._boundary} is about {left:.0f} s away, and"
+                    f" checkpoints.grace is {self.grace_s:.0f} s: stopping now; {self._would_lose}"
+                )
+                return True
+        if self.asked_by is None or number in ENDING:
+            self._ask(number)
+        return False
+
+    def _ask(self, number: int) -> None:
+        self.asked_by, self._asked_at = number, time.monotonic()
+        within = ""
+        if number in ENDING:
+            signal.setitimer(signal.ITIMER_REAL, self.grace_s)
+            within = f", within {self.grace_s:.0f} s"
+        about = ""
+        if self._expected_end is not None:
+            about = f" (in about {max(0.0, self._expected_end - time.monotonic()):.0f} s)"
+        once_more = (
+            "" if self._would_lose is None else f"; once more ends at once, and then {self._would_lose}"
+        )
+        self._say(
+            f"{_name(number)}: stopping with a checkpoint at {self._boundary}{about}{within}{once_more}"
+        )
+
+    def reach_boundary(self) -> None:
+        """Ends the grace: what follows, such as writing a checkpoint, may take its time."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def grace_is_over(self) -> int:
+        """Says that the boundary didn't come in time, and returns the signal that asked for the end."""
+        assert self.asked_by is not None, "the timer is started when a signal comes"
+        lost = "" if self._would_lose is None else f"; {self._would_lose}"
+        self._say(f"{self._boundary} didn't come within {self.grace_s:.0f} s: stopping now{lost}")
+        return self.asked_by
+
+    def _is_echo(self, number: int) -> bool:
+        """Returns whether the launcher repeats to this rank what it got itself."""
+        if number != signal.SIGTERM or not launcher_processes():
+            return False
+        if self.asked_by != signal.SIGTERM:
+            return STARTED_BY not in os.environ  # DeepSpeed's command answers Ctrl-C with it
+        return time.monotonic() - self._asked_at < ECHO_WITHIN_S
+
+
+def _name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+_graceful: list[GracefulStop] = []
+"""The stop of the loop that is at work in this process, if one is."""
+
+
+@contextlib.contextmanager
+def stopping_gracefully(stop: GracefulStop) -> Iterator[GracefulStop]:
+    """Has signals ask for the end that `stop` describes, as long as the block runs."""
+    _graceful.append(stop)
+    try:
+        yield stop
+    finally:
+        _graceful.remove(stop)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def exit_on_signals() -> None:
-    """SIGTERM and Ctrl-C unwind the stack, once; a second signal of the same kind ends at once.
+    """Signals unwind the stack, once; a second one of the same kind ends the process at once.
 
-    The other kind is then ignored: DeepSpeed's launcher answers Ctrl-C, which the terminal sends to all,
-    with a SIGTERM to ranks that are on their way out already.
+    The other kinds are then ignored: DeepSpeed's launcher answers Ctrl-C, which the terminal sends to all,
+    with a SIGTERM to ranks that are on their way out already. A rank ignores its launcher's second SIGTERM
+    for the same reason. Within `stopping_gracefully`, signals first ask for an end at the next boundary.
     """
     stopped_by: int | None = None
 
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal stopped_by
         if stopped_by is None:
+            if _graceful:
+                if number == signal.SIGALRM:
+                    number = _graceful[-1].grace_is_over()
+                elif not _graceful[-1].ends_at_once(number):
+                    return
+            if number == signal.SIGALRM:  # of a stop that is over by now
+                return
             stopped_by = number
             raise Stopped(128 + number)
-        if number == stopped_by:
+        if number == stopped_by and number != CHECKPOINT and not launcher_processes():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (*ENDING, CHECKPOINT, signal.SIGALRM):
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # `nohup`: the run outlives its terminal
         signal.signal(number, handler)
 
 
@@ -169,6 +320,11 @@ def started(
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     environment = {k: v for k, v in os.environ.items() if k != "APP_EXPERIMENT_NAME"}
     libc = ctypes.CDLL(None, use_errno=True)  # loaded here: the child must not between fork and exec
+
+    def set_up_child() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        signal.signal(CHECKPOINT, signal.SIG_IGN)  # SLURM may send it to all processes of a job
+
     process = subprocess.Popen(
         command,
         env=environment | {"PATH": path} | dict(settings),
@@ -176,7 +332,7 @@ def started(
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+        preexec_fn=set_up_child,
     )
     try:
         yield process

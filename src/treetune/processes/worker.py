@@ -69,6 +69,7 @@ def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
     die_with_parent(int(sys.argv[1]))
     # Ctrl-C in the terminal is the parent's to handle, who ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # SLURM may send it to all processes of a job
     # The pipes move to descriptors of their own: what a grader prints goes to the error stream.
     requests = os.fdopen(os.dup(0), "rb")
     results = os.dup(1)

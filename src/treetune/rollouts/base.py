@@ -201,6 +201,12 @@ class Credit(Registrable):
         """Settings of the critic, for credit that needs one."""
         return None
 
+    def is_unbiased(self, context: RolloutContext) -> bool:
+        """Returns whether its expected gradient, on answers that the context's rollout samples to the
+        context's problems, is the policy gradient. Credit that says nothing of it counts as biased: a
+        comparison then measures the bias, and takes none on trust."""
+        return bool(getattr(self, "unbiased", False))
+
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         """Returns, for plans, how many continuations it samples for answers of so many tokens on average and
         `limit` at most: usually and at most. Credit that doesn't say so is planned as if it sampled none."""

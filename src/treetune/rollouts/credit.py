@@ -199,6 +199,9 @@ class Rloo(GroupCredit):
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
         return leave_one_out_advantages(rewards)
 
+    def is_unbiased(self, context: RolloutContext) -> bool:
+        return type(self).advantages is Rloo.advantages  # a class built on this one may give others
+
 
 def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
     """A_i = r_i − mean of r_j over j ≠ i: an unbiased policy gradient.
@@ -226,6 +229,9 @@ class Outcome(GroupCredit):
 
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
         return rewards
+
+    def is_unbiased(self, context: RolloutContext) -> bool:
+        return type(self).advantages is Outcome.advantages  # a class built on this one may give others
 
 
 @Credit.register("none")

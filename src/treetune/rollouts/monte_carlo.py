@@ -170,6 +170,18 @@ class MonteCarlo(Credit):
         least, most = self.values.budget(self.samples).bounds
         return round(answers * states * least), answers * min(bound, limit) * most
 
+    def is_unbiased(self, context: RolloutContext) -> bool:
+        """Every part has to be: the values, the choice of states, what is credited behind the last of them,
+        and continuations, which have to be sampled as the answers are."""
+        if not self.values.unbiased or not self.states.looks_back(context.task):
+            return False
+        if self.max_states is not None and self.behind_max_states != "one_step":
+            return False
+        sampling = context.settings.sampling
+        if not self.values.continues or sampling is None:
+            return True
+        return replace(sampling, **self._overrides()) == sampling  # type: ignore[arg-type]
+
     def _overrides(self) -> dict[str, float]:
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {name: value for name, value in given.items() if value is not None}

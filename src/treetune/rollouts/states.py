@@ -22,6 +22,7 @@ from treetune.rollouts.values import (
     StateRule,
 )
 from treetune.seeds import derive_seed
+from treetune.tasks.base import Task
 from treetune.vocabulary import Grade, Trajectory, joined
 
 # Answers of one line, which are continued from their beginnings
@@ -93,6 +94,9 @@ class StepBoundaries(OneLineStates):
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return (0, *trajectory.step_ends[:-1])
+
+    def looks_back(self, task: Task) -> bool:
+        return task.boundaries_look_back
 
 
 def continuation_request(

@@ -15,6 +15,7 @@ from treetune.inference.pipelined import PipelinedEngine
 from treetune.rollouts.answers import with_unfinished
 from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.rollouts.metrics import mean
+from treetune.tasks.base import Task
 from treetune.vocabulary import Grade, Problem, Segment, TokenIds, Trajectory, joined
 
 TOKENS_OF_A_STEP = 50
@@ -147,6 +148,12 @@ class StateRule(Registrable):
         """Returns how many of the answer's tokens stand before each of its steps, from 0 on. There its states
         lie."""
         raise NotImplementedError
+
+    def looks_back(self, task: Task) -> bool:
+        """Returns whether the places of states in answers to the task's problems depend on nothing behind
+        them, so that credit of unbiased values has the policy's gradient. False where a rule doesn't say
+        so."""
+        return False
 
     def usual_states(self, tokens: float) -> float:
         """Returns how many states an answer of so many tokens may have, for plans; a guess, where the text

@@ -169,6 +169,13 @@ class Checkpoints:
     """Iterations between two states to resume from."""
     keep_every: Annotated[int, Gt(0)] | None = None
     """Iterations between two weights that are kept; None: those of the two newest checkpoints only."""
+    at_risk_minutes: Annotated[float, Gt(0)] | None = 10.0
+    """Most minutes of work that a killed run loses, as far as ends of iterations allow: a checkpoint comes
+    before `every` says so, unless checkpoints would take more than a fiftieth of the time. It changes no
+    result. None: checkpoints come by iterations alone."""
+    grace: Annotated[float, Ge(0)] = 120.0
+    """Most seconds that SIGTERM, SIGHUP or the first Ctrl-C wait for the end of the iteration, where the run
+    writes a checkpoint and ends. SIGUSR1 waits as long as the iteration lasts."""
 
 
 @dataclass(frozen=True, kw_only=True)

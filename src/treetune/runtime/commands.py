@@ -11,16 +11,16 @@ from treetune.contracts import BEFORE_A_RUN
 from treetune.models.policy_files import resolve_policy
 from treetune.processes import lifetime
 from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.runtime.checkpoint_schedule import tidy_checkpoints
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import ExperimentDirectory, is_last, iterations_of
 from treetune.runtime.evaluation import follow, measure_claimed, set_problems, unmeasured
 from treetune.runtime.generation import generate
 from treetune.runtime.loop import run_iterations
-from treetune.runtime.machine import yield_to_others
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.record import kept_for_good, refuse_collapsed, tidy_checkpoints
+from treetune.runtime.record import kept_for_good, refuse_collapsed
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import open_trainer
@@ -71,7 +71,6 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         return
     for check in BEFORE_A_RUN:
         check(config)
-    yield_to_others()
     prepare_shaping(config)
     if directory.resumable() and not directory.is_running():
         refuse_another(directory.path, plain, config)

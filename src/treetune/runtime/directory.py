@@ -94,6 +94,17 @@ class ExperimentDirectory:
         found = (self.path / "checkpoints").glob("[0-9][0-9][0-9][0-9]*/state.json")
         return sorted(int(state.parent.name) for state in found if state.parent.name.isdigit())
 
+    def regular_checkpoints(self) -> list[int]:
+        """Returns the checkpoints that were due by iterations, oldest first: not those that came by time or
+        by a signal, which nobody measures or keeps."""
+        return [i for i in self.checkpoints() if self._is_regular(i)]
+
+    def _is_regular(self, i: int) -> bool:
+        try:
+            return bool(read_record(self.checkpoint(i) / "state.json", "").get("regular", True))
+        except (Damaged, FileNotFoundError):  # damaged, or deleted meanwhile: whoever reads it says so
+            return True
+
     def resumables(self) -> list[int]:
         """Returns the checkpoints that hold a trainer's state, oldest first."""
         return [i for i in self.checkpoints() if (self.checkpoint(i) / "trainer").is_dir()]

@@ -283,12 +283,12 @@ def _majority_is_right(group: Sequence[Trajectory]) -> bool:
 
 
 def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) -> list[int]:
-    """Returns the checkpoints that lack a summary of some set."""
-    return [
-        number
-        for number in directory.checkpoints()
-        if not all(is_measured(directory, number, one) for one in sets)
-    ]
+    """Returns the checkpoints that lack a summary of some set: those that were due by iterations and, where
+    nobody goes on with the run, the newest."""
+    numbers = directory.regular_checkpoints()
+    if not directory.is_running():
+        numbers = sorted({*numbers, *directory.checkpoints()[-1:]})
+    return [number for number in numbers if not all(is_measured(directory, number, one) for one in sets)]
 
 
 def follow(sampler: Sampler, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:

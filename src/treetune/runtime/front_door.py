@@ -19,7 +19,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from treetune.processes.lifetime import PR_SET_PDEATHSIG, STARTED_BY
+import psutil
+
+from treetune.processes.lifetime import CHECKPOINT, ENDING, PR_SET_PDEATHSIG, STARTED_BY
 from treetune.runtime.machine import gpus
 
 MAIN = Path(__file__).resolve().parents[1] / "main.py"
@@ -88,11 +90,21 @@ def start_ranks(
     passed_on: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
+        """Asks the ranks alone to end, which write a checkpoint first: their launcher would kill them after
+        30 seconds. The second signal ends the launcher and the ranks, the third kills them."""
+        ending = [earlier for earlier in passed_on if earlier in ENDING]
         passed_on.append(number)
+        if not ending:
+            asked = signal_ranks(launcher.pid, number)
+            if asked or number == CHECKPOINT:
+                return
+        how = signal.SIGKILL if len(ending) > 1 else signal.SIGTERM
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(launcher.pid, number)
+            os.killpg(launcher.pid, how)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (*ENDING, CHECKPOINT):
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # `nohup`: the run outlives its terminal
         signal.signal(number, pass_on)
     code = launcher.wait()
     _wait_for_group(launcher.pid)
@@ -100,6 +112,17 @@ def start_ranks(
         return 128 + passed_on[0]
     # The launcher hands on a rank's code; a signal's is negative, and as an exit code counted from 256.
     return 128 - code if code < 0 else 128 + 256 - code if code > 256 - signal.NSIG else code
+
+
+def signal_ranks(launcher: int, number: int) -> int:
+    """Sends a signal to the ranks that a node launcher has started, and returns how many there are."""
+    sent = 0
+    with contextlib.suppress(psutil.Error):
+        for rank in psutil.Process(launcher).children():
+            with contextlib.suppress(psutil.Error):
+                rank.send_signal(number)
+                sent += 1
+    return sent
 
 
 def _wait_for_group(group: int) -> None:

@@ -37,7 +37,8 @@ def run_iterations(session: Session, server: PolicyServer, sampler: Sampler, tra
     with Record.open(session, server, trainer, start) as record, Lookahead.open(sampler) as lookahead:
         for iteration in session.remaining_iterations(start):
             clock = Clock(session.console.timeline, iteration)
-            episodes, metrics = lookahead.generated(iteration, clock)
+            with record.before_training(iteration):
+                episodes, metrics = lookahead.generated(iteration, clock)
             with lookahead.generating(iteration + 1, clock):
                 metrics |= train(sampler, trainer, iteration, episodes, clock)
             metrics |= server.update(trainer, iteration + 1, clock)

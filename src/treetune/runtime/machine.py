@@ -1,5 +1,4 @@
-"""The machine that a process is on: devices, memory, other people's work, what the last bits of a result rest
-on.
+"""The machine that a process is on: devices, memory, what the last bits of a result rest on.
 
 Nothing here imports PyTorch before it is needed, so that a plan and the start of a run stay light.
 """
@@ -12,9 +11,7 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
-import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,11 +52,6 @@ SETTINGS = (
     "NVIDIA_TF32_OVERRIDE",
 )
 """Variables by which a user can make libraries compute otherwise."""
-
-BUSY = 0.25
-"""Share of the cores that others keep at work, from which on threads that wait for each other are held up."""
-MEASURED_FOR_S = 0.3
-WAIT_POLICY = "OMP_WAIT_POLICY"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,64 +228,6 @@ def unlike(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         else:
             words.append(f"{key.replace('_', ' ')} was {old}, is {new}")
     return sorted(words)
-
-
-def yield_to_others() -> None:
-    """Has OpenMP's threads sleep while they wait, where other processes keep this machine busy; the first
-    rank says so. It has to be called before PyTorch is imported. It changes no sum."""
-    note = wait_policy_beside(cores_at_work_for_others(), len(os.sched_getaffinity(0)))
-    if note is not None and os.environ.get("RANK", "0") == "0":
-        print(f"note: {note}", file=sys.stderr)
-
-
-def wait_policy_beside(
-    others: float, cores: int, environment: MutableMapping[str, str] = os.environ
-) -> str | None:
-    """Sets OMP_WAIT_POLICY for this process and its children where others keep so many of the cores at work,
-    unless somebody has set it, and returns what to say about it; None where others hardly work."""
-    if others <= BUSY * cores:
-        return None
-    environment.setdefault(WAIT_POLICY, "PASSIVE")
-    return (
-        f"this machine is busy: others keep {others:.1f} of {cores} cores at work, and all takes longer."
-        f" {WAIT_POLICY} is {environment[WAIT_POLICY]}: threads that spin while they wait would make it"
-        " several times longer. Fewer threads are another way (OMP_NUM_THREADS, engines.policy.omp_threads),"
-        " which rounds otherwise"
-    )
-
-
-def cores_at_work_for_others() -> float:
-    """Returns how many of the cores that this process may use work for processes that are not of this run, on
-    average over a moment; 0 where /proc doesn't tell."""
-    try:
-        before, start = _seconds_of_cores() - _seconds_of_the_run(), time.monotonic()
-        time.sleep(MEASURED_FOR_S)
-        after, passed = _seconds_of_cores() - _seconds_of_the_run(), time.monotonic() - start
-    except (OSError, psutil.Error):
-        return 0.0
-    return max(0.0, (after - before) / passed)
-
-
-def _seconds_of_cores() -> float:
-    """Returns the seconds of work on this process's cores since the machine started: for users, nice ones,
-    the system."""
-    # By the cores' names, which psutil leaves out: cores that are offline have no line.
-    mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-    rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
-    ticks = sum(int(number) for name, *numbers in rows if name in mine for number in numbers[:3])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _seconds_of_the_run() -> float:
-    """Returns the seconds that this run's processes worked on these cores, with children that have ended."""
-    mine, seconds = os.sched_getaffinity(0), 0.0
-    for process in processes_of_the_run():
-        with contextlib.suppress(psutil.Error):
-            if mine & set(process.cpu_affinity()):
-                seconds += sum(
-                    process.cpu_times()[:4]
-                )  # its own, the system's for it, and both of its children
-    return seconds
 
 
 def memory_in_use() -> float:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,9 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.processes.lifetime import GracefulStop, Stopped, stopping_gracefully
 from treetune.rollouts.metrics import name_in
 from treetune.rollouts.numbers import in_words
 from treetune.runtime.base import PolicyIteration
+from treetune.runtime.checkpoint_schedule import CheckpointSchedule, tidy_checkpoints
 from treetune.runtime.console import Clock, duration
 from treetune.runtime.diagnostics import (
     REMEDIES,
@@ -31,6 +35,7 @@ from treetune.runtime.diagnostics import (
 from treetune.runtime.directory import (
     METRICS_REMEDY,
     ExperimentDirectory,
+    is_generated,
     is_last,
     iterations_of,
     metrics_row,
@@ -77,12 +82,38 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
         with server.asleep():
             trainer.load(directory.checkpoint(start) / "trainer")
         server.offer(trainer, start)
-        session.console.say(f"continuing after iteration {start} of {config.iterations}")
+    again = done_again(directory, start) if session.ranks.is_first else ""
+    if start or again:
+        session.console.say(f"continuing after iteration {start} of {config.iterations}{again}")
+    session.done = session.kept = start
     if session.ranks.is_first:
         rows = [directory.iteration(i) / "metrics.json" for i in range(start)]
         lines = [json.dumps(sealed(read_record(row, METRICS_REMEDY))) + "\n" for row in rows if row.is_file()]
         write_text(directory.metrics, "".join(lines))
     return start
+
+
+def done_again(directory: ExperimentDirectory, start: int) -> str:
+    """Returns what of the work after `start` iterations a run that goes on from there does again; empty where
+    it is nothing."""
+    rows: list[dict[str, Any]] = []
+    while (path := directory.iteration(start + len(rows)) / "metrics.json").is_file():
+        rows.append(read_record(path, METRICS_REMEDY))
+    if not rows:
+        return ""
+    which = numbered(start + 1, start + len(rows))
+    are = "is" if len(rows) == 1 else "are"
+    begin = f", the last checkpoint: {which} had been finished after it and {are}"
+    if all(is_generated(directory, start + number) for number in range(len(rows))):
+        seconds = sum(row.get("seconds/training", 0.0) for row in rows)
+        return f"{begin} trained again (about {duration(seconds)}); what was sampled is kept"
+    seconds = sum(row.get("seconds/total", 0.0) for row in rows)
+    return f"{begin} done again (about {duration(seconds)})"
+
+
+def numbered(first: int, last: int) -> str:
+    """Returns ``iteration 3``, or ``iterations 3 to 5``."""
+    return f"iteration {first}" if first == last else f"iterations {first} to {last}"
 
 
 def _whole(session: Session) -> int:
@@ -109,29 +140,95 @@ class Record:
     """The record of a run: lines of metrics and their mirrors, checkpoints, signs of collapse."""
 
     def __init__(
-        self, session: Session, server: PolicyServer, trainer: PolicyTrainer, watch: Watch, mirrors: Mirrors
+        self,
+        session: Session,
+        server: PolicyServer,
+        trainer: PolicyTrainer,
+        watch: Watch,
+        mirrors: Mirrors,
+        stop: GracefulStop,
     ) -> None:
         self._session, self._server, self._trainer = session, server, trainer
-        self._watch, self._mirrors = watch, mirrors
+        self._watch, self._mirrors, self._stop = watch, mirrors, stop
+        self._schedule = CheckpointSchedule(session.config.checkpoints)
+        self._iteration_s: float | None = None
+        """Seconds of the last iteration of this process."""
 
     @staticmethod
     @contextmanager
     def open(session: Session, server: PolicyServer, trainer: PolicyTrainer, start: int) -> Iterator[Record]:
-        """Opens the record of a run that goes on after `start` iterations. Collective."""
+        """Opens the record of a run that goes on after `start` iterations. While it is open, signals ask for
+        an end at the next boundary. Collective."""
         watch = Watch.of(session, start)
         config = session.config
         sinks = config.sinks if session.ranks.is_first else ()
         directory, name = session.directory.path, config.experiment_name
         mirrors = Mirrors(sinks, directory, name, session.plain_config, done=start)
-        with contextlib.closing(mirrors):
-            yield Record(session, server, trainer, watch, mirrors)
+
+        def say(message: str) -> None:
+            # Called by a signal's handler, in the midst of whatever this process was writing.
+            if session.ranks.is_first:
+                os.write(sys.stderr.fileno(), f"{message}\n".encode())
+
+        stop = GracefulStop(config.checkpoints.grace, say)
+        with contextlib.closing(mirrors), stopping_gracefully(stop):
+            yield Record(session, server, trainer, watch, mirrors, stop)
+
+    @contextmanager
+    def before_training(self, iteration: int) -> Iterator[None]:
+        """Makes a boundary of the time before an iteration's training, since the weights are still those that
+        the iteration began with: where a signal asks for the end, they are written, and Stopped is raised.
+
+        A single rank stops within the block, several at its end, where they agree. Collective.
+        """
+        session, stop = self._session, self._stop
+        self._expect_end_of(iteration)
+        alone = session.ranks.world_size == 1 and session.config.overlap == "none"
+        try:
+            with stop.interruptible() if alone else contextlib.nullcontext():
+                yield
+        except Stopped:
+            if alone:
+                self._keep_unkept()
+            raise
+        if (number := self._agree_to_stop()) is not None:
+            self._keep_unkept()
+            raise Stopped(128 + number)
+
+    def _expect_end_of(self, iteration: int) -> None:
+        """Tells the graceful stop how far the end of the iteration is, and what an end before it loses."""
+        session = self._session
+        would_lose = None
+        if session.done > session.kept:
+            would_lose = f"the next start does {numbered(session.kept + 1, session.done)} again"
+        self._stop.begin(f"the end of iteration {iteration + 1}", would_lose, self._iteration_s)
+
+    def _agree_to_stop(self) -> int | None:
+        """Returns the signal that asked one of the ranks for the end; None where none did. Collective."""
+        asked = self._session.ranks.exchange("signals", self._stop.asked_by)
+        signals = [number for number in asked if number is not None]
+        if not signals:
+            return None
+        self._stop.reach_boundary()
+        return signals[0]
+
+    def _keep_unkept(self) -> None:
+        """Writes a checkpoint of the present weights, unless there is one. Collective."""
+        session = self._session
+        if session.done == session.kept:
+            return
+        try:
+            self._timed_checkpoint(session.done, regular=False)
+        except (OSError, RuntimeError, ValueError) as error:
+            session.console.say(f"no checkpoint could be written on the way out: {error}")
 
     def commit(self, iteration: int, metrics: Metrics, clock: Clock) -> None:
         """Writes the metrics of a finished iteration and, where one is due, a checkpoint. Collective.
 
         A checkpoint is due where `checkpoints` says so, after the last iteration, and where the run stops.
         The line is kept before the checkpoint, which makes the iteration count as done, and once more
-        after it, when the seconds of the commit are known. Raises Collapsed where the run is to stop.
+        after it, when the seconds of the commit are known. Raises Collapsed where the run is to stop, and
+        Stopped where a signal asked for it.
         """
         session, watch = self._session, self._watch
         config, done = session.config, iteration + 1
@@ -139,16 +236,25 @@ class Record:
         with clock.phase("commit"):
             self._keep_line(iteration, metrics | clock.metrics())
             last = is_last(config, session.directory, done) or watch.stopping
-            if last or done % config.checkpoints.every == 0:
-                with self._server.asleep(), session.console.phase(f"iteration {done}: checkpoint"):
-                    self._checkpoint(done)
+            regular = last or self._schedule.is_due_by_iterations(done)
+            iteration_s = clock.metrics()["seconds/total"]
+            by_time = session.ranks.from_first(
+                "a checkpoint is due", self._schedule.is_due_by_time(iteration_s)
+            )
+            stopped_by = self._agree_to_stop()
+            session.done = done
+            if regular or by_time or stopped_by is not None:
+                self._timed_checkpoint(done, regular=regular)
         row = self._keep_line(iteration, metrics | clock.metrics())
         if session.ranks.is_first:
             session.directory.append_metrics(row)
         self._mirrors.log(iteration, row)
         session.last_row = row
         session.console.say(summary_line(row, iterations_of(config, session.directory, done)))
+        self._iteration_s = iteration_s
         watch.stop_if_collapsed()
+        if stopped_by is not None and not last:
+            raise Stopped(128 + stopped_by)
 
     def _keep_line(self, iteration: int, metrics: Metrics) -> dict[str, Any]:
         row = metrics_row(iteration, time.time(), metrics)
@@ -156,7 +262,15 @@ class Record:
             write_record(self._session.directory.iteration(iteration) / "metrics.json", row)
         return row
 
-    def _checkpoint(self, done: int) -> None:
+    def _timed_checkpoint(self, done: int, *, regular: bool) -> None:
+        """Writes the checkpoint after `done` iterations, and notes what it costs. Collective."""
+        start = time.monotonic()
+        with self._server.asleep(), self._session.console.phase(f"iteration {done}: checkpoint"):
+            self._checkpoint(done, regular=regular)
+        self._session.kept = done
+        self._schedule.note_written(time.monotonic() - start)
+
+    def _checkpoint(self, done: int, *, regular: bool) -> None:
         from treetune.models.policy_files import write_critic, write_policy
 
         session, trainer = self._session, self._trainer
@@ -182,7 +296,11 @@ class Record:
                     write_critic(critic, architecture, beside / "critic")
                 for part in beside.iterdir():
                     seal_folder(part)
-                state = {"iteration": done, "config": config_hash(session.plain_config)}
+                state = {
+                    "iteration": done,
+                    "config": config_hash(session.plain_config),
+                    "regular": regular,
+                }
                 write_record(beside / "state.json", state)
                 replace_folder(beside, place)
         if session.ranks.is_first:
@@ -212,27 +330,6 @@ def _failure_explained(place: Path) -> Iterator[None]:
             f"the checkpoint {place} could not be written: {why_not_written(error, place)}. Earlier ones are"
             " untouched, and the same command goes on from the last"
         ) from error
-
-
-def tidy_checkpoints(
-    directory: ExperimentDirectory, keep_every: int | None, last_good: int | None = None
-) -> list[int]:
-    """Keeps the two newest checkpoints whole, in case one is damaged, and the weights alone of those that are
-    to be kept: every `keep_every`-th, and the newest that is not beyond `last_good` (see `diagnostics`).
-
-    Returns the numbers of those that were deleted.
-    """
-    deleted = []
-    numbers = directory.checkpoints()
-    good = max((number for number in numbers if last_good is not None and number <= last_good), default=None)
-    for number in numbers[:-2]:
-        place = directory.checkpoint(number)
-        if number == good or (keep_every and number % keep_every == 0):
-            shutil.rmtree(place / "trainer", ignore_errors=True)
-        else:
-            shutil.rmtree(place)
-            deleted.append(number)
-    return deleted
 
 
 # The line of an iteration, for people

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import logging
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from treetune.contracts import RANKS_MEET
-from treetune.processes.lifetime import TERMINATED, Stopped
+from treetune.processes.lifetime import Stopped
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
@@ -53,6 +54,10 @@ class Session:
     """``run``, ``analysis``, or ``evaluation-`` and a number: no two processes have the same at one time."""
     iteration: int | None = None
     """The iteration that the loop is in."""
+    done: int = 0
+    """How many iterations are finished."""
+    kept: int = 0
+    """How many of these the newest checkpoint holds."""
     last_row: Mapping[str, Any] = field(default_factory=dict)
     """The metrics of the last finished iteration."""
 
@@ -103,12 +108,25 @@ class Session:
             try:
                 yield session
             except (Stopped, KeyboardInterrupt) as stop:
-                where = "" if session.iteration is None else f" in iteration {session.iteration + 1}"
-                if isinstance(stop, Stopped) and stop.code == TERMINATED:
-                    console.say(f"ended by SIGTERM{where}")  # also the launcher's, where another rank failed
-                else:
-                    console.say(f"stopped{where}; the same command continues")
+                console.say(session.words_at_end(stop))
                 raise
+
+    def words_at_end(self, stop: Stopped | KeyboardInterrupt) -> str:
+        """Returns what a run that a signal ends says: where it was, and what the next start does again."""
+        where = ""
+        if self.iteration is not None:
+            at_boundary = self.done == self.iteration + 1
+            where = f" after iteration {self.done}" if at_boundary else f" in iteration {self.iteration + 1}"
+        again = ""
+        if self.done > self.kept:
+            first, last = self.kept + 1, self.done
+            which = f"iteration {last}" if first == last else f"iterations {first} to {last}"
+            again = f" after iteration {self.kept}, the last checkpoint, and does {which} again"
+        if isinstance(stop, Stopped) and stop.code != 128 + signal.SIGINT:
+            # SIGTERM is also the launcher's, where another rank failed.
+            goes_on = f"; the same command continues{again}" if again else ""
+            return f"ended by {stop.signal_name}{where}{goes_on}"
+        return f"stopped{where}; the same command continues{again}"
 
     def remaining_iterations(self, start: int) -> Iterator[int]:
         """Yields the iterations that the experiment still lacks, after `start`."""

@@ -122,6 +122,12 @@ class Task(Registrable):
         """
         return as_if_going_on(self.step_boundaries, response)
 
+    @property
+    def boundaries_look_back(self) -> bool:
+        """Whether `answer_boundaries` depend on nothing behind them, so that Monte-Carlo credit that goes by
+        them has the policy's gradient."""
+        return True
+
     def alphabet(self) -> str:
         """Returns every character that prompts and responses may hold, for the character tokenizer.
 

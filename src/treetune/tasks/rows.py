@@ -135,6 +135,10 @@ class RowsTask(Task):
     def answer_boundaries(self, response: str) -> list[int]:
         return self.steps.answer_boundaries(response)
 
+    @property
+    def boundaries_look_back(self) -> bool:
+        return self.steps.end_token == "own_step"
+
     def _files(self, split: Split) -> tuple[str, ...]:
         names: tuple[str, ...] = {"train": self.train, "validation": self.validation, "test": self.test}[
             split

@@ -80,7 +80,7 @@ class CreditBench(OfCheckpoints):
         from treetune_lab.analyzers.credit_measures import Credited, measure, reliability
         from treetune_lab.analyzers.gradients import problem_gradients
         from treetune_lab.analyzers.stored import answers_at, context_at
-        from treetune_lab.arena.gain import CEILING, gain, is_unbiased
+        from treetune_lab.arena.gain import CEILING, gain
 
         sampler.server.load_checkpoint(point)
         answers, origin = answers_at(sampler, point, work, self.seed, self.problems, enough=self.problems)
@@ -111,7 +111,7 @@ class CreditBench(OfCheckpoints):
             credits = [reference.episodes, *(one.episodes for one in methods.values())]
             of_reference, *of_methods = problem_gradients(sampler.session, point, credits, self.seed, show)
         for (name, one), gradients in zip(methods.items(), of_methods, strict=True):
-            unbiased = name == CEILING or is_unbiased(self.methods[name])
+            unbiased = name == CEILING or self.methods[name].is_unbiased(context)
             true = of_methods[0] if truths else of_reference
             found[name] = gain(of_reference, true, gradients, 1 + one.tokens / sampled, unbiased, self.seed)
             if truths:

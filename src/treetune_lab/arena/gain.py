@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from treetune.rollouts.base import Credit
-from treetune.rollouts.credit import Outcome, Rloo
 from treetune.seeds import derive_seed
 from treetune_lab.analyzers.figures import COLOURS, MARKS, RESAMPLES, legend_below, panels, points_with_bars
 
@@ -37,12 +35,6 @@ BATCH = 64
 """Problems of the batch for which a bias is weighed against noise."""
 RATIOS = (0.25, 1.0, 3.0, 10.0)
 """ρ: a small CPU, a GPU with one pass, with two epochs and a reference, with long continuations left out."""
-
-
-def is_unbiased(credit: Credit) -> bool:
-    """Returns whether a credit says that its expected gradient is the policy gradient."""
-    says = getattr(getattr(credit, "values", credit), "unbiased", None)
-    return isinstance(credit, Rloo | Outcome) if says is None else bool(says)
 
 
 def gain(

@@ -39,7 +39,6 @@ from treetune_lab.arena.gain import (
     gain,
     gain_table,
     half_width,
-    is_unbiased,
     markdown,
     with_interval,
 )
@@ -123,7 +122,7 @@ def scores(
             tokens += sampled
             done = np.concatenate(rows)
             cost = tokens / len(done) / (ANSWERS * (language.length + 1))
-            unbiased = name == CEILING or is_unbiased(method.credit)
+            unbiased = name == CEILING or method.credit.is_unbiased(context)
             found[name] = gain(reference, true, done, cost, unbiased, seed)
             found[name]["seconds"] = time.process_time() - begun
             gc.collect()

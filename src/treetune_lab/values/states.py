@@ -11,6 +11,7 @@ from annotated_types import Gt, Le
 
 from treetune.rollouts.states import OneLineStates
 from treetune.rollouts.values import StateRule
+from treetune.tasks.base import Task
 from treetune.vocabulary import Trajectory
 
 
@@ -25,6 +26,9 @@ class EveryNTokens(OneLineStates):
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return range(0, trajectory.step_ends[-1], self.tokens)
+
+    def looks_back(self, task: Task) -> bool:
+        return True
 
     def usual_states(self, tokens: float) -> float:
         return max(1.0, tokens / self.tokens)
@@ -59,3 +63,6 @@ class LowProbability(OneLineStates):
         behind = [position + 1 for position in unsure[self.every - 1 :: self.every]]
         starts = unsure[:: self.every] if self.begin_with else behind
         return sorted({0, *(start for start in starts if start < at)})
+
+    def looks_back(self, task: Task) -> bool:
+        return not self.begin_with

@@ -1,0 +1,139 @@
+"""A run that a signal ends loses no finished iteration, says what it does, and goes on to the same bits.
+
+The signals are real ones, sent to real processes. Ranks are stopped (SIGSTOP) while the signal is sent, so
+that it comes at the same point every time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import ROOT, Experiment, Running
+
+SUPERVISED = ROOT / "tests/support/small_supervised.jsonnet"
+SAMPLED = ROOT / "tests/support/small.jsonnet"
+ITERATIONS = 5
+
+SPARSE = (
+    f"{{iterations: {ITERATIONS}, checkpoints: {{every: {ITERATIONS}}}, evaluation+: {{sets: []}},"
+    " trainer+: {epochs: 12}}"
+)
+IN_PROCESS = "{engines: {policy: {type: 'in_process'}}}"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run: its configuration, its ranks, and what goes on its right."""
+
+    config: Path
+    ranks: int
+    overrides: tuple[str, ...]
+
+    def experiment(self, base: Path) -> Experiment:
+        return Experiment(base, "small", self.ranks, self.config)
+
+
+KINDS = {
+    "supervised, one rank": Kind(SUPERVISED, 1, (SPARSE,)),
+    "supervised, two ranks": Kind(SUPERVISED, 2, (SPARSE,)),
+    "sampled, one rank": Kind(SAMPLED, 1, (SPARSE, IN_PROCESS)),
+    "sampled, two ranks": Kind(SAMPLED, 2, (SPARSE, IN_PROCESS)),
+}
+
+
+def start_and_signal(experiment: Experiment, number: int, *overrides: str) -> Running:
+    """Starts a run and sends it a signal while it trains the fourth iteration."""
+    running = experiment.start("run_iteration_loop", *overrides)
+    episodes = experiment.directory.iteration(3) / "episodes.arrow"
+    over = (experiment.directory.iteration(ITERATIONS - 1) / "metrics.json").is_file
+
+    def is_training() -> bool:
+        return episodes.is_file() and time.time() - episodes.stat().st_mtime > 0.3
+
+    running.freeze(is_training, over, "the training of iteration 4")
+    os.kill(running.launcher.pid, number)
+    running.signal_ranks(signal.SIGCONT)
+    return running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("supervised, one rank", signal.SIGINT),
+        ("supervised, one rank", signal.SIGHUP),
+        ("supervised, two ranks", signal.SIGTERM),
+        ("sampled, one rank", signal.SIGTERM),
+        ("sampled, two ranks", signal.SIGUSR1),
+    ],
+)
+def test_a_signal_writes_a_checkpoint_from_which_the_run_ends_with_the_same_bits(
+    kind: str, number: int, tmp_path: Path
+) -> None:
+    undisturbed = KINDS[kind].experiment(tmp_path / "undisturbed")
+    undisturbed.run("run_iteration_loop", *KINDS[kind].overrides)
+
+    experiment = KINDS[kind].experiment(tmp_path / "stopped")
+    running = start_and_signal(experiment, number, *KINDS[kind].overrides)
+    assert running.wait() == 128 + number, running.tail()
+    running.assert_all_gone()
+    assert experiment.directory.checkpoints() == [4]
+    assert "stopping with a checkpoint at the end of iteration 4" in running.tail()
+    ended = "stopped" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+    assert f"\n{ended} after iteration 4" in running.tail()
+
+    printed = experiment.run("run_iteration_loop", *KINDS[kind].overrides)
+    assert f"continuing after iteration 4 of {ITERATIONS}\n" in printed, "nothing is done again"
+    assert experiment.policy(ITERATIONS) == undisturbed.policy(ITERATIONS)
+    rows = [row["iteration"] for row in experiment.directory.read_metrics()]
+    assert rows == list(range(ITERATIONS))
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_at_once_and_the_next_start_says_what_is_done_again(tmp_path: Path) -> None:
+    kind = KINDS["supervised, one rank"]
+    # Iterations are long enough that the second signal comes in the midst of one.
+    longer = "{trainer+: {epochs: 60}}"
+    experiment = kind.experiment(tmp_path)
+    running = start_and_signal(experiment, signal.SIGINT, *kind.overrides, longer)
+    running.until(lambda: "once more ends at once" in running.tail(), 60, "the answer to the first Ctrl-C")
+    os.kill(running.launcher.pid, signal.SIGINT)
+    assert running.wait() == 128 + signal.SIGINT
+    last_line = running.tail().splitlines()[-1]
+    assert "the last checkpoint, and does iterations 1 to 3 again" in last_line
+    assert experiment.directory.checkpoints() == []
+    printed = experiment.run("run_iteration_loop", *kind.overrides, longer)
+    assert "iterations 1 to 3 had been finished after it and are" in printed
+
+
+@pytest.mark.slow
+def test_where_the_iteration_does_not_end_within_the_grace_the_run_ends_then(tmp_path: Path) -> None:
+    kind = KINDS["supervised, two ranks"]
+    impatient = "{trainer+: {epochs: 60}, checkpoints+: {grace: 0.05}}"
+    experiment = kind.experiment(tmp_path)
+    running = start_and_signal(experiment, signal.SIGTERM, *kind.overrides, impatient)
+    assert running.wait() == 128 + signal.SIGTERM
+    running.assert_all_gone()
+    assert "stopping now" in running.tail()
+    assert experiment.directory.checkpoints() == []
+
+
+@pytest.mark.slow
+def test_checkpoints_by_time_change_no_bits_and_are_deleted_when_newer_ones_are_there(tmp_path: Path) -> None:
+    kind = KINDS["supervised, one rank"]
+    undisturbed = kind.experiment(tmp_path / "undisturbed")
+    undisturbed.run("run_iteration_loop", *kind.overrides)
+    experiment = kind.experiment(tmp_path / "by-time")
+    often = "{checkpoints+: {at_risk_minutes: 1e-6}}"
+    running = experiment.start("run_iteration_loop", *kind.overrides, often)
+    assert running.wait() == 0, running.tail()
+    numbers = experiment.directory.checkpoints()
+    assert numbers[-1] == ITERATIONS and len(numbers) <= 2
+    assert experiment.directory.regular_checkpoints() == [ITERATIONS]
+    assert experiment.policy(ITERATIONS) == undisturbed.policy(ITERATIONS)
