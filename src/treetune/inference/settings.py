@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import Counter
@@ -354,7 +355,8 @@ class InProcessSettings(EngineSettings):
     models of at most some millions of weights, and for trials. Every rank has an engine of its own.
 
     With one thread (OMP_NUM_THREADS=1), the same seeds give the same tokens and log-probs to the last bit,
-    whatever else is sampled. The model's attention must be causal over all tokens: no sliding windows.
+    whatever else is sampled. The model's layers must be attention over all tokens before, or over a sliding
+    window of them: others (recurrent states, convolutions) are refused at the start.
     """
 
     rows: Annotated[int, Gt(0)] = 512
@@ -421,7 +423,7 @@ def servers_that_fill(
 def is_quantised(arguments: Sequence[str]) -> bool:
     """Returns whether a server's command line has it compute with weights, keys or values of few bits."""
     words = [word for argument in arguments for word in argument.replace("_", "-").split("=")]
-    for option, value in zip(words, [*words[1:], ""], strict=True):
+    for option, value in itertools.pairwise([*words, ""]):
         if option in ("--quantization", "-q") and value.lower() != "none":
             return True
         if option == "--kv-cache-dtype" and value not in ("auto", "bfloat16", "float16", "float32"):

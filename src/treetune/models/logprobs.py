@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from treetune.architectures import LengthRule, length_rule, probe_rows
 from treetune.models.attention import PACKED, attention_arguments
 from treetune.models.dropout import turn_dropout_off
-from treetune.models.positions import LengthRule, length_rule
 from treetune.models.sequence_parallel import SequenceParallel
 
 
@@ -227,7 +227,8 @@ class PolicyModule(nn.Module):
             return
         name = type(self.model).__name__
         device = inputs.input_ids_BT.device
-        first_T, second_T = (ids_T.to(device) for ids_T in probe_rows(self.model.config, (11, 9)))
+        rows = probe_rows(self.model.config, (11, 9))
+        first_T, second_T = (torch.tensor(row, device=device) for row in rows)
         places_1T = torch.cat([torch.arange(len(first_T)), torch.arange(len(second_T))])[None].to(device)
         predicting = torch.arange(len(second_T) - 1, device=device)
         packed = ModelInputs(
@@ -246,8 +247,8 @@ class PolicyModule(nn.Module):
         limit = probe_limit(next(self.model.parameters()).dtype, device)
         if not float(gap_N.mean()) <= limit:
             raise ValueError(
-                f"{name} doesn't keep packed sequences apart: the log-probs of a sequence that is packed behind"
-                f" another differ by {float(gap_N.mean()):.2g} from those that it has alone. Set"
+                f"{name} doesn't keep packed sequences apart: the log-probs of a sequence that is packed"
+                f" behind another differ by {float(gap_N.mean()):.2g} from those that it has alone. Set"
                 " trainer.layout to 'padded'"
             )
         self._keeps_packed_apart = True
@@ -343,8 +344,8 @@ class _AnsweredBackbone:
 
 
 def logits_of(model: nn.Module, hidden_CD: Tensor) -> Tensor:
-    """The model's logits at its last hidden states, [C, V], by its own forward pass: with the scaling, capping
-    and layers that it has behind the backbone."""
+    """The model's logits at its last hidden states, [C, V], by its own forward pass: with the scaling,
+    capping and layers that it has behind the backbone."""
     backbone = backbone_of(model)
     view = copy.copy(model)  # the same weights and hooks, so that nobody sees the backbone replaced
     prefix: Any = model.base_model_prefix
@@ -377,38 +378,9 @@ def _refuse_rows_of_two_lengths(rule: LengthRule | None, inputs: ModelInputs, na
         rows = int((inputs.position_ids_BT == 0).sum())
     if rows > 1 and longest > rule.limit:
         raise ValueError(
-            f"{name} has {rule.kind}, and rows of more than {rule.limit} tokens (here {longest}) change what it"
-            f" computes of those beside them: set context_length to {rule.limit} or less"
+            f"{name} has {rule.kind}, and rows of more than {rule.limit} tokens (here {longest}) change what"
+            f" it computes of those beside them: set context_length to {rule.limit} or less"
         )
-
-
-def probe_rows(config: Any, lengths: tuple[int, ...]) -> list[Tensor]:
-    """Rows of tokens for which a model is compared with itself, int64, the same at every call. Tokens with a
-    meaning of their own, such as padding and images, are left out."""
-    text = config.get_text_config()
-    special = {
-        value
-        for described in (config.to_dict(), text.to_dict())
-        for key, value in described.items()
-        if isinstance(value, int) and (key.endswith("token_id") or key.endswith("token_index"))
-    }
-    ordinary = [token for token in range(min(text.vocab_size, 4096)) if token not in special]
-    rows = []
-    start = 1
-    for length in lengths:
-        # Steps of a prime number through the vocabulary: neighbours differ, and rows do.
-        rows.append(torch.tensor([ordinary[(start + 37 * i) % len(ordinary)] for i in range(length)]))
-        start += 11
-    return rows
-
-
-def probe_limit(dtype: torch.dtype, device: torch.device) -> float:
-    """The mean difference between log-probs of the same tokens, in nats, that rounding explains. In half
-    precision, where other kernels add up in another order, differences up to 0.66 at one token and 0.05 in
-    the mean have been measured."""
-    if dtype == torch.float32:
-        return 5e-4 if device.type == "cpu" else 5e-3
-    return 0.1
 
 
 def _own_hidden(
@@ -429,3 +401,12 @@ def backbone_of(model: nn.Module) -> nn.Module:
     if backbone is model:
         raise ValueError(f"{type(model).__name__} has no backbone under a language-model head")
     return backbone
+
+
+def probe_limit(dtype: torch.dtype, device: torch.device) -> float:
+    """Returns the mean difference between log-probs of the same tokens, in nats, that rounding explains. In
+    half precision, where other kernels add up in another order, differences up to 0.66 at one token and 0.05
+    in the mean have been measured."""
+    if dtype == torch.float32:
+        return 5e-4 if device.type == "cpu" else 5e-3
+    return 0.1

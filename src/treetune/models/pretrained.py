@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import MinLen
 
+from treetune.architectures import length_rule, longest_context
 from treetune.contracts import Experiment, Finding
 from treetune.models.chat import Chat
 from treetune.models.policy_files import resolve_policy
-from treetune.models.positions import length_rule, longest_context
 from treetune.models.shapes import Shape, published_shape, shape_of
 from treetune.models.sources import Alphabet, ModelSource, character_tokens
 from treetune.models.tokenizer import (
@@ -108,9 +108,9 @@ class PretrainedModel(ModelSource):
         rule = length_rule(self._local("config.json"))
         if rule is not None and experiment.context_length > rule.limit:
             yield Finding(
-                f"the model has {rule.kind}: where any row of a batch has more than {rule.limit} tokens, all of"
-                " them are computed otherwise, by trainer and engine at other lengths; and context_length is"
-                f" {experiment.context_length}",
+                f"the model has {rule.kind}: where any row of a batch has more than {rule.limit} tokens, all"
+                " of them are computed otherwise, by trainer and engine at other lengths; and context_length"
+                f" is {experiment.context_length}",
                 "$.context_length",
                 f"lower it to {rule.limit} or less, or take a model without {rule.kind}",
             )

@@ -186,8 +186,8 @@ def train(
 GAP = "engine/logprob_gap_mean"
 
 GAP_LIMITS = {"quantised": 0.5, "bfloat16": 0.15, "float16": 0.15}
-"""Largest mean gap by what the engine or the trainer computes in; see `Trainer.logprob_gap_limit`. In bfloat16
-0.01 to 0.05 are usual, and more for mixtures of experts, whose routers flip."""
+"""Largest mean gap by what the engine or the trainer computes in; see `Trainer.logprob_gap_limit`. In
+bfloat16 0.01 to 0.05 are usual, and more for mixtures of experts, whose routers flip."""
 
 
 def gap_problem(
@@ -199,12 +199,13 @@ def gap_problem(
     if gap is None or gap <= limit or differs_by_design(session, iteration, episodes):
         return None
     return (
-        f"iteration {iteration + 1}: the trainer's log-probs of the tokens that the engine sampled differ from the"
-        f" engine's by {gap:.2g} nats a token in the mean ({GAP}), more than the {limit:g} that rounding explains:"
-        " what is trained is not what was sampled. Likely causes: an attention or a position embedding that the"
-        " two compute otherwise beyond the few tokens of the canary (sliding windows, stretched contexts),"
-        " sampling that the trainer doesn't know of (penalties or other engines.policy.extra_arguments), an"
-        " engine of less precision than it says, or weights that did not reach it"
+        f"iteration {iteration + 1}: the trainer's log-probs of the tokens that the engine sampled differ"
+        f" from the engine's by {gap:.2g} nats a token in the mean ({GAP}), more than the {limit:g} that"
+        " rounding explains: what is trained is not what was sampled. Likely causes: an attention or a"
+        " position embedding that the two compute otherwise beyond the few tokens of the canary (sliding"
+        " windows, stretched contexts), sampling that the trainer doesn't know of (penalties or other"
+        " engines.policy.extra_arguments), an engine of less precision than it says, or weights that did not"
+        " reach it"
     )
 
 

@@ -1,9 +1,9 @@
 """A look at a policy before it is trained: is what the trainer computes what the model computes?
 
-The trainer computes log-probs by a way of its own: a backbone in training mode, rows padded or packed, the head
-on a few positions at a time. Any architecture of transformers may be given to it, and each of these steps has
-been wrong for some. So a few short rows are run at the start, and held to the model's own logits. It takes as
-long as a handful of short forward passes; it draws no random number and changes no weight.
+The trainer computes log-probs by a way of its own: a backbone in training mode, rows padded or packed, the
+head on a few positions at a time. Any architecture of transformers may be given to it, and each of these
+steps has been wrong for some. So a few short rows are run at the start, and held to the model's own logits.
+It takes as long as a handful of short forward passes; it draws no random number and changes no weight.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treetune.models.logprobs import ModelInputs, probe_limit, probe_rows
+from treetune.architectures import probe_rows
+from treetune.models.logprobs import ModelInputs, probe_limit
 from treetune.trainers.base import Trainer
 from treetune.trainers.deepspeed_model import DeepSpeedModel
 from treetune.trainers.ranks import Ranks
@@ -33,7 +34,7 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
     dtype = next(parameter.dtype for parameter in policy.module.parameters())
     limit = probe_limit(dtype, ranks.device)
     groups = ranks.world_size // settings.model_parallel_size
-    rows = probe_rows(model.config, LENGTHS)
+    rows = [torch.tensor(row) for row in probe_rows(model.config, LENGTHS)]
     scorer = Scorer(settings, ranks, temperature=1.0)
 
     def alone(whole: bool = False) -> Tensor:
@@ -45,8 +46,8 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
         _refuse(
             first_N - second_N,
             limit,
-            f"{name} computes other log-probs of the same tokens when it is asked twice, so that something random"
-            " stays on in training mode (dropout, noise, skipped layers)",
+            f"{name} computes other log-probs of the same tokens when it is asked twice, so that something"
+            " random stays on in training mode (dropout, noise, skipped layers)",
             "set that to 0 in the model's config.json",
         )
         # Ranks that share every sequence have an attention that only works in common.
@@ -54,8 +55,8 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
             _refuse(
                 first_N - alone(whole=True),
                 limit,
-                f"the trainer's log-probs are not those of {name}'s own forward pass, which does something that"
-                " the trainer doesn't know",
+                f"the trainer's log-probs are not those of {name}'s own forward pass, which does something"
+                " that the trainer doesn't know",
                 "train another architecture, or report this one",
             )
         together_N = scorer.logprobs(policy, _sequences(rows, copies=groups))
@@ -81,8 +82,8 @@ def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
     gap = float(gap_N.abs().mean())
     if not gap <= limit:
         raise ValueError(
-            f"{problem}: they differ by {gap:.2g} nats a token in the mean, where rounding explains {limit:g}."
-            f" Remedy: {remedy}"
+            f"{problem}: they differ by {gap:.2g} nats a token in the mean, where rounding explains"
+            f" {limit:g}. Remedy: {remedy}"
         )
 
 

@@ -17,15 +17,16 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 
 LARGEST_LOG_RATIO = 40.0
-"""Beyond e^40 a ratio of probabilities says nothing but "far apart", and soon float32 has no number for it."""
+"""Beyond e^40 a ratio of probabilities says nothing but "far apart", and soon float32 has no number for
+it."""
 
 
 def ratio_of(log_ratio_N: Tensor) -> Tensor:
     """``exp`` of log ratios of probabilities, at most e^40 and always finite.
 
     An infinite ratio has an infinite gradient, and where a clip then leaves it out, 0 times infinity is no
-    number and takes all weights with it. Below the bound, value and gradient are those of ``exp``, to the bit.
-    Above it, the gradient is that at the bound, so that a token that moved too far is still pushed back.
+    number and takes all weights with it. Below the bound, value and gradient are those of ``exp``, to the
+    bit. Above it, the gradient is that at the bound, so that a token that moved too far is still pushed back.
     """
     beyond_N = (log_ratio_N - LARGEST_LOG_RATIO).clamp(min=0).detach()
     return (log_ratio_N - beyond_N).exp()

@@ -1,12 +1,16 @@
-"""The positions that a model was made for, as its configuration has them."""
+"""Facts about a model that its configuration tells: the positions that it was made for, and which of its
+tokens are ordinary ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 LONGEST = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length")
 """Names under which architectures keep the number of their positions, the usual one first."""
+
+MOST_TOKENS = 4096
+"""Tokens of a vocabulary from which rows are made."""
 
 _EXTENDED_ALREADY = ("gemma3", "gemma3_text")
 """Values of `model_type` whose `max_position_embeddings` counts the linear scaling in."""
@@ -83,3 +87,22 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config.json that is about the language model, where the model also sees or hears."""
     text = config.get("text_config")
     return text if isinstance(text, Mapping) else config
+
+
+def probe_rows(config: Any, lengths: Sequence[int]) -> list[list[int]]:
+    """Makes rows of tokens for which a model is compared with itself, the same at every call. `config` is
+    that of transformers. Tokens with a meaning of their own, such as padding and images, are left out."""
+    text = config.get_text_config()
+    special = {
+        value
+        for described in (config.to_dict(), text.to_dict())
+        for key, value in described.items()
+        if isinstance(value, int) and key.endswith(("token_id", "token_index"))
+    }
+    ordinary = [token for token in range(min(text.vocab_size, MOST_TOKENS)) if token not in special]
+    rows = []
+    for number, length in enumerate(lengths):
+        # Steps of a prime number through the vocabulary: neighbours differ, and rows do.
+        start = 1 + 11 * number
+        rows.append([ordinary[(start + 37 * place) % len(ordinary)] for place in range(length)])
+    return rows
