@@ -225,7 +225,8 @@ def longest_window(model: Any) -> int | None:
 def attach_windowed_attention(model: Any) -> None:
     """Makes layers with a sliding window see that many tokens of the cache. Masks are given for all layers
     alike, and each layer tells its attention the window that it has."""
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
 
     if model.config._attn_implementation != "sdpa":
         raise ValueError(
@@ -233,6 +234,7 @@ def attach_windowed_attention(model: Any) -> None:
             " and doesn't work with PyTorch's own attention: set engines.policy to the type 'vllm'"
         )
     AttentionInterface.register(WINDOWED, windowed_attention)
+    AttentionMaskInterface.register(WINDOWED, sdpa_mask)  # else our masks would be dropped
     model.set_attn_implementation(WINDOWED)
 
 
@@ -251,7 +253,7 @@ def windowed_attention(
     import torch
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    if sliding_window is not None:
+    if sliding_window is not None and attention_mask is not None:
         positions_B1T1 = attention_mask.sum(-1, keepdim=True) - 1
         places_K = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
         attention_mask = attention_mask & (places_K > positions_B1T1 - sliding_window)
