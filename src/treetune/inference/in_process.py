@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from treetune.architectures import length_rule, probe_rows
 from treetune.inference.base import (
     Canary,
     Chunk,
@@ -23,12 +24,13 @@ from treetune.inference.base import (
     Later,
     OnResult,
     Request,
+    SamplingParams,
     SyncReport,
     check_request,
 )
 from treetune.inference.canary import Probe, judge
 from treetune.inference.settings import InProcessSettings
-from treetune.vocabulary import TokenIds
+from treetune.vocabulary import TokenIds, token_array
 
 FEWEST_ROWS = 8
 """Rows of the smallest batch. A product of one to three rows is computed by other code, with other last bits;
@@ -65,6 +67,7 @@ class InProcessEngine(Engine):
         self._closed = False
         self._probes: list[Probe] = []
         self._read(launch.weights)
+        refuse_unlike_model(self._model, self._device, self._context_length)
 
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
@@ -154,6 +157,8 @@ class InProcessEngine(Engine):
         self._model = (
             AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(self._device)
         )
+        if longest_window(self._model) is not None:
+            attach_windowed_attention(self._model)
 
     def _step(self, batch: _Batch) -> list[_Sample]:
         """Gives every sample of the batch one more token. Returns those that end, which leave the batch."""
@@ -196,6 +201,117 @@ class InProcessEngine(Engine):
             Probe(prompt_ids, ids, sample.logprobs.tolist() if sample.logprobs is not None else [], row)
             for (prompt_ids, ids), sample, row in zip(pairs, sampled, scores, strict=True)
         ]
+
+
+WINDOWED = "treetune_windowed"
+"""The name under which transformers finds this engine's attention of layers with sliding windows."""
+LONGEST_PROBE = 600
+"""Tokens of the longest row with which an engine is compared with its model at the start."""
+PROBE_STEPS = 4
+PROBE_LIMIT = 1e-3
+"""Largest difference between log-probs, in nats, that float32's rounding explains there."""
+
+
+def longest_window(model: Any) -> int | None:
+    """Returns the tokens that a layer with a sliding window sees; None where no layer has one."""
+    text = model.config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None)
+    if not isinstance(window, int) or (kinds is not None and "sliding_attention" not in kinds):
+        return None
+    return window
+
+
+def attach_windowed_attention(model: Any) -> None:
+    """Makes layers with a sliding window see that many tokens of the cache. Masks are given for all layers
+    alike, and each layer tells its attention the window that it has."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    if model.config._attn_implementation != "sdpa":
+        raise ValueError(
+            f"the engine in_process has no attention for {type(model).__name__}, which has sliding windows"
+            " and doesn't work with PyTorch's own attention: set engines.policy to the type 'vllm'"
+        )
+    AttentionInterface.register(WINDOWED, windowed_attention)
+    AttentionMaskInterface.register(WINDOWED, sdpa_mask)  # else our masks would be dropped
+    model.set_attn_implementation(WINDOWED)
+
+
+def windowed_attention(
+    module: Any,
+    query_BHTD: Any,
+    key_BHKD: Any,
+    value_BHKD: Any,
+    attention_mask: Any,
+    *,
+    sliding_window: int | None = None,
+    **settings: Any,
+) -> Any:
+    """Attention within the window of the layer, [B, T, H, D]; see transformers' ``AttentionInterface``. The
+    mask, [B, 1, T, K], is True for each token and all before it."""
+    import torch
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if sliding_window is not None and attention_mask is not None:
+        positions_B1T1 = attention_mask.sum(-1, keepdim=True) - 1
+        places_K = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
+        attention_mask = attention_mask & (places_K > positions_B1T1 - sliding_window)
+    inner = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    return inner(module, query_BHTD, key_BHKD, value_BHKD, attention_mask, **settings)
+
+
+def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
+    """Raises ValueError where this engine, with its cache and its masks, computes other log-probs than the
+    model: recurrent states and convolutions, for example, lie in no cache of keys and values.
+
+    Two rows of unlike lengths are fed to both, longer than the model's window where it has a short one.
+    """
+    import torch
+
+    name = type(model).__name__
+    remedy = "set engines.policy to the type 'vllm', or train another architecture"
+    rule = length_rule(model.config.to_dict())
+    if rule is not None and context_length > rule.limit:
+        raise ValueError(
+            f"{name} has {rule.kind}, which computes all samples of a batch otherwise where one has more than"
+            f" {rule.limit} tokens: set context_length to {rule.limit} or less"
+        )
+    length = min(max(24, (longest_window(model) or 0) + 8), LONGEST_PROBE, context_length)
+    if length < 2 * PROBE_STEPS:
+        return
+    gaps = []
+    try:
+        rows = probe_rows(model.config, (length, length // 2))
+        samples = []
+        for number, row in enumerate(rows):
+            prompt_ids = token_array(row[:-PROBE_STEPS])
+            request = Request(prompt_ids, 0, 1, SamplingParams(max_tokens=PROBE_STEPS))
+            samples.append(_Sample(number, 0, request, np.zeros(PROBE_STEPS)))
+        batch = _Batch(model, device)
+        batch.admit(samples)
+        expected = {}
+        for sample, row in zip(samples, rows, strict=True):
+            with torch.no_grad():
+                logits_1TV = model(input_ids=torch.tensor([row], device=device), use_cache=False).logits
+            expected[sample] = logits_1TV[0].float().log_softmax(-1)
+        for step in range(PROBE_STEPS):
+            logprobs_BV = batch.next_logits().float().log_softmax(-1)
+            for place, sample in batch.samples.items():
+                row = rows[sample.index]
+                at = len(row) - PROBE_STEPS + step
+                gaps.append(float((logprobs_BV[place] - expected[sample][at - 1]).abs().max()))
+                sample.ids.append(row[at])
+    except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"the engine in_process doesn't know how {name} remembers what it has read"
+            f" ({type(error).__name__}: {error}): {remedy}"
+        ) from error
+    if not max(gaps) <= PROBE_LIMIT:
+        raise ValueError(
+            f"the engine in_process computes other log-probs than {name} (by up to {max(gaps):.2g}), which"
+            f" has layers that a cache of keys and values is not enough for: {remedy}"
+        )
 
 
 class _Cache:

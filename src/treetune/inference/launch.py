@@ -45,6 +45,7 @@ BACKENDS: Mapping[TransferMethod, str] = {
 }
 """vLLM's names of the transfers."""
 
+PACKED_EXPERTS = "treetune.inference.packed_experts.WorkerExtension"
 WORKER_EXTENSION = "treetune.inference.shared_memory_worker.WorkerExtension"
 WHOLE_ANSWERS = "treetune.inference.whole_answers"
 
@@ -154,6 +155,8 @@ class ServerLaunch:
         if transfer != "file":
             command += ["--weight-transfer-config", json.dumps({"backend": BACKENDS[transfer]})]
             command += ["--worker-extension-cls", WORKER_EXTENSION]
+        elif self.is_trained and not cuda:
+            command += ["--worker-extension-cls", PACKED_EXPERTS]
         return [*command, *settings.extra_arguments]
 
     def environment(self, scratch: Path, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:

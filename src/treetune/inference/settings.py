@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +21,8 @@ from treetune.store.held_folders import MEMORY
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 SETTING = "engines.policy.weight_transfer"
+LOWEST_TEMPERATURE = 0.01
+"""vLLM raises lower ones to it, so that the trainer would compute log-probs at another temperature."""
 VERSIONS = 2
 """Versions of the whole weights that lie in memory at once, on their way into the engine."""
 ON_THE_DEVICE: frozenset[TransferMethod] = frozenset({"cuda_ipc", "nccl"})
@@ -50,6 +53,11 @@ class EngineSettings(Registrable):
     def tolerance(self, device: str) -> Tolerance:
         """Returns the log-prob gap that the canary accepts on `device`."""
         raise NotImplementedError
+
+    def computes_in(self, device: str) -> str:
+        """Returns the precision in which log-probs are computed on `device`: a name of PyTorch's, or
+        ``quantised``."""
+        return "float32"
 
     def threads(self, ranks: int) -> int | None:
         """Returns the threads of one server on a CPU, or None."""
@@ -188,6 +196,13 @@ class VllmSettings(EngineSettings):
                 "addresses",
                 "set trainer.lora.send to 'merged'",
             )
+        for key, temperature in _temperatures(experiment):
+            if 0 < temperature < LOWEST_TEMPERATURE:
+                yield Finding(
+                    f"temperature is {temperature:g}, and vLLM samples at {LOWEST_TEMPERATURE:g} or more",
+                    key,
+                    f"raise it to {LOWEST_TEMPERATURE:g}, or set it to 0 for the likeliest tokens",
+                )
         longest = experiment.model.longest
         if self.context_length is not None and self.context_length < experiment.context_length:
             yield Finding(
@@ -260,6 +275,9 @@ class VllmSettings(EngineSettings):
     def resolved_dtype(self, device: str) -> Dtype:
         """Returns the precision that the server computes in on `device`."""
         return self.dtype or ("bfloat16" if device == "cuda" else "float32")
+
+    def computes_in(self, device: str) -> str:
+        return "quantised" if is_quantised(self.extra_arguments) else self.resolved_dtype(device)
 
     def transfer_method(
         self, *, device: str, machines: Sequence[str], adapters: bool
@@ -337,7 +355,8 @@ class InProcessSettings(EngineSettings):
     models of at most some millions of weights, and for trials. Every rank has an engine of its own.
 
     With one thread (OMP_NUM_THREADS=1), the same seeds give the same tokens and log-probs to the last bit,
-    whatever else is sampled. The model's attention must be causal over all tokens: no sliding windows.
+    whatever else is sampled. The model's layers must be attention over all tokens before, or over a sliding
+    window of them: others (recurrent states, convolutions) are refused at the start.
     """
 
     rows: Annotated[int, Gt(0)] = 512
@@ -401,6 +420,17 @@ def servers_that_fill(
     return max(1, min(cores // threads, fitting, MOST_SERVERS))
 
 
+def is_quantised(arguments: Sequence[str]) -> bool:
+    """Returns whether a server's command line has it compute with weights, keys or values of few bits."""
+    words = [word for argument in arguments for word in argument.replace("_", "-").split("=")]
+    for option, value in itertools.pairwise([*words, ""]):
+        if option in ("--quantization", "-q") and value.lower() != "none":
+            return True
+        if option == "--kv-cache-dtype" and value not in ("auto", "bfloat16", "float16", "float32"):
+            return True
+    return False
+
+
 def host_memory() -> int:
     """Returns the bytes that this process may use: the machine's, or fewer where a control group has a
     limit."""
@@ -413,6 +443,21 @@ def host_memory() -> int:
         if text.isdecimal():
             return min(whole, int(text))
     return whole
+
+
+def _temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
+    """Yields the temperatures at which the policy is sampled, and their keys."""
+    evaluation = experiment.evaluation
+    parts = {
+        "$.rollout": experiment.rollout,
+        "$.credit": experiment.credit,
+        "$.evaluation.rollout": evaluation.rollout,
+        **{f"$.evaluation.sets[{number}]": each for number, each in enumerate(evaluation.sets)},
+    }
+    for key, part in parts.items():
+        temperature = getattr(part, "temperature", None)
+        if isinstance(temperature, int | float):
+            yield f"{key}.temperature", temperature
 
 
 def _sends_adapters(experiment: Experiment) -> bool:

@@ -22,6 +22,7 @@ from vllm.model_executor.model_loader.mtp_validation import disable_mtp_complete
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from treetune.inference.launch import BACKENDS
+from treetune.inference.packed_experts import pack_at_each_reading
 from treetune.store.checksums import digest_of_weights
 
 
@@ -113,3 +114,4 @@ class WorkerExtension:
 
 
 WeightTransferEngineFactory.register_engine(BACKENDS["shared_memory"], SharedMemoryReceiver)
+pack_at_each_reading()

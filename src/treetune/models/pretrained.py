@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import MinLen
 
+from treetune.architectures import length_rule, longest_context
 from treetune.contracts import Experiment, Finding
 from treetune.models.chat import Chat
 from treetune.models.policy_files import resolve_policy
@@ -89,8 +90,7 @@ class PretrainedModel(ModelSource):
 
     @property
     def longest(self) -> int | None:
-        longest = self._local("config.json").get("max_position_embeddings")
-        return longest if isinstance(longest, int) else None
+        return longest_context(self._local("config.json"))
 
     def prompt_tokens(self, prompts: Sequence[str]) -> list[int] | None:
         vocabulary = self._characters()
@@ -105,6 +105,15 @@ class PretrainedModel(ModelSource):
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
+        rule = length_rule(self._local("config.json"))
+        if rule is not None and experiment.context_length > rule.limit:
+            yield Finding(
+                f"the model has {rule.kind}: where any row of a batch has more than {rule.limit} tokens, all"
+                " of them are computed otherwise, by trainer and engine at other lengths; and context_length"
+                f" is {experiment.context_length}",
+                "$.context_length",
+                f"lower it to {rule.limit} or less, or take a model without {rule.kind}",
+            )
         vocabulary = self._characters()
         if vocabulary is None:
             return

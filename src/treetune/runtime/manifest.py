@@ -28,6 +28,10 @@ from treetune.tasks.base import Task
 
 CONFIG, MANIFEST = "config.json", "manifest.json"
 
+OPTIMISER_PARTS = "*/*zero_pp_rank_*_optim_states.pt"
+"""The parts into which ZeRO cuts an optimiser's state, one for each rank, in DeepSpeed's folder of a
+policy."""
+
 NOT_SET = object()
 SHOWN = 60
 """Characters of a value in a message."""
@@ -63,6 +67,7 @@ def begin(
         write_json(directory.path / CONFIG, plain)
         return unsafe_remarks(plain)
     changed = refuse_another(directory.path, plain, config)
+    refuse_other_ranks(directory, ranks)
     manifest = read_manifest(directory)
     remarks = unsafe_remarks(plain)
     if modules := changed_modules(manifest):
@@ -89,6 +94,22 @@ def begin(
         write_record(directory.path / MANIFEST, manifest)
         write_json(directory.path / CONFIG, plain)
     return remarks
+
+
+def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
+    """Raises ValueError where the optimiser's state of the newest checkpoint is cut for another number of
+    ranks, as every ZeRO stage above 0 cuts it. Asked before anything in the folder is changed."""
+    newest = directory.resumable()
+    if newest is None:
+        return
+    state = directory.checkpoint(newest) / "trainer" / "policy"
+    parts = list(state.glob(OPTIMISER_PARTS))
+    if parts and len(parts) != ranks:
+        raise ValueError(
+            f"{directory.path} was trained on {len(parts)} ranks up to iteration {newest}, and its"
+            f" optimiser's state is cut for them (trainer.zero_stage), while this start has {ranks}: start it"
+            f" with NUM_GPUS={len(parts)}. Nothing was changed"
+        )
 
 
 def command_line() -> dict[str, Any]:

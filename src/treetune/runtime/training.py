@@ -173,7 +173,75 @@ def train(
         )
         if config.choose_checkpoint is None:  # else the engine is awake again
             metrics["memory/training"] = memory_in_use()
+    if (problem := gap_problem(session, iteration, episodes, metrics)) is not None:
+        if stops_at_gap(session):
+            raise RuntimeError(
+                f"{problem}. To train all the same, set trainer.on_logprob_gap to 'warn', or"
+                " trainer.logprob_gap_limit to what you expect; this iteration's update is dropped"
+            )
+        session.console.say(problem)
     return metrics
+
+
+GAP = "engine/logprob_gap_mean"
+
+GAP_LIMITS = {"quantised": 0.5, "bfloat16": 0.15, "float16": 0.15}
+"""Largest mean gap by what the engine or the trainer computes in; see `Trainer.logprob_gap_limit`. In
+bfloat16 0.01 to 0.05 are usual, and more for mixtures of experts, whose routers flip."""
+
+
+def gap_problem(
+    session: Session, iteration: int, episodes: Collection[Episode], metrics: Metrics
+) -> str | None:
+    """Returns in words that the engine sampled from another model than the one that is trained, as far as the
+    log-probs of this iteration's tokens say; None where all is well or nothing can be said."""
+    gap, limit = metrics.get(GAP), gap_limit(session)
+    if gap is None or gap <= limit or differs_by_design(session, iteration, episodes):
+        return None
+    return (
+        f"iteration {iteration + 1}: the trainer's log-probs of the tokens that the engine sampled differ"
+        f" from the engine's by {gap:.2g} nats a token in the mean ({GAP}), more than the {limit:g} that"
+        " rounding explains: what is trained is not what was sampled. Likely causes: an attention or a"
+        " position embedding that the two compute otherwise beyond the few tokens of the canary (sliding"
+        " windows, stretched contexts), sampling that the trainer doesn't know of (penalties or other"
+        " engines.policy.extra_arguments), an engine of less precision than it says, or weights that did not"
+        " reach it"
+    )
+
+
+def gap_limit(session: Session) -> float:
+    """The mean gap from which on a run's engine is not believed to have the trainer's model."""
+    config, device = session.config, session.ranks.device.type
+    if config.trainer.logprob_gap_limit is not None:
+        return config.trainer.logprob_gap_limit
+    engine = config.engines.policy
+    in_float32 = 1e-3 if device == "cpu" else 5e-3
+    by_precision = [
+        GAP_LIMITS.get(precision, in_float32)
+        for precision in (engine.computes_in(device), config.trainer.precision)
+    ]
+    return max(*by_precision, 3 * (engine.canary_tolerance or 0.0))
+
+
+def differs_by_design(session: Session, iteration: int, episodes: Collection[Episode]) -> bool:
+    """Returns whether trainer and engine aren't meant to agree on these tokens: at temperature 0, whose
+    distribution has no log-probs, and where other weights sampled than the ones whose log-probs are known."""
+    config = session.config
+    sampling = config.rollout.sampling
+    if sampling is not None and sampling.temperature == 0:
+        return True
+    if config.restart == "every_iteration" and iteration > 0:
+        return True
+    return any(episode.policy_version != iteration for episode in episodes)
+
+
+def stops_at_gap(session: Session) -> bool:
+    """Returns whether a large gap ends the run: not where the objective weighs tokens for it."""
+    settings = session.config.trainer
+    objective = settings.objective
+    corrections = ("importance_cap", "importance_band", "importance_sequence")
+    is_corrected = any(getattr(objective, name, None) is not None for name in corrections)
+    return settings.on_logprob_gap == "stop" and not is_corrected
 
 
 class _Choice:

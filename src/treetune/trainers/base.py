@@ -165,6 +165,15 @@ class Trainer(Part):
     updates, gap to the engine, ratio at its last step): ``known``, what training computes anyway; ``all``,
     for one more forward pass over the iteration where training makes none before its first step; ``none``, no
     file. At most 16 bytes a token. It changes no update."""
+    logprob_gap_limit: Annotated[float, Gt(0)] | None = None
+    """Largest mean difference, in nats, between the trainer's and the engine's log-probs of an iteration's
+    trained tokens (``engine/logprob_gap_mean``). None: 1e-3 where both compute in float32 on a CPU, 5e-3 on a
+    GPU, 0.15 where one computes in half precision, 0.5 where the engine or its cache is quantised; and three
+    times `engines.policy.canary_tolerance` where that is more. Not asked where the two differ by design: at
+    temperature 0, and of answers that older weights sampled (`overlap`, `restart`)."""
+    on_logprob_gap: Literal["stop", "warn"] = "stop"
+    """A larger gap ends the run, or is said in the log at each iteration. With an importance correction in
+    the objective it is only said."""
     entropy_target: EntropyTarget | None = None
     """Finds the coefficient of the entropy while training."""
     skip_without_advantage: bool = False
@@ -209,6 +218,8 @@ class Trainer(Part):
                 "gradient_checkpointing",
                 "sequence_parallel_size",
                 "token_signals",
+                "logprob_gap_limit",
+                "on_logprob_gap",
             }
         )
 

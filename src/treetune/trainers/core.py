@@ -21,6 +21,7 @@ from treetune.trainers.batches import Minibatch, micro_batches, sequences_of_ran
 from treetune.trainers.deepspeed_model import ModelFactory, Reference
 from treetune.trainers.objectives.base import SKIPPED_BY_RATIO, without_skipped
 from treetune.trainers.preparation import FromValues, IterationTensors, prepare, scores_old_logprobs
+from treetune.trainers.probe import refuse_unlike_model
 from treetune.trainers.ranks import Ranks
 from treetune.trainers.scoring import ReferencePrefetch, Scored, Scorer
 from treetune.trainers.tokens import Sequences, Unit, units_of
@@ -71,6 +72,7 @@ class PolicyTrainer:
         self.scorer = Scorer(settings, ranks, temperature)
         self.factory = ModelFactory(settings, load_model, ranks, seed, load_reference)
         self.policy = self.factory.policy()
+        refuse_unlike_model(self.policy, settings, ranks)
         self.reference: Reference | None = None
         if settings.keeps_reference:
             self.reference = self.factory.reference(lambda: self.policy)

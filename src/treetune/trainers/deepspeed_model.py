@@ -47,12 +47,6 @@ class DeepSpeedModel:
         self._storages: list[torch.UntypedStorage] = []
         self._copies: list[Tensor] = []
         """What is offloaded, and where: the copies are kept, since pinning memory takes long."""
-        for part in module.modules():
-            # Log-probs must be those that the engine samples from, and dropout has no place there.
-            if isinstance(part, nn.Dropout):
-                part.p = 0.0
-            if isinstance(getattr(part, "attention_dropout", None), float):
-                part.attention_dropout = 0.0
         config = _config(settings, ranks)
         trained = [p for p in module.parameters() if p.requires_grad]
         matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]

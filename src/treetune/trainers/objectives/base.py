@@ -16,6 +16,22 @@ if TYPE_CHECKING:
 KlEstimator = Literal["k1", "k2", "k3"]
 
 
+LARGEST_LOG_RATIO = 40.0
+"""Beyond e^40 a ratio of probabilities says nothing but "far apart", and soon float32 has no number for
+it."""
+
+
+def ratio_of(log_ratio_N: Tensor) -> Tensor:
+    """``exp`` of log ratios of probabilities, at most e^40 and always finite.
+
+    An infinite ratio has an infinite gradient, and where a clip then leaves it out, 0 times infinity is no
+    number and takes all weights with it. Below the bound, value and gradient are those of ``exp``, to the
+    bit. Above it, the gradient is that at the bound, so that a token that moved too far is still pushed back.
+    """
+    beyond_N = (log_ratio_N - LARGEST_LOG_RATIO).clamp(min=0).detach()
+    return (log_ratio_N - beyond_N).exp()
+
+
 def kl_estimate(logprobs_N: Tensor, ref_logprobs_N: Tensor, estimator: KlEstimator) -> Tensor:
     """Estimates KL(policy || reference) at each sampled token (J. Schulman, "Approximating KL divergence",
     2020), shape [N], with d = log p - log p_ref:
@@ -28,7 +44,7 @@ def kl_estimate(logprobs_N: Tensor, ref_logprobs_N: Tensor, estimator: KlEstimat
         return difference_N
     if estimator == "k2":
         return 0.5 * difference_N.square()
-    return (-difference_N).exp() - 1 + difference_N
+    return ratio_of(-difference_N) - 1 + difference_N
 
 
 Aggregation = Literal["token", "sequence", "constant"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Gt, Le, Lt
 
-from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch
+from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch, ratio_of
 from treetune.trainers.objectives.policy_gradient import PolicyGradient, given_advantages
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class ClippedImportance(PolicyGradient):
     """The weight is at most 1 + this."""
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
-        ratio_N = log_ratio_N.detach().exp()
+        ratio_N = ratio_of(log_ratio_N.detach())
         weight_N = ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
         return -weight_N * given_advantages(batch) * logprobs_N, weight_N != ratio_N
 
@@ -61,7 +61,7 @@ class SequencePolicyGradient(PolicyGradient):
         advantages_N = given_advantages(batch)
         by_sequence = batch.by_sequence(log_ratio_N.detach())
         mean_N = torch.cat([part_N.mean().expand(len(part_N)) for part_N in by_sequence])
-        ratio_N = (mean_N + logprobs_N - logprobs_N.detach()).exp()
+        ratio_N = ratio_of(mean_N + logprobs_N - logprobs_N.detach())
         unclipped_N = -advantages_N * ratio_N
         clipped_N = -advantages_N * ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
         return unclipped_N.maximum(clipped_N), clipped_N > unclipped_N

@@ -26,6 +26,7 @@ from treetune.trainers.objectives.base import (
     TokenBatch,
     check_aggregation,
     kl_estimate,
+    ratio_of,
 )
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class PolicyGradient(Objective):
             "train/policy_loss": loss.detach(),
             "train/clip_fraction": batch.mean(is_clipped_N),
             "train/approx_kl": batch.mean(0.5 * log_ratio_N.detach().square()),
-            RATIO: batch.mean(log_ratio_N.detach().exp()),
+            RATIO: batch.mean(ratio_of(log_ratio_N.detach())),
             **corrected,
         }
         if self.kl_coef > 0 and self.kl_placement == "loss":
@@ -170,7 +171,7 @@ class PolicyGradient(Objective):
         log_N = old_N - batch.behaviour_logprobs_N
         if batch.log_mass_N is not None:
             log_N = log_N - batch.log_mass_N  # the engine's are of what top-p and top-k leave
-        ratio_N = log_N.exp()
+        ratio_N = ratio_of(log_N)
         weights_N = torch.ones_like(ratio_N) if cap is None and band is None else ratio_N
         metrics = {"train/importance": batch.mean(ratio_N)}
         if cap is not None:
@@ -210,7 +211,7 @@ class ClippedPolicyGradient(PolicyGradient):
     dual_clip: Annotated[float, Gt(1)] | None = None
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
-        advantages_N, ratio_N = given_advantages(batch), log_ratio_N.exp()
+        advantages_N, ratio_N = given_advantages(batch), ratio_of(log_ratio_N)
         unclipped_N = -advantages_N * ratio_N
         clipped_N = -advantages_N * ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
         policy_N, is_clipped_N = unclipped_N.maximum(clipped_N), clipped_N > unclipped_N

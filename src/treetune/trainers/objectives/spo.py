@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from treetune.contracts import Need, StaleAnswers, WholeBatch
-from treetune.trainers.objectives.base import Objective, TokenBatch
+from treetune.trainers.objectives.base import Objective, TokenBatch, ratio_of
 from treetune.vocabulary import CORRECT_SCORE
 
 if TYPE_CHECKING:
@@ -198,6 +198,6 @@ class CorrectPaths(Objective):
             cost_N = (1 - self.cross_entropy) * cost_N - self.cross_entropy * logprobs_N
         if self.importance_cap is not None:
             assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
-            ratio_N = (logprobs_N.detach() - batch.behaviour_logprobs_N).exp()
+            ratio_N = ratio_of(logprobs_N.detach() - batch.behaviour_logprobs_N)
             cost_N = cost_N * ratio_N.clamp(max=self.importance_cap)
         return (batch.weights_N * cost_N).sum(), metrics
