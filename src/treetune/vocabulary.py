@@ -119,7 +119,9 @@ class TextCodec:
     the model; each of `end_ids`, which are `eos_id` alone where left out, ends an answer that it samples.
     `turn_frame` is what a chat has between two turns of the model, around what is said there (a text, or
     messages of the template's role ``tool``); None without a chat, and so is `with_tools`: the same codec,
-    whose prompts offer tools by their JSON schemas. `decode_all` shows special tokens, too.
+    whose prompts offer tools by their JSON schemas. `decode_all` shows special tokens, too. What `frame` and
+    `conversation` return has marks for text of a problem that looks like a control token: `encode` makes
+    ordinary tokens of it, and `unmark` the text that people read.
     """
 
     encode: Callable[[str], Sequence[int]]
@@ -132,6 +134,7 @@ class TextCodec:
     turn_frame: Callable[[str | Sequence[Mapping[str, str]]], str] | None = None
     decode_all: Callable[[Sequence[int] | TokenIds], str] | None = None
     with_tools: Callable[[Sequence[Mapping[str, Any]]], TextCodec] | None = None
+    unmark: Callable[[str], str] = str
 
     def __post_init__(self) -> None:
         if self.eos_id not in self.end_ids:
@@ -142,6 +145,10 @@ class TextCodec:
 
         Raises ValueError for a conversation where the model has no chat template.
         """
+        return self.unmark(self._marked(asked))
+
+    def _marked(self, asked: str | Problem) -> str:
+        """Returns the text of a whole prompt for `encode`."""
         if isinstance(asked, str):
             return self.frame(asked)
         if asked.as_is:
@@ -157,7 +164,7 @@ class TextCodec:
 
     def encode_prompt(self, asked: str | Problem) -> TokenIds:
         """Returns the ids of the whole prompt for a text or a problem. Every prompt becomes ids here."""
-        framed = self.framed(asked)
+        framed = self._marked(asked)
         ids = tuple(self.encode(framed))
         if isinstance(asked, Problem) and asked.as_is and ids[: len(self.begin)] == self.begin:
             return token_array(ids)  # it was written with the beginning of text
@@ -169,7 +176,7 @@ class TextCodec:
         Prompt and answer are encoded together where that leaves the prompt's ids as they are, as
         they are when a model samples: some tokenizers put a space before whatever begins a text.
         """
-        framed = self.framed(asked)
+        framed = self._marked(asked)
         alone, together = tuple(self.encode(framed)), tuple(self.encode(framed + answer))
         starts_alike = together[: len(alone)] == alone
         return token_array(together[len(alone) :] if starts_alike else self.encode(answer))

@@ -59,7 +59,9 @@ def test_yaml_and_json_are_taken_as_they_are_and_a_plus_in_yaml_merges() -> None
     places = Explanation(load(["whole.json", "part.yaml"], [], {})).settings(("trainer", "rate"))
     assert [one.source for one in places] == ["whole.json", "part.yaml"]
     Path("torn.yaml").write_text("a: [1\n")
-    assert "torn.yaml:2:1: this is no YAML: missing terminating ]" in message("base.jsonnet", "torn.yaml")
+    assert "torn.yaml:2:1: this can't be read as YAML: expected ',' or ']'" in message(
+        "base.jsonnet", "torn.yaml"
+    )
 
 
 def test_the_environment_wins_over_files_and_an_override_over_the_environment() -> None:

@@ -16,14 +16,12 @@ import _jsonnet
 from treetune.config.errors import ConfigError, ConfigIssue, nearest
 from treetune.config.jsonnet_errors import TOTAL, frames, issue, location_of
 from treetune.config.lexer import flattened
+from treetune.config.yaml_files import LARGEST_WHOLE, jsonnet_of_yaml
 
 _IN_PACKAGE, _IN_CHECKOUT = (Path(__file__).resolve().parents[above] / "configs" for above in (1, 3))
 CONFIGS = _IN_PACKAGE if _IN_PACKAGE.is_dir() else _IN_CHECKOUT
 """The shipped configurations, found from any working directory: a wheel has them in the package, with the
 examples beside them."""
-
-_YAML = "(import 'lib/yaml.libsonnet')(std.parseYaml(%s))"
-"""What a YAML file is in Jsonnet."""
 
 ENVIRONMENT_KEYS = {
     "seed": "APP_SEED",
@@ -33,9 +31,6 @@ ENVIRONMENT_KEYS = {
 """Root keys that an environment variable sets, over the files and under the overrides."""
 
 DEADLINE_S = 60.0
-
-LARGEST_WHOLE = 2**53 - 1
-"""Jsonnet's numbers are doubles: whole numbers beyond this would change silently."""
 
 Importer = Callable[[str, str], tuple[str, bytes]]
 """From the importing file's folder and the import's text to a name and the content."""
@@ -158,9 +153,10 @@ def configurations(folder: Path) -> list[Path]:
 
 
 def text_of(path: Path) -> str:
-    """Returns the text of a file as Jsonnet. Raises as reading does."""
+    """Returns the text of a file as Jsonnet. Raises as reading does, and ConfigError for a YAML file that
+    can't be read."""
     text = path.read_text(encoding="utf-8")
-    return _YAML % json.dumps(text) if path.suffix in (".yaml", ".yml") else text
+    return jsonnet_of_yaml(text, relative(path)) if path.suffix in (".yaml", ".yml") else text
 
 
 def read_layer(path: Path) -> Layer:
@@ -206,17 +202,17 @@ def _evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) -
 
 def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
     texts = {layer.import_name: layer.text for layer in layers}
-    missing_file: list[ConfigIssue] = []
+    unread_file: list[ConfigIssue] = []
 
     def importer(directory: str, name: str) -> tuple[str, bytes]:
         if name in texts:
             return name, texts[name].encode()
         try:
             path = find_file(name, Path(directory or "."))
+            return str(path), text_of(path).encode()
         except ConfigError as error:
-            missing_file[:] = error.issues
+            unread_file[:] = error.issues
             raise
-        return str(path), text_of(path).encode()
 
     total = " + ".join(f"(import {json.dumps(layer.import_name)})" for layer in layers)
     known, unset = dict(variables), []
@@ -234,10 +230,11 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
                 raise ConfigError(unset) from error
             if not frames(str(error)) and len(layers) > 1:  # it is the sum that failed: what was added?
                 raise ConfigError([_not_an_object(layers, variables)]) from error
-            if "couldn't open import" in str(error) and missing_file:
-                missing, places = missing_file[0], frames(str(error))
-                where = f"imported in {location_of(places[0])}; " if places else ""
-                raise ConfigError([replace(missing, source=f"{where}{missing.source}")]) from error
+            if "couldn't open import" in str(error) and unread_file:
+                unread, places = unread_file[0], frames(str(error))
+                imported = f"imported in {location_of(places[0])}" if places else None
+                source = "; ".join(filter(None, [imported, unread.source]))
+                raise ConfigError([replace(unread, source=source or None)]) from error
             raise ConfigError([issue(str(error), layers, variables)]) from error
         if unset:
             raise ConfigError(unset)

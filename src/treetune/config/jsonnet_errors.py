@@ -23,7 +23,6 @@ SHOWN_COLUMNS = 100
 _RANGE = r"\(?(?P<line>\d+):(?P<column>\d+)\)?(?:-\(?(?:(?P<last_line>\d+):)?(?P<last_column>\d+)\)?)?"
 _LOCATION = rf"(?P<file>[^\t\n]+?):{_RANGE}"
 _STATIC = re.compile(rf"STATIC ERROR: {_LOCATION}: (?P<what>.*)", re.DOTALL)
-_YAML = re.compile(r"YAML error: (?P<place>\d+:\d+): ERROR: (?P<what>.*)")
 _FRAME = re.compile(rf"^\t{_LOCATION}(?:\t(?P<within>.*))?$", re.MULTILINE)
 _REFERENCE = re.compile(r"(?:\$|\bself|\bsuper)((?:\.[A-Za-z_]\w*)+)")
 
@@ -77,9 +76,6 @@ def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -
     if not places:
         return ConfigIssue(f"Jsonnet: {what.strip()}", remedy=remedy)
     first = places[0]
-    if yaml := _YAML.search(what):  # its text stands in one line of ours
-        place = f"{location_of(first).rsplit(':', 2)[0]}:{yaml['place']}"
-        return ConfigIssue(f"this is no YAML: {yaml['what']}", place, remedy="mend it there, or just before")
     where = None if static or itself else _where(places, texts, layers, variables)
     return ConfigIssue(f"Jsonnet: {what.strip()}", location_of(first), where, remedy, _excerpt(first, texts))
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -49,6 +49,13 @@ class SamplingParams:
     top_k: int = -1
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
+
+    def with_special_stops(self, special_ids: Mapping[str, int]) -> SamplingParams:
+        """Returns the same with stop strings that are special tokens among `stop_ids`: an engine looks for
+        stop strings in text, which doesn't show such tokens."""
+        ids = [special_ids[text] for text in self.stop if text in special_ids]
+        texts = tuple(text for text in self.stop if text not in special_ids)
+        return replace(self, stop=texts, stop_ids=(*self.stop_ids, *ids)) if ids else self
 
 
 ANSWERS, CONTINUATIONS = 0, 1
@@ -227,6 +234,9 @@ class EngineLaunch:
     """``cpu`` or ``cuda``."""
     end_ids: Sequence[int] = ()
     """Tokens that end an answer (`TextCodec.end_ids`)."""
+    special_ids: Mapping[str, int] = field(default_factory=dict)
+    """The tokens that text doesn't show, by their texts: a stop string that is one is looked for by its
+    id."""
     ranks: Rendezvous = field(default_factory=Rendezvous)
     transfer: TransferMethod = "file"
     """How new weights come into it."""

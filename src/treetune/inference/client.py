@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from treetune.inference.base import Completion, EngineError, Request
@@ -65,14 +66,20 @@ def parts_of(index: int, request: Request, largest: int) -> list[RequestPart]:
     ]
 
 
-def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dict[str, Any]:
+def payload(
+    part: RequestPart,
+    version: int,
+    end_ids: Sequence[int] = (),
+    special_ids: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Any]:
     """Returns the body that asks `SAMPLES` for a part: ids of a prompt, and vLLM's own sampling parameters.
-    Sample i has the seed ``seed + i``. Each of `end_ids` ends a sample, and stays in it.
+    Sample i has the seed ``seed + i``. Each of `end_ids` ends a sample, and stays in it; so does a stop
+    string that is one of the special tokens of `special_ids`.
 
     The answer has ``samples``, each with ``token_ids``, their ``logprobs`` if they were asked for, and its
     ``finish_reason``.
     """
-    sampling = part.request.sampling
+    sampling = part.request.sampling.with_special_stops(special_ids)
     return {
         "prompt": part.request.prompt_ids.tolist(),
         "sampling": {
@@ -115,11 +122,14 @@ def completions_of(
 class Client:
     """HTTP in a thread of its own, so that answers are received while the caller grades.
 
-    `end_ids` end every sample; without any, the server's model says which tokens do.
+    `end_ids` end every sample; without any, the server's model says which tokens do. `special_ids` are the
+    tokens that text doesn't show, by their texts.
     """
 
-    def __init__(self, end_ids: Sequence[int] = ()) -> None:
-        self.end_ids = tuple(end_ids)
+    def __init__(
+        self, end_ids: Sequence[int] = (), special_ids: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        self.end_ids, self.special_ids = tuple(end_ids), dict(special_ids)
         self.loop = asyncio.new_event_loop()
         """The event loop of the client's `thread`."""
         self.thread = threading.Thread(target=self.loop.run_forever, name="engine-client", daemon=True)

@@ -114,7 +114,7 @@ class VllmEngine(Engine):
         self.at_once = settings.max_num_seqs * len(servers)
         self._settings, self._ranks, self._device = settings, launch.ranks, launch.device
         self._context_length = settings.context_length or launch.context_length
-        self._client = Client(launch.end_ids)
+        self._client = Client(launch.end_ids, launch.special_ids)
         self._replicas = [
             Replica(number, server, self._client, settings, launch.transfer)
             for number, server in enumerate(servers)

@@ -64,6 +64,7 @@ class InProcessEngine(Engine):
         self.at_once, self._tolerance = settings.rows, settings.tolerance(launch.device)
         self._context_length, self._device = launch.context_length, launch.device
         self._end_ids = frozenset(launch.end_ids)
+        self._special_ids = dict(launch.special_ids)
         self._closed = False
         self._probes: list[Probe] = []
         self._read(launch.weights)
@@ -169,7 +170,7 @@ class InProcessEngine(Engine):
             sample = batch.samples[row]
             sample.ids.append(token)
             sample.logprobs.append(logprob)
-            sampling = sample.request.sampling
+            sampling = sample.request.sampling.with_special_stops(self._special_ids)
             if token in self._end_ids or token in sampling.stop_ids or self._has_stop(sample):
                 sample.finish_reason = "stop"
             elif len(sample.ids) == sampling.max_tokens:

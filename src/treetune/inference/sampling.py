@@ -186,7 +186,7 @@ class Sampling:
     async def _ask(self, part: RequestPart, server: _OpenServer) -> None:
         try:
             before = time.monotonic()
-            body = payload(part, self._version, self._client.end_ids)
+            body = payload(part, self._version, self._client.end_ids, self._client.special_ids)
             answer = await self._client.ask(server.address, SAMPLES, body, self._timeout)
             seconds = time.monotonic() - before
             completions = completions_of(answer, part, self._version, seconds)

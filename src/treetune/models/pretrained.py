@@ -186,13 +186,21 @@ class PretrainedModel(ModelSource):
         return missing_tokens(self._own_tokenizer(), self.added_tokens) if self.added_tokens else ()
 
     def _own_tokenizer(self) -> PreTrainedTokenizerBase:
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
         path = resolve_policy(self.name_or_path)
+        refuse_tekken_alone(Path(path))
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, **self._options)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # a damaged or foreign file: libraries raise whatever they meet there
             raise ValueError(self._not_loaded("tokenizer", path, error)) from error
+        if not isinstance(tokenizer, PreTrainedTokenizerBase) or not hasattr(
+            tokenizer, "added_tokens_decoder"
+        ):
+            raise ValueError(
+                f"the tokenizer of {self.name_or_path!r} is a {type(tokenizer).__name__}, which has no"
+                " vocabulary of added tokens to ask: take a model whose folder has tokenizer.json"
+            )
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
@@ -274,6 +282,21 @@ class PretrainedModel(ModelSource):
             f"the {what} of {self.name_or_path!r} could not be loaded from {path}: {first} "
             "If this is meant to be a directory, it is not there from here; if a name on the "
             "Hugging Face hub, the hub has to be reachable, or the model downloaded before."
+        )
+
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "vocab.txt")
+"""Files of tokenizers that transformers reads by itself."""
+
+
+def refuse_tekken_alone(folder: Path) -> None:
+    """Raises ValueError for a folder whose only tokenizer is Mistral's own format: its ids and templates are
+    computed by a program that a run can't ask what it asks of a tokenizer."""
+    if (folder / "tekken.json").is_file() and not any((folder / name).is_file() for name in _TOKENIZERS):
+        raise ValueError(
+            f"{folder} has tekken.json alone for a tokenizer, Mistral's own format, which can't be read here:"
+            " put tokenizer.json and tokenizer_config.json of the same model beside it, which the hub has for"
+            " most of these models in Hugging Face's format"
         )
 
 

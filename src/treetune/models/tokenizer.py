@@ -20,9 +20,12 @@ from treetune.models.chat import (
     chat_conversation,
     chat_frame,
     end_of_turn,
+    refuse_no_template,
     turn_frame,
+    turn_markers,
     user,
 )
+from treetune.models.control_tokens import ControlTokens, special_tokens
 from treetune.vocabulary import TextCodec, TokenIds
 
 if TYPE_CHECKING:
@@ -190,6 +193,8 @@ def codec_of(
     Answers end with the tokenizer's end token, or with `chat` with its end of turn. What is sampled
     also ends with any other of these two and of `end_ids`.
 
+    In a chat, text of a problem that looks like a control token becomes tokens of its characters.
+
     `encode` raises ValueError for text that the tokenizer has no tokens for. Raises ValueError for
     a tokenizer without an end token, without the token or the chat template that is asked for.
     """
@@ -198,16 +203,31 @@ def codec_of(
     backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
     if chat is not None and chat.template is not None:
         tokenizer.chat_template = chat.template  # which is kept with the tokenizer in checkpoints
+    turn_id = None
+    control = ControlTokens(tokenizer)
+    hidden: frozenset[int] = frozenset()
+    if chat is not None:
+        refuse_no_template(tokenizer)
+        turn_id = end_of_turn(tokenizer, chat)
+        control = ControlTokens(tokenizer, turn_markers(tokenizer, chat))
+        # Markers that aren't special: decoding alone would show them in answers.
+        hidden = frozenset(control.ids.values()) - frozenset(special_tokens(tokenizer).values())
 
     def encode(text: str) -> tuple[int, ...]:
         try:
+            if control.is_marked(text):
+                return tuple(control.encode(text))
             return tuple(tokenizer.encode(text, add_special_tokens=False))
+        except ValueError:
+            raise
         except Exception as error:
             # The tokenizers library raises bare Exception, e.g. for a character outside a small alphabet.
-            raise ValueError(f"the tokenizer cannot encode {text!r}: {error}") from error
+            raise ValueError(f"the tokenizer cannot encode {control.unmark(text)!r}: {error}") from error
 
     def decode(token_ids: Sequence[int] | TokenIds, skip: bool = True) -> str:
         ids = listed(token_ids)
+        if skip and hidden:
+            ids = [token_id for token_id in ids if token_id not in hidden]
         if backend is not None:
             # The same text as through the wrapper, without its tidying of spaces, 10 times quicker.
             return str(backend.decode(ids, skip_special_tokens=skip))
@@ -228,7 +248,6 @@ def codec_of(
     def without_begin(text_of: Callable[[T], str]) -> Callable[[T], str]:
         return lambda prompt: text_of(prompt).removeprefix(written)
 
-    turn_id = None if chat is None else end_of_turn(tokenizer, chat)
     eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
     codec = TextCodec(
         encode=encode,
@@ -243,7 +262,7 @@ def codec_of(
         return codec
     # Some templates have no frame between turns, which is refused where it is first needed.
     between = cache(
-        lambda role: turn_frame(tokenizer, chat, [user("2 + 2?") if role == "user" else TOOL_RESULT])
+        lambda role: turn_frame(tokenizer, chat, [user("2 + 2?") if role == "user" else TOOL_RESULT], control)
     )
 
     def frame_of(said: str | Sequence[Mapping[str, str]]) -> str:
@@ -262,8 +281,9 @@ def codec_of(
 
     return replace(
         codec,
-        frame=without_begin(chat_frame(tokenizer, chat)),
-        conversation=without_begin(chat_conversation(tokenizer, chat)),
+        frame=without_begin(chat_frame(tokenizer, chat, control)),
+        conversation=without_begin(chat_conversation(tokenizer, chat, control)),
+        unmark=control.unmark,
         turn_frame=frame_of,
         with_tools=with_tools,
     )

@@ -19,6 +19,7 @@ from treetune.rollouts.base import Credit, Rollout, Selection, Shaping
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
+from treetune.runtime.first_prompt import prompt_remarks
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sampling import Replacement
@@ -320,6 +321,19 @@ class PolicyIteration(Runtime):
     def needs_engine(self) -> bool:
         return self.rollout.needs_engine or bool(self.evaluation.sets)
 
+    def stop_strings(self) -> list[str]:
+        """Returns the strings that end answers, of all rollouts and tasks."""
+        tasks = [
+            self.task,
+            *(held_out.task for held_out in self.evaluation.sets if held_out.task is not None),
+        ]
+        parts = [part for task in tasks for part in task.parts()]
+        stops: list[str] = []
+        for rollout in (self.rollout, self.evaluation.rollout):
+            if rollout is not None and rollout.sampling is not None:
+                stops += [stop for part in parts for stop in part.sampling(rollout.sampling).stop]
+        return list(dict.fromkeys(stops))
+
     def missing_for_grades(self) -> list[str]:
         """Returns what graders and environments of all tasks need and isn't there."""
         tasks = [self.task, *(one.task for one in self.evaluation.sets if one.task is not None)]
@@ -333,6 +347,7 @@ class PolicyIteration(Runtime):
         yield from (f"the task reads {name}, which isn't there yet" for name in self.task.missing())
         yield from (f"what answers need isn't here: {missing}" for missing in self.missing_for_grades())
         yield from unsafe_remarks(plain)
+        yield from prompt_remarks(self)
 
     @classmethod
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:

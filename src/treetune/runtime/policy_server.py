@@ -15,6 +15,7 @@ from treetune.contracts import SIZED_ENGINES
 from treetune.inference.base import Canary, Engine, EngineLaunch, Rendezvous, TransferMethod
 from treetune.inference.engine import start_engine
 from treetune.inference.settings import VllmSettings
+from treetune.models.control_tokens import special_tokens
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import samples_after
@@ -81,6 +82,7 @@ class PolicyServer:
                 ranks=Rendezvous(ranks.rank, ranks.world_size, folder.meeting, ranks.barrier),
                 device=ranks.device.type,
                 end_ids=session.model.codec.end_ids,
+                special_ids=special_tokens(session.model.tokenizer),
                 adapter_rank=sent.rank if sent is not None else None,
                 transfer=transfer,
             )

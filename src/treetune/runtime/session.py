@@ -196,6 +196,8 @@ class StartModel:
     """
 
     def __init__(self, config: PolicyIteration, device: torch.device) -> None:
+        from treetune.models.control_tokens import refuse_hidden_stops
+
         self.source: ModelSource = config.model
         self.tokenizer = self.source.load_tokenizer(config.task.alphabet)
         self.codec = self.source.codec(self.tokenizer)
@@ -207,6 +209,7 @@ class StartModel:
                     raise ValueError("tools are called natively in a chat, and model.chat is null: give one")
                 self.codec = self.codec.with_tools(tools)
                 break
+        refuse_hidden_stops(self.tokenizer, config.stop_strings())
         self._config, self._device = config, device
         self._said_why_whole = False
         if config.trainer.lora is not None and (unlearned := self.source.unlearned_tokens()):

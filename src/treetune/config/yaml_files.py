@@ -1,0 +1,314 @@
+"""YAML files as Jsonnet: YAML 1.2 with its core schema, read by PyYAML.
+
+PyYAML finds the structure (anchors, quotes, lines). The meaning of a text without quotes is decided
+here: PyYAML's rules are those of YAML 1.1, where ``no`` is false and ``1:30`` is 90.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
+
+from treetune.config.errors import ConfigError, ConfigIssue
+
+if TYPE_CHECKING:
+    import yaml
+
+LARGEST_WHOLE = 2**53 - 1
+"""Jsonnet's numbers are doubles: whole numbers beyond this would change silently."""
+
+MOST_VALUES, MOST_CHARACTERS = 100_000, 10_000_000
+"""Values of one file and their characters, with those that aliases repeat. A configuration has a few hundred
+values; ten aliases of ten aliases, eight times over, are a hundred million."""
+DEEPEST = 100
+"""Objects and lists within each other."""
+
+# The core schema, section 10.3.2 of the specification of YAML 1.2.2.
+_NULL = re.compile(r"null|Null|NULL|~|")
+_TRUE = re.compile(r"true|True|TRUE")
+_FALSE = re.compile(r"false|False|FALSE")
+_DECIMAL = re.compile(r"[-+]?[0-9]+")
+_OCTAL = re.compile(r"0o[0-7]+")
+_HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+_TAG = "tag:yaml.org,2002:"
+_PLAIN, _TEXT = _TAG + "plain", _TAG + "str"
+"""The tags of texts without and with quotes; nobody writes the first into a file."""
+
+Scalar = str | int | float | bool | None
+
+
+def jsonnet_of_yaml(text: str, name: str) -> str:
+    """Returns a YAML file as Jsonnet, each key on the line on which it stands in the file. A key that ends
+    with ``+`` is merged into the object on the left, as in Jsonnet::
+
+        trainer+:            {"trainer"+:
+          rate: .5     →     {"rate": 0.5}}
+
+    Raises ConfigError, with line and column in the file that is called `name`, for what is no YAML, for two
+    equal keys, and for what a configuration can't hold.
+    """
+    reader = _Reader(name)
+    top = _composed(text, reader)
+    writer = _Writer(reader)
+    writer.write_value(top, depth=1)
+    return "".join(writer.pieces)
+
+
+def _composed(text: str, reader: _Reader) -> yaml.Node:
+    """Returns the only document of a file. Raises ConfigError where there is none, or another one."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Leaves open what a text without quotes means."""
+
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+        def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool] | bool) -> str:
+            if kind is yaml.ScalarNode:
+                return _PLAIN if isinstance(implicit, tuple) and implicit[0] else _TEXT
+            return str(super().resolve(kind, value, implicit))
+
+    try:
+        loader = Loader(text)
+        try:
+            top = loader.get_single_node()
+        finally:
+            loader.dispose()
+        version = next((t.value for t in yaml.scan(text) if _is_version(t)), (1, 2))
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position].split("\n")
+        place = f"{len(before)}:{len(before[-1]) + 1}"
+        reader.refuse_at(place, f"a character of code {error.character} can't stand in YAML", "leave it out")
+    except yaml.MarkedYAMLError as error:
+        reader.refuse_unreadable(error)
+    except RecursionError:
+        reader.refuse_at("1:1", f"values lie more than {DEEPEST} deep in each other", "flatten them")
+    if version != (1, 2):
+        reader.refuse_at(
+            "1:1",
+            f"it says that it is YAML {'.'.join(map(str, version))}, and is read as YAML 1.2",
+            "leave the line %YAML out: yes, no, on and off are texts, and true and false the truth values",
+        )
+    if top is None:
+        reader.refuse_at("1:1", "the file holds nothing", "give it a key, or leave it out of --configs")
+    if not isinstance(top, yaml.MappingNode):
+        reader.refuse(top, "a configuration is an object, and this is none", "give keys: 'seed: 1', say")
+    return top
+
+
+def _is_version(token: yaml.Token) -> bool:
+    return getattr(token, "id", "") == "<directive>" and getattr(token, "name", "") == "YAML"
+
+
+@dataclass
+class _Reader:
+    """Says what the parts of a file mean, and where they stand in it."""
+
+    name: str
+    _fields: dict[int, Mapping[str, _Field]] = field(default_factory=dict)
+    """Those of each object, by its identity: merges of merges would be gone through again and again."""
+
+    def refuse_at(self, place: str, what: str, remedy: str) -> NoReturn:
+        raise ConfigError([ConfigIssue(what, f"{self.name}:{place}", remedy=remedy)])
+
+    def refuse(self, node: yaml.Node, what: str, remedy: str) -> NoReturn:
+        self.refuse_at(f"{node.start_mark.line + 1}:{node.start_mark.column + 1}", what, remedy)
+
+    def refuse_unreadable(self, error: yaml.MarkedYAMLError) -> NoReturn:
+        mark = error.problem_mark or error.context_mark
+        place = "1:1" if mark is None else f"{mark.line + 1}:{mark.column + 1}"
+        problem = " ".join(filter(None, [error.problem, error.context]))
+        remedy = "mend it there, or just before"
+        if "found another document" in problem:
+            problem = "a second document begins"
+            remedy = "a configuration is one document: put the parts behind --- into files of their own"
+        elif "'\\t'" in problem:
+            problem, remedy = "a tab stands where only spaces may", "indent with spaces"
+        elif "alias" in problem:
+            remedy = "a text that begins with * needs quotes; an alias needs its &anchor further up"
+        elif problem.startswith("mapping values are not allowed"):
+            remedy = "a text with ': ' in it needs quotes; keys of an object stand below each other"
+        self.refuse_at(place, f"this can't be read as YAML: {problem}", remedy)
+
+    def scalar(self, node: yaml.ScalarNode) -> Scalar:
+        """Returns the value of a single text, by its tag or else by its spelling."""
+        text = str(node.value)
+        kind = node.tag.removeprefix(_TAG)
+        if kind == "str":
+            return text
+        if kind in ("plain", "null") and _NULL.fullmatch(text):
+            return None
+        if kind in ("plain", "bool") and (_TRUE.fullmatch(text) or _FALSE.fullmatch(text)):
+            return bool(_TRUE.fullmatch(text))
+        if kind in ("plain", "int", "float"):
+            number = self._number(node, text)
+            if isinstance(number, int) or (number is not None and kind != "int"):
+                return number
+        if kind == "plain":
+            return text
+        if kind in ("null", "bool", "int", "float"):
+            self.refuse(node, f"the tag !!{kind} stands before {text!r}, which is none", "leave the tag out")
+        self.refuse_tag(node)
+
+    def _number(self, node: yaml.ScalarNode, text: str) -> int | float | None:
+        whole = None
+        if _DECIMAL.fullmatch(text):
+            whole = int(text) if len(text) < 400 else LARGEST_WHOLE + 1  # Python refuses 4,300 digits
+        elif _OCTAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text):
+            whole = int(text, 0)
+        if whole is not None:
+            if abs(whole) > LARGEST_WHOLE:
+                self.refuse(
+                    node,
+                    f"{text[:40]} is beyond 2**53 - 1 = {LARGEST_WHOLE}, where Jsonnet's numbers lose digits",
+                    f"give a whole number of at most {LARGEST_WHOLE}, or put quotes around a text",
+                )
+            return whole
+        if _FLOAT.fullmatch(text):
+            number = float(text)
+            if math.isfinite(number):
+                return number
+        elif not _NOT_FINITE.fullmatch(text):
+            return None
+        self.refuse(
+            node,
+            f"{text[:40]} is no finite number, and a configuration holds finite ones alone",
+            "give a number, null where the key takes it for 'no bound', or put quotes around a text",
+        )
+
+    def refuse_tag(self, node: yaml.Node) -> NoReturn:
+        shown = node.tag.replace(_TAG, "!!")
+        self.refuse(node, f"the tag {shown} makes nothing that a configuration can hold", "leave the tag out")
+
+    def key(self, node: yaml.Node) -> _Key:
+        """Returns a key. A number or truth value is the text that is written there."""
+        import yaml
+
+        if not isinstance(node, yaml.ScalarNode):
+            self.refuse(node, "a list or an object is no key", "give a text")
+        if node.tag not in (_PLAIN, _TEXT):
+            self.refuse_tag(node)
+        text = str(node.value)
+        if not text.rstrip("+"):
+            self.refuse(node, "a key is missing before the colon", "give one")
+        if text.endswith("++"):
+            self.refuse(node, f"the key {text!r} ends with more than one +", "write one + behind the key")
+        return _Key(text.removesuffix("+"), text.endswith("+"))
+
+    def fields(self, node: yaml.MappingNode, around: tuple[int, ...] = ()) -> Mapping[str, _Field]:
+        """Returns the fields of an object by their names, with those that ``<<`` takes from others, which its
+        own win over."""
+        import yaml
+
+        if id(node) in self._fields:
+            return self._fields[id(node)]
+        own: dict[str, _Field] = {}
+        inherited: dict[str, _Field] = {}
+        merge_line = 0
+        for key_node, value in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == _PLAIN and key_node.value == "<<":
+                if merge_line:
+                    self._refuse_second(key_node, "<<", merge_line)
+                merge_line = line
+                bases = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                for base in bases:
+                    if not isinstance(base, yaml.MappingNode):
+                        self.refuse(
+                            value, "<< takes in what is no object", "give an alias of an object, or a list"
+                        )
+                    if id(base) in (*around, id(node)):
+                        self.refuse(value, "an object takes itself in", "leave the alias out")
+                    for name, taken in self.fields(base, (*around, id(node))).items():
+                        inherited.setdefault(name, taken)
+                continue
+            key = self.key(key_node)
+            if key.name in own:
+                self._refuse_second(key_node, key.name, own[key.name].line)
+            own[key.name] = _Field(key, value, line)
+        self._fields[id(node)] = {**inherited, **own}
+        return self._fields[id(node)]
+
+    def _refuse_second(self, node: yaml.Node, name: str, first_line: int) -> NoReturn:
+        self.refuse(
+            node, f"the key {name!r} stands there again, after line {first_line}", "leave one of them out"
+        )
+
+
+class _Key(NamedTuple):
+    name: str
+    merges: bool
+    """Whether its object is merged into the one on the left."""
+
+
+class _Field(NamedTuple):
+    key: _Key
+    value: yaml.Node
+    line: int
+
+
+@dataclass
+class _Writer:
+    """Writes a file's values as Jsonnet."""
+
+    reader: _Reader
+    pieces: list[str] = field(default_factory=list)
+    lines: int = 1
+    values: int = 0
+    characters: int = 0
+
+    def write_value(self, node: yaml.Node, depth: int, around: tuple[int, ...] = ()) -> None:
+        import yaml
+
+        self.values += 1
+        if self.values > MOST_VALUES:
+            self.reader.refuse(
+                node, f"the file has more than {MOST_VALUES:,} values, with what aliases repeat", "write less"
+            )
+        if depth > DEEPEST:
+            self.reader.refuse(node, f"values lie more than {DEEPEST} deep in each other", "flatten them")
+        if id(node) in around:
+            self.reader.refuse(node, "a value holds an alias of itself", "leave the alias out")
+        if isinstance(node, yaml.ScalarNode):
+            piece = json.dumps(self.reader.scalar(node))
+            self.characters += len(piece)
+            if self.characters > MOST_CHARACTERS:
+                self.reader.refuse(
+                    node,
+                    f"the file has more than {MOST_CHARACTERS:,} characters, with what aliases repeat",
+                    "write less",
+                )
+            self.pieces.append(piece)
+            return
+        if node.tag not in (_TAG + "map", _TAG + "seq"):
+            self.reader.refuse_tag(node)
+        inner = (*around, id(node))
+        if isinstance(node, yaml.SequenceNode):
+            self.pieces.append("[")
+            for item in node.value:
+                self._go_to_line(item.start_mark.line + 1)
+                self.write_value(item, depth + 1, inner)
+                self.pieces.append(", ")
+            self.pieces.append("]")
+            return
+        assert isinstance(node, yaml.MappingNode), node
+        self.pieces.append("{")
+        for key, value, line in self.reader.fields(node).values():
+            self._go_to_line(line)
+            self.pieces.append(f"{json.dumps(key.name)}{'+' if key.merges else ''}: ")
+            self.write_value(value, depth + 1, inner)
+            self.pieces.append(", ")
+        self.pieces.append("}")
+
+    def _go_to_line(self, line: int) -> None:
+        """Begins new lines up to that one. What an alias repeats stands on the alias's line."""
+        if line > self.lines:
+            self.pieces.append("\n" * (line - self.lines))
+            self.lines = line

@@ -1,0 +1,136 @@
+"""YAML files: what a text without quotes means (YAML 1.2's core schema), and mistakes with file and line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treetune.config.errors import ConfigError
+from treetune.config.explain import Explanation
+from treetune.config.jsonnet import load
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def loaded(text: str, *left: str) -> dict[str, Any]:
+    Path("part.yaml").write_text(text, newline="")
+    return load([*left, "part.yaml"], [], {}).data
+
+
+def message_on(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        loaded(text)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        *[(number, 0.5) for number in (".5", "+.5", "0.5", "5e-1", "5.E-1")],
+        *[("-.5", -0.5), ("1.", 1.0), ("+2", 2), ("010", 10), ("0o17", 15), ("0x1F", 31), ("1e3", 1000)],
+        *[(null, None) for null in ("~", "null", "Null", "NULL", "", "!!null ''")],
+        *[(true, True) for true in ("true", "True", "TRUE", "!!bool true")],
+        *[
+            (text, text)
+            for text in ("no", "yes", "on", "off", "y", "nUll", "tRUE", "1_000", "1:30", "0b1", "0o8")
+        ],
+        *[
+            (text, text)
+            for text in ("2024-01-02", "2024-01-02T03:04:05Z", "1.2.3", ".", "+", "1e", "=", "é😀")
+        ],
+        *[("'~'", "~"), ('"1"', "1"), ("!!str 5", "5"), ("'it''s'", "it's"), ("|\n  x\n  y", "x\ny\n")],
+        *[
+            ("$.seed", "$.seed"),
+            ("\"' + error 'x' + '\"", "' + error 'x' + '"),
+            ("importstr 'x'", "importstr 'x'"),
+        ],
+    ],
+)
+def test_a_text_without_quotes_is_what_the_core_schema_says(written: str, value: object) -> None:
+    answer = loaded(f"a: {written}\n")["a"]
+    assert (answer, type(answer) is bool) == (value, type(value) is bool)
+
+
+def test_aliases_and_merges_are_resolved_and_the_objects_own_keys_win() -> None:
+    text = "a: &a {x: 1, y: [1, 2]}\nb: *a\nc:\n  <<: *a\n  x: 3\nd:\n  <<: [{x: 7}, *a]\n'<<': kept\n"
+    a = {"x": 1, "y": [1, 2]}
+    assert loaded(text) == {"a": a, "b": a, "c": {**a, "x": 3}, "d": {**a, "x": 7}, "<<": "kept"}
+
+
+def test_a_plus_merges_into_the_left_also_from_an_alias_and_in_an_import() -> None:
+    Path("left.json").write_text(json.dumps({"trainer": {"rate": 1, "steps": 10}, "more": {"k": {"m": 1}}}))
+    text = "base: &base\n  k+: {n: 2}\ntrainer+:\n  rate: .5\nmore+: *base\n"
+    data = loaded(text, "left.json")
+    assert data["trainer"] == {"rate": 0.5, "steps": 10} and data["more"] == {"k": {"m": 1, "n": 2}}
+    Path("importing.jsonnet").write_text("(import 'left.json') + (import 'part.yaml')")
+    assert load(["importing.jsonnet"], [], {}).data == data
+    places = Explanation(load(["left.json", "part.yaml"], [], {})).settings(("trainer", "rate"))
+    assert [one.place for one in places] == ["left.json:1", "part.yaml:4"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "part.yaml:3:1: the key 'a' stands there again, after line 1"),
+        ("a:\n  - {x: 1, 'x': 2}\n", "part.yaml:2:12: the key 'x' stands there again, after line 2"),
+        ("a: {}\na+: {}\n", "part.yaml:2:1: the key 'a' stands there again"),
+        ("a: {<<: {x: 1}, <<: {y: 1}}", "the key '<<' stands there again"),
+        ("a: 1\nb: .inf\n", "part.yaml:2:4: .inf is no finite number"),
+        ("a: -.INF", "-.INF is no finite number"),
+        ("a: .NaN", ".NaN is no finite number"),
+        ("a: 1e999", "1e999 is no finite number"),
+        (f"a: {2**53}", "is beyond 2**53 - 1"),
+        (f"a: {'9' * 5000}", "is beyond 2**53 - 1"),
+        ("a:\n\tb: 1", "part.yaml:2:1: this can't be read as YAML: a tab stands where only spaces may"),
+        ("a: 1\n---\nb: 2", "part.yaml:2:1: this can't be read as YAML: a second document begins"),
+        ("a: !!python/object/apply:os.getcwd []", "part.yaml:1:4: the tag !!python/object/apply:os.getcwd"),
+        ("a: !!binary aGk=", "the tag !!binary"),
+        ("a: !!timestamp 2024-01-02", "the tag !!timestamp"),
+        ("a: !mine {b: 1}", "the tag !mine"),
+        ("a: !!int x", "the tag !!int stands before 'x'"),
+        ("a: &a [*a]", "a value holds an alias of itself"),
+        ("a: &a {<<: *a}", "an object takes itself in"),
+        ("<<: 3", "<< takes in what is no object"),
+        ("a: *b", "undefined alias 'b'"),
+        ("? [1]\n: 2", "a list or an object is no key"),
+        ("+: 1", "a key is missing"),
+        ("%YAML 1.1\n---\na: yes", "it says that it is YAML 1.1"),
+        ("a: x\x01", "part.yaml:1:5: a character of code 1"),
+        ("# nothing\n", "the file holds nothing"),
+        ("- 1\n", "part.yaml:1:1: a configuration is an object"),
+        ("a: " + "[" * 5000 + "]" * 5000, "more than 100 deep"),
+        ("a: " + "[" * 150 + "]" * 150, "more than 100 deep"),
+    ],
+)
+def test_what_a_configuration_cannot_hold_is_refused_with_its_place_and_a_remedy(
+    text: str, expected: str
+) -> None:
+    message = message_on(text)
+    assert expected in message and "remedy" in message
+
+
+def test_what_aliases_repeat_is_bounded() -> None:
+    names = "abcdefghij"
+    lists = "".join(
+        f"{name}: &{name} [{', '.join([f'*{before}' if before else 'x'] * 10)}]\n"
+        for before, name in zip(("", *names), names, strict=False)
+    )
+    assert "more than 100,000 values" in message_on(lists)
+    merges = "".join(
+        f"{name}: &{name} {{<<: [{', '.join([f'*{before}' if before else '{x: 1}'] * 10)}]}}\n"
+        for before, name in zip(("", *names), names, strict=False)
+    )
+    assert loaded(merges)["j"] == {"x": 1}
+
+
+def test_a_mistake_in_an_imported_file_is_told_with_who_imports_it() -> None:
+    Path("part.yaml").write_text("a: 1\na: 2\n")
+    Path("importing.jsonnet").write_text("import 'part.yaml'")
+    with pytest.raises(ConfigError) as caught:
+        load(["importing.jsonnet"], [], {})
+    assert "part.yaml:2:1: the key 'a'" in str(caught.value)
+    assert "imported in importing.jsonnet:1" in str(caught.value)
