@@ -395,6 +395,16 @@ def test_rows_that_are_no_answers_are_shown_as_they_are_and_counted_with_the_rea
     assert "a header" in page and "as JSON: line 6" in page
 
 
+def test_a_conversation_in_one_field_and_an_endpoints_reply_are_answers(tmp_path: Path) -> None:
+    [answer] = read(lines(tmp_path / "a.jsonl", {"messages": [*ASKED, *TURNS], "reward": 1.0}))
+    assert answer["prompt"].endswith("user: What is 6*7?") and all(part in answer["text"] for part in SHOWN)
+    choice = {"message": {"role": "assistant", "content": "4"}, "finish_reason": "length"}
+    reply = {"choices": [choice], "usage": {"completion_tokens": 1}}
+    [answer] = read(lines(tmp_path / "b.jsonl", {"question": "6*7?", "output": reply, "score": "0"}))
+    assert (answer["text"], answer["finish_reason"], answer["tokens"]) == ("4", "length", 1)
+    assert not holds_answers(lines(tmp_path / "c.jsonl", {"messages": ASKED, "pass_rate": 0.5}))
+
+
 def test_a_row_that_no_page_could_hold_costs_no_other(tmp_path: Path) -> None:
     row = {"prompt": "a", "response": "b", "score": 1.0}
     deep: Any = "x"
