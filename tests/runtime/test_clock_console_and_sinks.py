@@ -377,6 +377,31 @@ def test_trackio_is_asked_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monk
     assert stored == [0, 1, 2, 3]
 
 
+def test_a_run_of_the_same_name_in_another_directory_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+    steps: list[int | None] = []
+
+    class Run:
+        def __init__(self) -> None:
+            self.name, self._next_step = "name", 5 if begun[-1] == "allow" and len(begun) > 1 else 0
+
+        def log(self, metrics: dict[str, float], step: int | None = None) -> None:
+            steps.append(step)
+
+    def init(*, resume: str, **_: object) -> Run:
+        begun.append(resume)
+        return Run()
+
+    api = SimpleNamespace(runs=lambda project: [SimpleNamespace(name="name")] if begun else [])
+    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init, Api=lambda: api))
+    for directory in ("first", "second", "first"):
+        (tmp_path / directory).mkdir(exist_ok=True)
+        Mirrors((TrackioSink(),), tmp_path / directory, "name", {}).log(0, {"train/loss": 0.5})
+    assert begun == ["allow", "never", "allow"] and steps == [0, 0]
+
+
 def test_a_point_of_many_numbers_is_read_where_it_spans_the_blocks_of_the_file(tmp_path: Path) -> None:
     from wandb.proto.wandb_internal_pb2 import HistoryRecord, Record
 

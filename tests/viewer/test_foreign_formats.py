@@ -18,6 +18,7 @@ from treetune_view.exports.evaluations import chosen_evaluation
 from treetune_view.exports.inspect_log import write_inspect_log
 from treetune_view.store import Store
 from treetune_view.store.foreign import Reading, answers_in, holds_answers
+from treetune_view.store.foreign.layout import step_of
 from treetune_view.store.queries import Question
 
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6*7?"}]
@@ -392,6 +393,37 @@ def test_rows_that_are_no_answers_are_shown_as_they_are_and_counted_with_the_rea
     for reason in ("it has no prompt", "it has no answer", "a list of 2 values: line 4", "no object: line 5"):
         assert reason in page, reason
     assert "a header" in page and "as JSON: line 6" in page
+
+
+def test_a_conversation_in_one_field_and_an_endpoints_reply_are_answers(tmp_path: Path) -> None:
+    [answer] = read(lines(tmp_path / "a.jsonl", {"messages": [*ASKED, *TURNS], "reward": 1.0}))
+    assert answer["prompt"].endswith("user: What is 6*7?") and all(part in answer["text"] for part in SHOWN)
+    choice = {"message": {"role": "assistant", "content": "4"}, "finish_reason": "length"}
+    reply = {"choices": [choice], "usage": {"completion_tokens": 1}}
+    [answer] = read(lines(tmp_path / "b.jsonl", {"question": "6*7?", "output": reply, "score": "0"}))
+    assert (answer["text"], answer["finish_reason"], answer["tokens"]) == ("4", "length", 1)
+    assert not holds_answers(lines(tmp_path / "c.jsonl", {"messages": ASKED, "pass_rate": 0.5}))
+
+
+def test_a_row_that_no_page_could_hold_costs_no_other(tmp_path: Path) -> None:
+    row = {"prompt": "a", "response": "b", "score": 1.0}
+    deep: Any = "x"
+    for _ in range(400):
+        deep = {"prompt": [deep]}
+    path = lines(tmp_path / "x.jsonl", row, row | {"prompt": deep}, row | {"response_length": 10**30})
+    path.write_text(path.read_text() + json.dumps(row | {"score": 1}).replace(": 1}", f": 1{'0' * 400}}}"))
+    answers = read(path)
+    assert len(answers) == 4 and answers[2]["tokens"] is None and answers[3]["reward"] is None
+
+
+def test_a_number_in_a_name_is_a_step_only_where_it_says_so(tmp_path: Path) -> None:
+    steps = {
+        name: step_of(tmp_path / name, tmp_path)
+        for name in ("10.jsonl", "completions_00005.parquet", "rollout_7.pt", "eval-3.jsonl", "step_4.jsonl",
+                     "aime_2024.jsonl", "math500.jsonl", "2026-01-01T00-00-00_t_7.eval")
+    }  # fmt: skip
+    assert [one.number for one in steps.values()] == [10, 5, 7, 3, 4, None, None, None]
+    assert steps["eval-3.jsonl"].label == "eval"
 
 
 def test_a_file_that_grows_is_shown_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,13 +104,27 @@ class TrackioSink(Sink):
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         trackio = import_module("trackio")  # in no lock file
         kept = _Kept.read(directory, "trackio", project=self.project, name=name)
-        run = trackio.init(project=self.project, name=name, config=dict(config), resume="allow", embed=False)
+        # It knows runs by their names: one of this name may be another directory's, which isn't gone on with.
+        is_others = "first_missing" not in kept.values and name in _trackio_runs(trackio, self.project)
+        resume = "never" if is_others else "allow"
+        run = trackio.init(project=self.project, name=name, config=dict(config), resume=resume, embed=False)
         # It writes in the background: after a kill it knows better than we what it has.
         first_missing = getattr(run, "_next_step", kept.values.get("first_missing", 0))
+        kept.write(first_missing=first_missing)
         return _CountedRun(run, kept, first_missing)
 
     def first_missing(self, handle: _CountedRun) -> int:
         return handle.first_missing
+
+
+def _trackio_runs(trackio: Any, project: str) -> set[str]:
+    """Returns the names of a project's runs; none where this version of trackio doesn't tell them."""
+    if not hasattr(trackio, "Api"):
+        return set()
+    try:
+        return {run.name for run in trackio.Api().runs(project)}
+    except ValueError:  # the project's first run
+        return set()
 
 
 @Sink.register("wandb")

@@ -106,7 +106,10 @@ def _mapped(row: Row) -> tuple[dict[str, Any], str]:
     except UNREADABLE as error:
         known = isinstance(error, ValueError)  # of which NotAnAnswer is one
         why = str(error) if known else f"its fields are not as expected ({type(error).__name__}: {error})"
-    shown = json.dumps(row.content, ensure_ascii=False, indent=1, default=str)
+    try:
+        shown = json.dumps(row.content, ensure_ascii=False, indent=1, default=str)
+    except RecursionError:
+        shown = "[its objects are nested too deep to be written]"
     return line(prompt="", text=shown, reward=None, problem=AS_IT_IS, message=f"{AS_IT_IS}: {why}"), why
 
 

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STEP_FOLDER = re.compile(r"(?:global_?)?(?:step|iter|iteration)s?[-_]?(\d{1,9})(?:[-_](.*))?", re.IGNORECASE)
-_STEP_FILE = re.compile(r"(?:(.*?)[-_]?)(?:step[-_]?)?(\d{1,9})", re.IGNORECASE)
+_STEP_FILE = re.compile(
+    r"(?:(rollout|completion|sample|generation|output|trace|result|train|training|eval|evaluation|val|validation"
+    r"|test)s?[-_]?)?(?:(?:global_?)?(?:step|iter|iteration)[-_]?)?(\d{1,9})",
+    re.IGNORECASE,
+)
+"""A number behind another word is no step: ``aime_2024.jsonl`` and ``math500.jsonl`` are sets of problems."""
 _STEP_OF_TABLE = re.compile(r"(.*)_(\d{1,9})_[0-9a-f]+\.table", re.IGNORECASE)
 
 ALL, EFFECTIVE = "all", "effective"
@@ -69,7 +74,7 @@ def step_of(path: Path, run: Path) -> Step:
         numbered = None
     else:
         numbered = _STEP_FILE.fullmatch(path.stem)
-    return Step(int(numbered[2]), (numbered[1] or "").strip("-_ ")) if numbered else Step(None, "")
+    return Step(int(numbered[2]), numbered[1] or "") if numbered else Step(None, "")
 
 
 def _rank(path: Path, run: Path) -> tuple[float, str, list[int], str]:

@@ -18,6 +18,9 @@ _CUT_OFF = re.compile(r"length|too_?long|max_(\w+_)?tokens?|truncat|timed?_?out|
 NESTED = 2
 """Levels of objects of numbers that become numbers of the answer."""
 
+LARGEST_COUNT = 2**53
+"""Tokens and samples; what is more is none."""
+
 MOST_NUMBERS = 200
 """Numbers of one answer that are kept."""
 
@@ -48,7 +51,7 @@ def line(
         outcome = "error" if error else "unavailable" if reward is None else "ok"
     return {
         "problem": problem,
-        "sample": sample,
+        "sample": sample if sample is not None and sample <= LARGEST_COUNT else None,
         "prompt": written(prompt),
         "messages": turns(prompt) if isinstance(prompt, list) and len(prompt) > 1 else [],
         "text": written(text),
@@ -56,11 +59,16 @@ def line(
         "reward": reward,
         "outcome": outcome,
         "finish_reason": finish_reason,
-        "tokens": int(tokens) if is_number(tokens) else None,  # type: ignore[call-overload]
+        "tokens": _count(tokens),
         "extracted": None if extracted is None else written(extracted),
         "message": "; ".join(part for part in (error, message) if part),
         "numbers": dict(numbers or {}),
     }
+
+
+def _count(value: object) -> int | None:
+    number = number_of(value) if isinstance(value, int | float) else None
+    return int(number) if number is not None and 0 <= number <= LARGEST_COUNT else None
 
 
 def problem_name(prompt: Any, task: object = None, identity: object = None, *, unique: bool = False) -> str:

@@ -49,8 +49,24 @@ MAIN = ("score", "reward", "total", "overall", "acc", "accuracy", "correct")
 """Names that are the reward, in an object of several numbers."""
 
 
+def _split_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a row whose conversation stands in one field with the prompt and the answer apart: the answer
+    begins with the first message of the model."""
+    messages = row.get("messages")
+    if not is_conversation(messages) or any(name in row for name in NAMES["text"]):
+        return row
+    assert isinstance(messages, list)
+    roles = [message.get("role") for message in messages]
+    first = roles.index("assistant") if "assistant" in roles else len(messages)
+    return {name: value for name, value in row.items() if name != "messages"} | {
+        "prompt": messages[:first],
+        "response": messages[first:],
+    }
+
+
 def is_answer(row: Mapping[str, Any]) -> bool:
     """Returns whether a row has a prompt, an answer and a place for a reward, be it null."""
+    row = _split_messages(row)
     if _first(row, "prompt") is None or not any(name in row for name in NAMES["text"]):
         return False
     return any(name in row for name in NAMES["reward"]) or is_row_of_a_table(row)
@@ -64,13 +80,17 @@ def is_row_of_a_table(row: Mapping[str, Any]) -> bool:
 def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the line of a row. Raises NotAnAnswer for one that lacks a prompt, an answer or a place for a
     reward."""
+    row = _split_messages(row)
     values = {kind: _first(row, kind) for kind in NAMES}
     prompt, text = values["prompt"], values["text"]
     if prompt is None:
         raise NotAnAnswer(f"it has no prompt ({', '.join(NAMES['prompt'])})")
     if not any(name in row for name in NAMES["text"]):
         raise NotAnAnswer(f"it has no answer ({', '.join(NAMES['text'])})")
+    end, usage = values["finish"], row.get("usage")
     if isinstance(text, Mapping) and isinstance(text.get("choices"), list):  # a reply of an endpoint
+        usage = usage or text.get("usage")
+        end = end or next((choice.get("finish_reason") for choice in text["choices"]), None)
         text = [choice.get("message") or choice.get("text") for choice in text["choices"]]
     if isinstance(text, list) and len(text) > 1 and not is_conversation(text):
         raise NotAnAnswer(f"its answer is a list of {len(text)} values")
@@ -79,7 +99,6 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     if not is_answer(row):
         raise NotAnAnswer(f"it has no reward ({', '.join(NAMES['reward'])})")
     reward, remark = _reward(row, values["reward"])
-    end = values["finish"]
     error = error_words(values["error"])
     if not error and isinstance(end, str) and end.casefold() in FAILED:
         error = f"the answer ended as {end}"
@@ -101,7 +120,7 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     if gold is None and isinstance(extras, Mapping):
         spec = extras.get("reward_spec") or extras.get("reward_model") or {}
         gold = spec.get("ground_truth") if isinstance(spec, Mapping) else None
-    tokens = values["tokens"] if is_number(values["tokens"]) else output_tokens(row.get("usage"))
+    tokens = values["tokens"] if is_number(values["tokens"]) else output_tokens(usage)
     return line(
         prompt=prompt,
         text=text,
