@@ -103,7 +103,13 @@ def test_the_umask_is_heeded_and_never_set(monkeypatch: pytest.MonkeyPatch, plac
 
 
 def test_nobody_else_reads_the_weights_that_the_engine_is_given(place: Path) -> None:
-    ranks: Any = SimpleNamespace(machines=lambda: ["here"], rank=0, is_first=True, barrier=lambda name: None)
+    ranks: Any = SimpleNamespace(
+        machines=lambda: ["here"],
+        rank=0,
+        is_first=True,
+        barrier=lambda name: None,
+        exchange=lambda name, own: [own],
+    )
     folder, _, _ = weights_folder(place / "experiment", "run", ranks)
     try:
         (folder / "server.json").write_text("key")

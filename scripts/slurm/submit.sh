@@ -9,7 +9,8 @@
 #
 # Environment: NODES (default 1); of each node GPUS_PER_NODE (8), CPUS_PER_NODE (96), MEMORY (1000G) and TIME
 # (3-00:00:00); PARTITION, ACCOUNT, QOS; JOBS (1): so many jobs one after the other, each going on where time ended
-# the one before; DEPENDENCY (such as afterok:17); JOB_NAME (the experiment's, with its seed); LOGS
+# the one before; SIGNAL_SECONDS (300): so long before TIME ends, or before a preemption where the cluster does so, the
+# run is asked to write a checkpoint at the end of its iteration and to end; DEPENDENCY (such as afterok:17); JOB_NAME (the experiment's, with its seed); LOGS
 # (<directory>/logs); SBATCH_ARGUMENTS (further ones). What job.sh next to this reads, and APP_SEED, APP_DIRECTORY and
 # APP_EXPERIMENT_NAME, go along. PYTHON (default .venv's) looks at the configuration before anything is queued.
 set -euo pipefail
@@ -23,7 +24,8 @@ whole() { # NAME VALUE
     case "$2" in '' | *[!0-9]* | 0*) refuse "$1 is '$2'; it must be a whole number above 0" ;; esac
 }
 NODES=${NODES:-1} GPUS_PER_NODE=${GPUS_PER_NODE:-8} CPUS_PER_NODE=${CPUS_PER_NODE:-96} JOBS=${JOBS:-1}
-for name in NODES GPUS_PER_NODE CPUS_PER_NODE JOBS; do whole $name "${!name}"; done
+SIGNAL_SECONDS=${SIGNAL_SECONDS:-300}
+for name in NODES GPUS_PER_NODE CPUS_PER_NODE JOBS SIGNAL_SECONDS; do whole $name "${!name}"; done
 command -v sbatch >/dev/null || refuse "there is no sbatch here: this is for a SLURM cluster's login node"
 python=${PYTHON:-.venv/bin/python}
 command -v "$python" >/dev/null || refuse "there is no $python: run TREETUNE_DEVICE=nvidia ./scripts/setup.sh first"
@@ -39,6 +41,8 @@ mkdir -p "$logs"
 
 options=(
     --parsable --export=ALL --requeue --open-mode=append
+    # To all steps of the job, and so to each node's `treetune run`, which asks its ranks.
+    --signal="USR1@$SIGNAL_SECONDS"
     --job-name="${JOB_NAME:-$experiment-$seed}"
     --output="$logs/slurm-%j.out"
     --nodes="$NODES" --ntasks-per-node=1

@@ -7,6 +7,7 @@ the configuration has been found to be right.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import time
@@ -77,15 +78,23 @@ def _failed(error: Exception, code: int, options: argparse.Namespace) -> int:
     log_file: Path | None = getattr(options, "log_file", None)
     text = "".join(traceback.format_exception(error))
     words = str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.errno and error.filename is not None:  # the system's own words
-        words = why_not_written(error, Path.cwd())
+    if isinstance(error, OSError) and error.errno:  # the system's own words
+        if error.filename is not None:
+            words = why_not_written(error, Path.cwd())
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT) and log_file is not None:
+            # A write to an open file doesn't say to which. A run writes below its own folder.
+            words = why_not_written(error, log_file.parent)
     print(f"{where}{options.command} failed: {words}", file=sys.stderr)
     if options.debug:
         print(text, file=sys.stderr)
     elif log_file is not None and log_file.is_file():
-        with log_file.open("a", encoding="utf-8") as file:
-            file.write(text)
-        print(f"{where}the traceback is at the end of {log_file}", file=sys.stderr)
+        try:
+            with log_file.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError:  # the disk that the run failed on, perhaps
+            print(f"{where}--debug shows the traceback, which {log_file} has no room for", file=sys.stderr)
+        else:
+            print(f"{where}the traceback is at the end of {log_file}", file=sys.stderr)
     else:
         print(f"{where}--debug shows the traceback", file=sys.stderr)
     return code

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,24 +37,41 @@ def rank(*machines: str, number: int = 0) -> Any:
     )
 
 
+def weights_folders(
+    experiment: Path, purpose: str, *machines: str, in_memory: bool = True
+) -> list[tuple[Path, Path, bool]]:
+    """What `weights_folder` returns to each rank. Ranks are threads, which exchange what they made."""
+    everyones: dict[int, Any] = {}
+    all_are_there = threading.Barrier(len(machines), timeout=60)
+
+    def of_rank(number: int) -> tuple[Path, Path, bool]:
+        def exchange(name: str, own: Any) -> list[Any]:
+            everyones[number] = own
+            all_are_there.wait()
+            return [everyones[other] for other in range(len(machines))]
+
+        ranks = rank(*machines, number=number)
+        ranks.exchange = exchange
+        return weights_folder(experiment, purpose, ranks, in_memory)
+
+    with ThreadPoolExecutor(len(machines)) as threads:
+        return list(threads.map(of_rank, range(len(machines))))
+
+
 @pytest.mark.parametrize("purpose", ["run", "evaluation-0"])
 def test_each_machine_has_weights_in_its_memory_and_all_meet_beside_the_experiment(
     tmp_path: Path, purpose: str
 ) -> None:
-    def of(*machines: str, in_memory: bool = True) -> list[tuple[Path, Path, bool]]:
-        ranks = [rank(*machines, number=number) for number in range(len(machines))]
-        return [weights_folder(tmp_path, purpose, one, in_memory) for one in ranks]
-
     memory = Path("/dev/shm")
-    found = of("a", "a", "b", "b")
-    folders, meetings, writes = zip(*found, strict=True)
+    of_each = weights_folders(tmp_path, purpose, "a", "a", "b", "b")
+    folders, meetings, writes = zip(*of_each, strict=True)
     assert writes == (True, False, True, False), "the first rank of each machine"
     assert folders[0] == folders[1] != folders[2] == folders[3], "machines may be containers on one"
     assert {folder.parent for folder in folders} == {memory} and all(folder.is_dir() for folder in folders)
     assert len({*meetings}) == 1 and meetings[0].parent == tmp_path and meetings[0].is_dir()
-    ((alone, meeting, writes_alone),) = of("a")
+    ((alone, meeting, writes_alone),) = weights_folders(tmp_path, purpose, "a")
     assert (alone.parent, meeting, writes_alone) == (memory, alone, True)
-    shared = of("a", "b", in_memory=False)
+    shared = weights_folders(tmp_path, purpose, "a", "b", in_memory=False)
     assert [one[:2] for one in shared] == 2 * [(meetings[0], meetings[0])], "a folder that all see"
     assert [one[2] for one in shared] == [True, False]
     for folder in {*folders, alone}:

@@ -92,6 +92,7 @@ def test_an_experiment_is_queued_with_what_the_reference_asks_for(cluster: Clust
         "--gpus-per-node=8 --cpus-per-task=96 --mem=1000G --time=3-00:00:00 --dependency=singleton",
         " --exclusive ",
         "--requeue",
+        "--signal=USR1@300",
     ):
         assert words in asked
     assert asked.endswith(" scripts/slurm/job.sh configs/quickstart/grpo.jsonnet")
@@ -103,7 +104,7 @@ def test_all_that_is_asked_for_can_be_set(cluster: Cluster) -> None:
         "submit.sh", "configs/quickstart/grpo.jsonnet", "run_evaluation", "run_analyzers",
         GPUS_PER_NODE="2", CPUS_PER_NODE="16", MEMORY="200G", TIME="1:00:00", PARTITION="short", ACCOUNT="us",
         QOS="low", JOBS="3", DEPENDENCY="afterok:4", JOB_NAME="mine", LOGS="logs",
-        SBATCH_ARGUMENTS="--constraint=h100 --comment=x",
+        SBATCH_ARGUMENTS="--constraint=h100 --comment=x", SIGNAL_SECONDS="900",
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "19\n"), done.stderr
     asked = cluster.asked("sbatch")
@@ -111,6 +112,7 @@ def test_all_that_is_asked_for_can_be_set(cluster: Cluster) -> None:
     for words in (
         "--job-name=mine --output=logs/slurm-%j.out --nodes=1 ",
         "--gpus-per-node=2 --cpus-per-task=16 --mem=200G --time=1:00:00 --dependency=singleton,afterok:4 ",
+        " --signal=USR1@900 ",
         "--partition=short --account=us --qos=low --constraint=h100 --comment=x scripts/slurm/job.sh",
     ):
         assert words in asked[0]
@@ -126,6 +128,7 @@ GRPO = "configs/quickstart/grpo.jsonnet"
     [
         (f"submit.sh {GRPO}", {"NODES": "two"}, "NODES is 'two'; it must be a whole number"),
         (f"submit.sh {GRPO}", {"JOBS": "0"}, "JOBS is '0'"),
+        (f"submit.sh {GRPO}", {"SIGNAL_SECONDS": "soon"}, "SIGNAL_SECONDS is 'soon'"),
         (f"submit.sh {GRPO}", {"PYTHON": "no-such"}, "there is no no-such: run TREETUNE_DEVICE"),
         ("submit.sh configs/quickstart/gpro.jsonnet", {}, "no such file"),
         ("threadweaver.sh", {}, "usage: scripts/slurm/threadweaver.sh parallel|sequential"),

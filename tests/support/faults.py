@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import shutil
 import signal
 import socket
@@ -19,13 +18,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Literal
 
 from treetune.inference.guard import descendants
 from treetune.processes.lifetime import Process, process_fields
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.weights_folder import weights_folder
+from treetune.runtime.weights_folder import remembered_folder
 from treetune.store.journal import read_rows
 
 ROOT = Path(__file__).parents[2]
@@ -62,11 +60,10 @@ class Experiment:
 
     @property
     def weights_folder(self) -> Path:
-        another: Any = SimpleNamespace(
-            rank=1, is_first=False, barrier=lambda name: None, machines=lambda: 2 * [platform.node()]
-        )
-        folder, _, _ = weights_folder(self.directory.path, "run", another)
-        return folder
+        """The folder of weights that the run's present start has made, or the last one did."""
+        remembered = list(self.directory.path.glob(".treetune-*"))
+        there = [folder for file in remembered if (folder := remembered_folder(file)) is not None]
+        return there[0] if there else self.directory.path / "no weights folder"
 
     def start(self, command: str = "run_iteration_loop", *overrides: str) -> Running:
         """Starts the command as the README says, in a process group of its own."""

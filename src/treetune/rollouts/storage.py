@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treetune.rollouts.numbers import by_group
-from treetune.store.checksums import SEALED, SealingFile, verify_once, verify_stream
+from treetune.store.checksums import SEALED, Damaged, SealingFile, verify_once, verify_stream
 from treetune.store.files import whole_file
 from treetune.vocabulary import Column, Columnar, Episode, Trajectory
 
@@ -38,12 +38,16 @@ SIGNALS_REMEDY = "delete it: nothing is trained on it"
 # Episodes and trajectories
 
 
-def write_episodes(path: Path, episodes: Sequence[Episode], codec: TextCodec | None = None) -> None:
-    """Writes one column per field of Episode; with a codec also `prompt`, its text."""
+def write_episodes(
+    path: Path, episodes: Sequence[Episode], codec: TextCodec | None = None, iteration: int | None = None
+) -> None:
+    """Writes one column per field of Episode; with a codec also `prompt`, its text. The file says of which
+    `iteration` it is."""
     from treetune.rollouts.rows import episode_columns, episode_schema
 
     with _sealed(path) as file:
-        _write_stream(file, "episodes", episodes, episode_schema(episodes, codec), episode_columns(codec))
+        schema = episode_schema(episodes, codec)
+        _write_stream(file, "episodes", episodes, schema, episode_columns(codec), iteration)
 
 
 def read_episodes(path: Path) -> list[Episode]:
@@ -76,13 +80,31 @@ class StoredEpisodes(Collection[Episode]):
         return any(episode == other for other in self)
 
 
-def write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
-    """Writes one column per field of Trajectory. Raises ValueError for problem data other than JSON's types
-    and tuples of them."""
+def write_trajectories(path: Path, trajectories: Sequence[Trajectory], iteration: int | None = None) -> None:
+    """Writes one column per field of Trajectory; the file says of which `iteration` it is. Raises ValueError
+    for problem data other than JSON's types and tuples of them."""
     from treetune.rollouts.rows import trajectory_columns, trajectory_schema
 
     with _sealed(path) as file:
-        _write_stream(file, "trajectories", trajectories, trajectory_schema(trajectories), trajectory_columns)
+        schema = trajectory_schema(trajectories)
+        _write_stream(file, "trajectories", trajectories, schema, trajectory_columns, iteration)
+
+
+def refuse_another_iterations(path: Path, iteration: int) -> None:
+    """Raises Damaged where a stream says of itself that another iteration wrote it. Files of earlier versions
+    don't say it."""
+    import pyarrow as pa
+
+    try:
+        with path.open("rb") as file, pa.ipc.open_stream(file) as reader:
+            written = (reader.schema.metadata or {}).get(b"iteration")
+    except (pa.ArrowException, OSError):
+        return  # whoever reads it says what is wrong with it
+    if written is not None and int(written) != iteration:
+        raise Damaged(
+            f"{path} is of iteration {int(written) + 1} and lies in the folder of iteration {iteration + 1}:"
+            " put the folders back as they were, or delete this file, and the same command makes it again"
+        )
 
 
 def read_trajectories(path: Path) -> list[Trajectory]:
@@ -240,11 +262,21 @@ def _sealed(path: Path) -> Iterator[SealingFile]:
         sealing.seal()
 
 
-def _write_stream(sink: Any, kind: str, rows: Sequence[Any], schema: pa.Schema, columns: ToColumns) -> None:
+def _write_stream(
+    sink: Any,
+    kind: str,
+    rows: Sequence[Any],
+    schema: pa.Schema,
+    columns: ToColumns,
+    iteration: int | None = None,
+) -> None:
     import pyarrow as pa
 
     # A stream that was cut between two batches looks whole to Arrow: the number of rows tells.
-    schema = schema.with_metadata({"treetune": kind, "rows": str(len(rows)), SEALED: ""})
+    about: dict[str | bytes, str] = {"treetune": kind, "rows": str(len(rows)), SEALED: ""}
+    if iteration is not None:
+        about["iteration"] = str(iteration)
+    schema = schema.with_metadata(about)
     starts = range(0, len(rows), ROWS_PER_BATCH)
     batches = (columns(rows[start : start + ROWS_PER_BATCH], schema) for start in starts)
     _write_batches(sink, schema, (pa.RecordBatch.from_arrays(batch, schema=schema) for batch in batches))

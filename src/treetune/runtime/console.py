@@ -3,6 +3,7 @@ time."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import sys
@@ -45,7 +46,7 @@ class Console:
         self._file: logging.Handler | None = None
         if log_file is not None:
             log_file.parent.mkdir(parents=True, exist_ok=True)
-            self._file = logging.FileHandler(log_file)
+            self._file = LogFile(log_file)
             self._add(self._file, "%(asctime)s %(levelname)s %(message)s")
         if visible:
             self._add(logging.StreamHandler(sys.stderr), "%(message)s")
@@ -109,9 +110,23 @@ class Console:
     def close(self) -> None:
         for handler in self._handlers:
             self.log.removeHandler(handler)
-            handler.close()
+            with contextlib.suppress(OSError):  # what a full disk kept from being written
+                handler.close()
         self._handlers = []
         self.timeline.close()
+
+
+class LogFile(logging.FileHandler):
+    """A run's log. Where it can't be written, people are told once, and the run goes on: what failed on the
+    same disk has a message of its own, which logging's tracebacks would bury."""
+
+    _was_told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not self._was_told:
+            self._was_told = True
+            print(f"{self.baseFilename} can't be written ({error}): its lines end here", file=sys.stderr)
 
 
 @dataclass

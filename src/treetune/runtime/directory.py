@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from treetune.store.checksums import Damaged, read_record, record_of, sealed, verify_once
+from treetune.store.checksums import SUMS, Damaged, digest_of, read_record, record_of, sealed, verify_once
 from treetune.vocabulary import Metrics
 
 if TYPE_CHECKING:
@@ -104,6 +104,19 @@ class ExperimentDirectory:
             return bool(read_record(self.checkpoint(i) / "state.json", "").get("regular", True))
         except (Damaged, FileNotFoundError):  # damaged, or deleted meanwhile: whoever reads it says so
             return True
+
+    def refuse_misplaced_checkpoint(self, i: int) -> None:
+        """Raises Damaged where a checkpoint's folder, or a part of it, is another checkpoint's."""
+        folder = self.checkpoint(i)
+        state = read_record(folder / "state.json", f"delete {folder}")
+        refuse_misplaced(state, folder / "state.json", i)
+        for part, digest in state.get("parts", {}).items():
+            sums = folder / part / SUMS
+            if sums.is_file() and digest_of(sums) != digest:
+                raise Damaged(
+                    f"{folder / part} is not what this checkpoint was written with: put it back, or delete"
+                    f" {folder}"
+                )
 
     def resumables(self) -> list[int]:
         """Returns the checkpoints that hold a trainer's state, oldest first."""
@@ -201,6 +214,17 @@ def _locks(file: IO[str], tries: int = LOCK_TRIES) -> bool:
         else:
             return True
     return False
+
+
+def refuse_misplaced(record: Mapping[str, Any], path: Path, i: int) -> None:
+    """Raises Damaged where a record says of itself that it is another iteration's. Those of earlier versions
+    don't say it."""
+    says = record.get("iteration", i)
+    if says != i:
+        raise Damaged(
+            f"{path} was written as number {says} and lies in the folder of number {i}: put the folders of"
+            f" {path.parent.parent} back as they were, or delete {path.parent}"
+        )
 
 
 def metrics_row(iteration: int, wall_time: float, metrics: Metrics) -> dict[str, Any]:

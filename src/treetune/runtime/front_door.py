@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ import psutil
 
 from treetune.processes.lifetime import CHECKPOINT, ENDING, PR_SET_PDEATHSIG, STARTED_BY
 from treetune.runtime.machine import gpus
+from treetune.store import held_folders
+from treetune.store.files import remove_folder
 
 MAIN = Path(__file__).resolve().parents[1] / "main.py"
 END_S = 60.0
@@ -70,7 +73,9 @@ def start_ranks(
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
     devices: Sequence[str] = gpus()[:ranks]
-    environment = {**os.environ, STARTED_BY: str(os.getpid()), "OMP_NUM_THREADS": threads_each(ranks)}
+    meeting = tempfile.mkdtemp(prefix=f"{held_folders.PREFIX}meeting-")
+    environment = {**os.environ, STARTED_BY: str(os.getpid()), held_folders.MEETING: meeting}
+    environment["OMP_NUM_THREADS"] = threads_each(ranks)
     if not devices:
         devices = [str(i) for i in range(ranks)]
         # DeepSpeed warns three times where it has to find out itself that there is no accelerator.
@@ -108,6 +113,7 @@ def start_ranks(
         signal.signal(number, pass_on)
     code = launcher.wait()
     _wait_for_group(launcher.pid)
+    remove_folder(Path(meeting))
     if code and passed_on:
         return 128 + passed_on[0]
     # The launcher hands on a rank's code; a signal's is negative, and as an exit code counted from 256.

@@ -29,6 +29,7 @@ from treetune.rollouts.storage import (
     episodes_to_bytes,
     read_episodes,
     read_trajectories,
+    refuse_another_iterations,
     trajectories_from_bytes,
     trajectories_to_bytes,
     write_episodes,
@@ -38,7 +39,13 @@ from treetune.rollouts.storage import (
 from treetune.rollouts.values import EarlyContinuations
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
-from treetune.runtime.directory import EPISODES, SAMPLED_TOKENS, is_generated, samples_in
+from treetune.runtime.directory import (
+    EPISODES,
+    SAMPLED_TOKENS,
+    is_generated,
+    refuse_misplaced,
+    samples_in,
+)
 from treetune.runtime.machine import memory_in_use
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
@@ -78,6 +85,7 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection
     path = folder / EPISODES
     episodes: Collection[Episode]
     if is_generated(session.directory, iteration):
+        refuse_another_iterations(path, iteration)
         metrics = _read_phase(folder / "rollout.json", clock, "generation")
         metrics |= _read_phase(folder / "credit.json", clock, "credit")
         episodes = read_episodes(path) if ranks.world_size == 1 else StoredEpisodes(path)
@@ -97,7 +105,7 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection
                 write_tokens(tokens, model.codec, 1 + max(model.tokenizer.get_vocab().values()))
             (folder / SIGNALS).unlink(missing_ok=True)  # of episodes that somebody has deleted
             # Last: from here on, both phases are done.
-            write_episodes(path, selected, model.codec)
+            write_episodes(path, selected, model.codec, iteration)
         episodes = selected if ranks.world_size == 1 else stored_for_all(ranks, path)
     if config.rollout.needs_engine:
         seconds = sum(clock.seconds[phase] for phase, count in clock.tokens.items() if count)
@@ -113,6 +121,7 @@ def _roll_out(
     session = sampler.session
     config, ranks, folder = session.config, session.ranks, session.directory.iteration(iteration)
     if (folder / "trajectories.arrow").is_file():
+        refuse_another_iterations(folder / "trajectories.arrow", iteration)
         metrics = _read_phase(folder / "rollout.json", clock, "generation", "credit")
         return own_trees(ranks, read_trajectories(folder / "trajectories.arrow")), metrics, None
     everything = session.train_problems
@@ -163,7 +172,7 @@ def _roll_out(
         # The seconds of early continuations stay credit's, should this process not come to its end.
         _write_phase(folder / "rollout.json", metrics, clock, "generation", "credit")
         if config.rollout.needs_engine:
-            write_trajectories(folder / "trajectories.arrow", answers)
+            write_trajectories(folder / "trajectories.arrow", answers, iteration)
     ranks.barrier("trajectories written")
     return trees, metrics, early
 
@@ -307,13 +316,15 @@ def _journal(sampler: Sampler, folder: Path, phase: str) -> Path | None:
 def _write_phase(path: Path, metrics: Metrics, clock: Clock, phase: str, *begun: str) -> None:
     """Writes a finished phase's metrics, seconds and tokens, with those of phases that have `begun`."""
     counts = {one: {"seconds": clock.seconds[one], "tokens": clock.tokens[one]} for one in (phase, *begun)}
-    write_record(path, counts.pop(phase) | {"metrics": metrics} | counts)
+    about = {"iteration": int(path.parent.name), "metrics": metrics}
+    write_record(path, counts.pop(phase) | about | counts)
 
 
 def _read_phase(path: Path, clock: Clock, phase: str, begun: str | None = None) -> Metrics:
     """Returns a finished phase's metrics, and adds its seconds and tokens to the clock, with those of the
     phase that had `begun`."""
     record = read_record(path, f"delete {path.parent} but for its journal/, and give the command again")
+    refuse_misplaced(record, path, int(path.parent.name))
     # Runs of earlier versions didn't count tokens, nor what of a phase was done in another.
     counts = {phase: record} | ({begun: record.get(begun, {})} if begun else {})
     for name, counted in counts.items():

@@ -39,14 +39,17 @@ from treetune.runtime.directory import (
     is_last,
     iterations_of,
     metrics_row,
+    refuse_misplaced,
 )
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.runtime.sinks import Mirrors
 from treetune.store.checksums import (
+    SUMS,
     Damaged,
     config_hash,
     damage_of,
+    digest_of,
     read_record,
     seal_folder,
     sealed,
@@ -87,8 +90,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
         session.console.say(f"continuing after iteration {start} of {config.iterations}{again}")
     session.done = session.kept = start
     if session.ranks.is_first:
-        rows = [directory.iteration(i) / "metrics.json" for i in range(start)]
-        lines = [json.dumps(sealed(read_record(row, METRICS_REMEDY))) + "\n" for row in rows if row.is_file()]
+        lines = [json.dumps(sealed(row)) + "\n" for row in history(directory, start)]
         write_text(directory.metrics, "".join(lines))
     return start
 
@@ -121,6 +123,7 @@ def _whole(session: Session) -> int:
     Damaged where only damaged ones are left."""
     directory, damaged = session.directory, list[str]()
     for number in reversed(directory.resumables()):
+        directory.refuse_misplaced_checkpoint(number)
         damage = damage_of(directory.checkpoint(number) / "trainer")
         if damage is None:
             for message in damaged:
@@ -300,6 +303,9 @@ class Record:
                     "iteration": done,
                     "config": config_hash(session.plain_config),
                     "regular": regular,
+                    "parts": {
+                        part.name: digest_of(part / SUMS) for part in beside.iterdir() if part.is_dir()
+                    },
                 }
                 write_record(beside / "state.json", state)
                 replace_folder(beside, place)
@@ -442,8 +448,14 @@ def kept_for_good(config: PolicyIteration, directory: ExperimentDirectory) -> in
 
 def history(directory: ExperimentDirectory, done: int) -> list[dict[str, Any]]:
     """Returns the rows of the first `done` iterations, from the iterations' own files."""
-    files = (directory.iteration(i) / "metrics.json" for i in range(done))
-    return [read_record(file, METRICS_REMEDY) for file in files if file.is_file()]
+    rows = []
+    for i in range(done):
+        path = directory.iteration(i) / "metrics.json"
+        if path.is_file():
+            row = read_record(path, METRICS_REMEDY)
+            refuse_misplaced(row, path, i)
+            rows.append(row)
+    return rows
 
 
 def _done(rows: list[dict[str, Any]]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ from treetune.inference.base import Chunk, TransferMethod
 from treetune.inference.settings import ON_THE_DEVICE, SETTING, VERSIONS
 from treetune.store import held_folders
 from treetune.store.checksums import digest_of_weights
-from treetune.store.files import new_own_folder
+from treetune.store.files import new_own_folder, remove_folder, write_text
 from treetune.store.held_folders import MEMORY
 from treetune.trainers.ranks import Ranks
 
@@ -174,6 +175,7 @@ class WeightsFolder:
 
         if version == 0:
             return self._session.model.weights()
+        self._session.directory.refuse_misplaced_checkpoint(version)
         return read_policy(self._session.directory.checkpoint(version) / "policy")
 
     def keep_only(self, version: int) -> None:
@@ -186,7 +188,7 @@ class WeightsFolder:
 
     def remove(self) -> None:
         for folder in (self.path, self.meeting):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
 
     @property
     def _start_model(self) -> Path:
@@ -234,28 +236,63 @@ def weights_folder(
     writes the weights.
 
     With `in_memory` each machine has a folder of its own, otherwise all ranks share one, beside the
-    experiment. The name is the experiment's. What killed runs left in memory is cleared by the next start of
-    any. Nobody else can look into it. Raises ValueError where it is another user's.
+    experiment. In memory, where any user may put something, the name is random, so that nobody can be there
+    first; the experiment's folder remembers it for the next start, which deletes what a killed run left.
+    Nobody else can look into it. Raises ValueError where it is another user's.
     """
     machines = ranks.machines()
     here, several = machines[ranks.rank], len(set(machines)) > 1
 
     def named(*words: str) -> str:
-        return "treetune-" + hashlib.blake2b(" ".join(words).encode(), digest_size=8).hexdigest()
+        return held_folders.PREFIX + hashlib.blake2b(" ".join(words).encode(), digest_size=8).hexdigest()
 
     # Evaluators on several machines may share the experiment's file system, and machines that are containers
     # one memory.
     identity = [str(experiment.resolve()), purpose, *([] if purpose == "run" else [machines[0]])]
-    base = MEMORY if in_memory and os.access(MEMORY, os.W_OK) else experiment
-    folder = base / named(*identity, *([here] if several and in_memory else []))
-    meeting = experiment / named(*identity) if several else folder
+    of_machine = named(*identity, *([here] if several and in_memory else []))
     writes = machines.index(here) == ranks.rank if in_memory else ranks.is_first
+    folder: Path | None = None
     if writes:
         held_folders.sweep()
-    for made in {*([folder] if writes else []), *([meeting] if ranks.is_first else [])}:
-        shutil.rmtree(made, ignore_errors=True)
-        new_own_folder(made)
-    if writes and base == MEMORY:
-        held_folders.hold(folder)
+        remembered = experiment / f".{of_machine}"
+        if in_memory and os.access(MEMORY, os.W_OK):
+            _delete_remembered(remembered)
+            folder = held_folders.new_in_memory()
+            write_text(remembered, str(folder))
+        else:
+            folder = experiment / of_machine
+            remove_folder(folder)
+            new_own_folder(folder)
+    made = ranks.exchange("weights folders", (here, None if folder is None else str(folder)))
+    # Without memory, the first rank's folder is everybody's.
+    paths = [path for machine, path in made if path is not None and (machine == here or not in_memory)]
+    folder = Path(paths[0])
+    meeting = folder
+    if several:
+        meeting = experiment / named(*identity)
+        if ranks.is_first and meeting != folder:
+            remove_folder(meeting)
+            new_own_folder(meeting)
     ranks.barrier("the weights folder is empty")
     return folder, meeting, writes
+
+
+def remembered_folder(remembered: Path) -> Path | None:
+    """Returns the folder in memory whose name a run's last start has kept in a file; None where there is none
+    that can be this user's."""
+    try:
+        folder = Path(remembered.read_text())
+        about = folder.lstat()
+    except (OSError, ValueError):
+        return None
+    is_ours = about.st_uid == os.geteuid() and stat.S_ISDIR(about.st_mode)
+    is_one_of_these = folder.parent == MEMORY and folder.name.startswith(held_folders.PREFIX)
+    return folder if is_ours and is_one_of_these else None
+
+
+def _delete_remembered(remembered: Path) -> None:
+    """Deletes the folder that a killed run has left in memory. The run's lock says that nobody uses it."""
+    folder = remembered_folder(remembered)
+    if folder is not None:
+        remove_folder(folder)
+    remembered.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -44,7 +45,7 @@ def why_not_written(error: BaseException, path: Path) -> str:
         return f"{path} is a folder where a file belongs: move it away"
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{path} can't be written by this user ({os.strerror(number)}): give another folder, or rights"
-    if number == errno.ENOSPC:
+    if number == errno.ENOSPC or (number is None and not space.f_bavail):
         return f"there is no room left on the file system of {there} ({free}): make room"
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     limit = f", and a file may have {largest} bytes (raise `ulimit -f`)" if largest >= 0 else ""
@@ -109,6 +110,22 @@ def new_own_folder(path: Path) -> None:
             f"{path} is there already, of user {path.lstat().st_uid}, and could not be deleted: have it"
             " deleted, or give the experiment another name (APP_EXPERIMENT_NAME)"
         ) from error
+
+
+def remove_folder(path: Path) -> None:
+    """Deletes what is at a path, be it a folder or something that somebody put in its place.
+
+    Python's rmtree opens the path first, and waits for ever for the other end of a named pipe.
+    """
+    try:
+        is_folder = stat.S_ISDIR(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if is_folder:
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

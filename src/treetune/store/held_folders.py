@@ -12,7 +12,17 @@ from pathlib import Path
 PREFIX = "treetune-"
 """Names of these folders begin with it."""
 MEMORY = Path("/dev/shm")
+MEETING = "TREETUNE_MEETING"
+"""The variable that names the folder in which the ranks meet that `treetune run` starts: a random name."""
 _LOCK = "held"
+
+
+def new_in_memory() -> Path:
+    """Makes a folder in memory that this process holds, with a random name that nobody can guess, and that
+    nobody else can look into."""
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY))
+    hold(folder)
+    return folder
 
 
 def hold(folder: Path) -> None:

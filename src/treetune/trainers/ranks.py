@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -148,16 +149,21 @@ class Meeting:
 
 
 def _private_folder(port: str, rank: int) -> Path:
-    """A folder of this user's for the ranks that one launcher has started. Raises ValueError where another
-    user has it."""
-    launcher = psutil.Process(os.getppid())
-    name = f"{held_folders.PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
-    folder = Path(tempfile.gettempdir()) / name
-    folder.mkdir(mode=0o700, exist_ok=True)
+    """Returns a folder of this user's for the ranks that one launcher has started. Raises ValueError where
+    another user has it."""
+    if held_folders.MEETING in os.environ:
+        folder = Path(os.environ[held_folders.MEETING])
+    else:
+        # Another launcher's ranks know of each other only who started them.
+        launcher = psutil.Process(os.getppid())
+        name = f"{held_folders.PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
+        folder = Path(tempfile.gettempdir()) / name
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
     about = folder.lstat()
     if about.st_uid != os.geteuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
         raise ValueError(
-            f"{folder}, where the ranks meet, is of user {about.st_uid} or open to others: have it"
+            f"{folder}, where the ranks meet, is of user {about.st_uid}, open to others or no folder: have it"
             " deleted, or set TMPDIR to a folder of your own"
         )
     if rank == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,7 +18,8 @@ from treetune.contracts import Finding
 from treetune.inference.base import Completion, EngineLaunch, Request, SamplingParams
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import ModelSource
-from treetune.store.files import new_own_folder
+from treetune.store import held_folders
+from treetune.store.files import new_own_folder, remove_folder
 from treetune.vocabulary import Problem
 from treetune_domains.endpoints.client import Client, EndpointError, Unanswered
 from treetune_domains.endpoints.settings import EndpointSettings
@@ -123,8 +124,6 @@ class Served(Policy):
         tokenizer = self.model.load_tokenizer(_no_alphabet)
         codec = self.model.codec(tokenizer)
         memory = _memory_folder(place)
-        shutil.rmtree(memory, ignore_errors=True)  # of a job that was killed
-        new_own_folder(memory)
         weights = memory / "weights"
         try:
             model = self.model.load_model(place.seed, _no_alphabet)
@@ -188,10 +187,14 @@ def _no_alphabet() -> str:
 
 
 def _memory_folder(place: AskingShard) -> Path:
-    """Returns the folder of the engine's weights: in memory where the machine has /dev/shm."""
-    name = hashlib.blake2b(str(place.folder.resolve()).encode(), digest_size=8).hexdigest()
-    memory = Path("/dev/shm")
-    return (memory if memory.is_dir() else place.folder) / f"treetune-difficulty-{name}"
+    """Makes the empty folder of the engine's weights: in memory where this user may write there."""
+    held_folders.sweep()  # those of jobs that were killed
+    if os.access(held_folders.MEMORY, os.W_OK):
+        return held_folders.new_in_memory()
+    folder = place.folder / "weights-in-the-engine"
+    remove_folder(folder)
+    new_own_folder(folder)
+    return folder
 
 
 @Policy.register("endpoint")

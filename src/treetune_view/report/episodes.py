@@ -131,7 +131,7 @@ class TreeSection(ReportSection):
         chosen = answers.sql(
             "SELECT problem FROM answers WHERE first_value IS NOT NULL GROUP BY problem"
             " HAVING count(DISTINCT answer) > 1"
-            " ORDER BY max(reward) - min(reward) DESC, max(advantage_size) DESC LIMIT 1"
+            " ORDER BY max(reward) - min(reward) DESC, max(advantage_size) DESC, problem LIMIT 1"
         )
         for row in chosen:
             group = [one for one in answers.group(source.name, row["problem"]) if one.step_values]
