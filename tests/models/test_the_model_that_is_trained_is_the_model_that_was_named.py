@@ -30,7 +30,19 @@ QUICK = ("log-probs", "dropout", "neighbours", "packed")
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", "granite", "cohere", "gemma2", "falcon_h1", "gpt2", "gptj", "opt", "seed_oss", "starcoder2"],
+    [
+        "llama",
+        "granite",
+        "cohere",
+        "gemma2",
+        "falcon_h1",
+        "gpt2",
+        "gptj",
+        "opt",
+        "seed_oss",
+        "starcoder2",
+        "phimoe",
+    ],
 )
 def test_an_architecture_is_computed_as_transformers_computes_it_or_refused_by_name(name: str) -> None:
     cells = sweep(name, QUICK)

@@ -60,7 +60,10 @@ DOUBLED = {"logits_scaling": 8.0, "logit_scale": 0.0625, "lm_head_multiplier": 0
 
 HYBRID = {"num_hidden_layers": 4}
 CASES: dict[str, dict[str, Any]] = {
+    "codegen": {"n_head": 4},
     "cohere2": {"num_hidden_layers": 4, "sliding_window": 16},
+    "deepseek_v3": {"head_dim": 16},
+    "diffllama": {"attention_dropout": 0.0},
     "falcon": {"num_kv_heads": 1, "alibi": False},
     "falcon_mamba": {"intermediate_size": 128},
     "gemma2": {"sliding_window": 16},
@@ -335,7 +338,9 @@ def check_reload(case: Case) -> Cell:
         case.model.save_pretrained(Path(folder, "model"))
         case.tokenizer.save_pretrained(Path(folder, "model"))
         try:
-            back = PretrainedModel(name_or_path=str(Path(folder, "model"))).load_in_parts(torch.float32)
+            attention = case.model.config._attn_implementation
+            source = PretrainedModel(name_or_path=str(Path(folder, "model")), attention=attention)
+            back = source.load_in_parts(torch.float32)
         except NotInParts as reason:
             return Cell("right", f"read whole: {reason}")
         read_whole(back)

@@ -447,13 +447,14 @@ def host_memory() -> int:
 
 def _temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
     """Yields the temperatures at which the policy is sampled, and their keys."""
-    evaluation = experiment.evaluation
+    evaluation = getattr(experiment, "evaluation", None)
     parts = {
-        "$.rollout": experiment.rollout,
-        "$.credit": experiment.credit,
-        "$.evaluation.rollout": evaluation.rollout,
-        **{f"$.evaluation.sets[{number}]": each for number, each in enumerate(evaluation.sets)},
+        "$.rollout": getattr(experiment, "rollout", None),
+        "$.credit": getattr(experiment, "credit", None),
+        "$.evaluation.rollout": getattr(evaluation, "rollout", None),
     }
+    for number, measured in enumerate(getattr(evaluation, "sets", ())):
+        parts[f"$.evaluation.sets[{number}]"] = measured
     for key, part in parts.items():
         temperature = getattr(part, "temperature", None)
         if isinstance(temperature, int | float):

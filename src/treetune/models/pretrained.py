@@ -278,6 +278,9 @@ class PretrainedModel(ModelSource):
 
     def _not_loaded(self, what: str, path: str, error: Exception) -> str:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "scaled_dot_product_attention" in first:
+            architecture = first.partition(" ")[0]
+            return f"{architecture} has no attention {self.attention!r}: set model.attention to 'eager'"
         return (
             f"the {what} of {self.name_or_path!r} could not be loaded from {path}: {first} "
             "If this is meant to be a directory, it is not there from here; if a name on the "
