@@ -25,6 +25,7 @@ LARGEST_TOP = 5000
 MOST_DIGITS = 400
 """Digits of a number as it is written."""
 
+BITS_OF_A_HUGE_GOLD = 600
 MOST_BITS_UNDER_ROOT = 1200
 MOST_BITS = 40_000
 """Binary digits of a number that is computed; of a larger one only the remainder by a prime."""
@@ -601,9 +602,17 @@ def equal_formulas(given: str, gold: str) -> bool:
         answer = read_expression(given)
     except NotAFormula:
         answer = None
+    except Absurd:
+        if expected is not None and expected.is_Rational and _bits(expected) > BITS_OF_A_HUGE_GOLD:
+            return same_residue(given, gold)
+        raise
     if answer is not None and expected is not None:
         return same_value(answer, expected)
     return _by_math_verify(given, gold)
+
+
+def _bits(number: Any) -> int:
+    return int(max(abs(number.p), number.q).bit_length())
 
 
 def same_residue(given: str, gold: str) -> bool:

@@ -357,7 +357,7 @@ def _equal_quantities(given: Scalar, gold: Scalar) -> bool:
 def _equal_times(given: Answer, gold: Answer, question: str) -> bool:
     """Compares times of the day; what may be a ratio as well is one where the question doesn't ask for a time."""
     clocks = [answer for answer in (gold, given) if isinstance(answer, Clock)]
-    is_time = clocks[0].is_time(question)
+    is_time = clocks[0].is_time(question) if isinstance(gold, Clock) else clocks[0].is_sure
     if len(clocks) == 2:
         if is_time or clocks[1].is_sure:
             return clocks[0].equals(clocks[1])

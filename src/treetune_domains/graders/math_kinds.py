@@ -25,7 +25,7 @@ class Clock:
 
     hour: int
     minute: int | None
-    second: int = 0
+    second: int | None = None
     half: str = ""
     is_sure: bool = True
 
@@ -43,15 +43,15 @@ class Clock:
         if match is None or (match["minute"] is None and match["half"] is None):
             return None
         hour, minute = int(match["hour"]), None if match["minute"] is None else int(match["minute"])
-        second = int(match["second"] or 0)
-        if hour > 24 or (minute or 0) >= _MOST_MINUTES or second >= _MOST_MINUTES:
+        second = None if match["second"] is None else int(match["second"])
+        if hour > 24 or (minute or 0) >= _MOST_MINUTES or (second or 0) >= _MOST_MINUTES:
             return None
         half = _half_of_day(match["half"] or "")
         if half and not 1 <= hour <= 12:
             return None
         if minute is None and not half:
             minute = 0  # three o'clock
-        leading_zero = (match["minute"] or "").startswith("0")
+        leading_zero = any((match[part] or "").startswith("0") for part in ("minute", "second"))
         is_sure = bool(match["half"]) or leading_zero
         return cls(hour, minute, second, half, is_sure)
 
@@ -61,14 +61,14 @@ class Clock:
             return True
         if _ASKS_FOR_RATIO.search(question):
             return False
-        return math.gcd(self.hour, self.minute or 0) != 1  # a ratio is given in its lowest terms
+        return math.gcd(self.hour, self.minute or 0, self.second or 0) != 1  # a ratio is given in its lowest terms
 
     def equals(self, other: Clock) -> bool:
         """Compares two times; a half of the day that one of them leaves out is what the other says."""
         if (self.minute is None) != (other.minute is None):
             if not (self.half and other.half) or (self.minute or 0) or (other.minute or 0):
                 return False
-        if (self.minute or 0, self.second) != (other.minute or 0, other.second):
+        if (self.minute or 0, self.second or 0) != (other.minute or 0, other.second or 0):
             return False
         if self.half and other.half:
             return (self.hour, self.half) == (other.hour, other.half)
@@ -82,7 +82,8 @@ class Clock:
         return self.hour % 12 + (12 if self.half == "pm" else 0)
 
     def ratio(self) -> Ratio:
-        return Ratio((str(self.hour), str(self.minute or 0)))
+        parts = (self.hour, self.minute or 0) if self.second is None else (self.hour, self.minute or 0, self.second)
+        return Ratio(tuple(str(part) for part in parts))
 
 
 def _half_of_day(words: str) -> str:

@@ -92,6 +92,7 @@ _DRESS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\\end\{array\}", r"\\end{matrix}"),
         (r"\\(?:begin|end)\{(?:align|aligned|gather|gathered|equation|split)\*?\}", " "),
         (r"\*\*", "^"),
+        (r"\\text ?\{[ .,]*\}", " "),
         (r"\\text ?\{ ?(\^\\circ ?)([CF]?) ?\}", r"\1\2"),
         (r"\^\\circ ?\\text ?\{ ?([CF]) ?\}", r"^\\circ \1"),
         (r"(?<=\d) ?(?:\\text ?\{ ?[x*] ?\}|x) ?(?=10 ?\^)", r"\\times "),

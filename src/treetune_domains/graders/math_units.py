@@ -301,9 +301,21 @@ def _split_words(text: str) -> tuple[str, str]:
         return "", ""
     number, words = text[: plain.start()].strip(), plain["unit"].strip()
     first_word = re.split(r"[ /^.]", words)[0]
+    if _is_product(first_word, words, plain["gap"]):
+        return "", ""
     if first_word in _NO_UNITS or not re.fullmatch(r"[-+.,:\d/ {}()!\\a-z^]*", number):
         return "", ""
     return number, words.replace("{", "").replace("}", "")
+
+
+_WRITTEN_TO_THE_NUMBER = {"cm", "mm", "km", "kg", "mg", "ft", "in", "lb", "oz", "hr", "mi", "ml", "yd"}
+
+
+def _is_product(first_word: str, words: str, gap: str) -> bool:
+    """Returns whether letters behind a number are variables, as in ``5nb``, and no unit or noun."""
+    if len(first_word) == 2 and not gap:
+        return first_word.lower() not in _WRITTEN_TO_THE_NUMBER
+    return _look_up(first_word) is None and not any(len(word) > 3 for word in re.findall(r"[A-Za-z]+", words))
 
 
 def _measured(number: str, words: str) -> Scalar | None:
