@@ -13,7 +13,8 @@ from typing import Any
 
 from treetune.runtime.console import Console
 from treetune.store.files import whole_file, write_json
-from treetune.tasks.rows import as_text, missing
+from treetune.tasks.row_values import text_of_value
+from treetune.tasks.rows import missing
 from treetune.tasks.sources import json_lines
 from treetune_data.asking import Asker, Ledger, OutOfBudget, Questions
 from treetune_data.parallel_solutions import make_parallel
@@ -103,7 +104,9 @@ class _Making:
         fields = self.pipeline.problem_field, self.pipeline.solution_field
         for number, (place, row) in enumerate(json_lines(self.source)):
             wrong = missing(row, fields[0]) or missing(row, fields[1])
-            problem, text = ("", "") if wrong else (as_text(row[fields[0]]), as_text(row[fields[1]]))
+            problem, text = (
+                ("", "") if wrong else (text_of_value(row[fields[0]]), text_of_value(row[fields[1]]))
+            )
             yield _Solution(number, place, row, problem, text, wrong)
 
     def _path(self, number: int) -> Path:

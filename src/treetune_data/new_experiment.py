@@ -13,7 +13,8 @@ from typing import Any
 from treetune.cli.command import built, evaluated
 from treetune.config.jsonnet import CONFIGS, find_file
 from treetune.store.files import whole_folder, write_text
-from treetune.tasks.rows import as_text, missing
+from treetune.tasks.row_values import text_of_value
+from treetune.tasks.rows import missing
 from treetune.tasks.sources import read_rows
 from treetune_data.scoring import score_responses
 
@@ -110,7 +111,7 @@ def _configuration(
         lines += [f"  model: {{ type: 'pretrained', name_or_path: {json.dumps(options.model)}{dtype} }},"]
     lines += ["}"]
     if rows:
-        problems, golds = ([as_text(row[name]) for row in rows] for name in fields)
+        problems, golds = ([text_of_value(row[name]) for row in rows] for name in fields)
         held_out = len(rows[::HELD_OUT])
         about = {
             "problem": fields[0],
@@ -130,10 +131,10 @@ def _configuration(
 def _write_rows(folder: Path, rows: list[dict[str, Any]], problem: str, gold: str) -> None:
     """Writes rows for training and for tests, the reward, and answers to three problems to try it on."""
     train = [row for number, row in enumerate(rows) if number % HELD_OUT]
-    other = next((as_text(row[gold]) for row in train if row[gold] != train[1][gold]), "")
+    other = next((text_of_value(row[gold]) for row in train if row[gold] != train[1][gold]), "")
     examples = [
         {"problem": row[problem], "gold": row[gold], "response": response}
-        for row, response in zip(train, [as_text(train[0][gold]), other, ""], strict=False)
+        for row, response in zip(train, [text_of_value(train[0][gold]), other, ""], strict=False)
     ]
     for name, some in {"train": train, "test": rows[::HELD_OUT], "examples": examples}.items():
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in some]

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, NamedTuple
 from treetune.store.files import whole_file
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
-from treetune.tasks.rows import JsonLines, as_text, missing
+from treetune.tasks.row_values import text_of_value
+from treetune.tasks.rows import JsonLines, missing
 from treetune.tasks.sources import json_lines
 from treetune.vocabulary import CORRECT_SCORE, Grade, Problem
 
@@ -169,10 +170,12 @@ def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
         raise ValueError(wrong)
     if not isinstance(row.get("response"), str):
         raise ValueError("it has no text under 'response'")
-    query = as_text(row["problem"])
+    query = text_of_value(row["problem"])
     prompt = task.prompted(query) if isinstance(task, JsonLines) else query
     data = {key: value for key, value in row.items() if key not in FIELDS}
-    return Problem(f"row/{number}", prompt, as_text(row["gold"]), data, domain=str(row.get("domain", "")))
+    return Problem(
+        f"row/{number}", prompt, text_of_value(row["gold"]), data, domain=str(row.get("domain", ""))
+    )
 
 
 def _graded(waiting: _Waiting, steps: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.store.files import whole_file
+from treetune.tasks.row_values import check_plain, is_empty, messages_in_text, text_of_value
 from treetune.tasks.sources import JSON_FIELDS, ROW_GROUP, files_matching, read_rows
 from treetune.vocabulary import Message, Problem
 from treetune_domains.foreign import GOLD_IS_JSON
@@ -52,7 +53,9 @@ def domain_row(
     apply_chat_template: bool = True,
 ) -> Row:
     """Returns a row of the schema. A `prompt` of text is the user's one message; a `ground_truth` that is no
-    text is written as JSON."""
+    text is written as JSON. Raises ValueError for values that JSON can't hold."""
+    check_plain(ground_truth, GROUND_TRUTH)
+    check_plain(extra_info, EXTRA_INFO)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
     return {
         DATA_SOURCE: data_source,
@@ -60,7 +63,7 @@ def domain_row(
         RAW_PROMPT: raw_prompt,
         ABILITY: ability,
         APPLY_CHAT_TEMPLATE: apply_chat_template,
-        REWARD_MODEL: {STYLE: "rule", GROUND_TRUTH: _text(ground_truth)},
+        REWARD_MODEL: {STYLE: "rule", GROUND_TRUTH: text_of_value(ground_truth)},
         EXTRA_INFO: dict(extra_info or {}),
     }
 
@@ -72,8 +75,13 @@ def normalised(row: Mapping[str, Any]) -> Row:
     if not isinstance(source, str) or not source.strip():
         raise ValueError(f"it has no {DATA_SOURCE}, which says which domain it is of, such as 'math__dapo'")
     reward = _object(row.get(REWARD_MODEL), REWARD_MODEL)
-    if reward.get(GROUND_TRUTH) is None:
-        raise ValueError(f"its {REWARD_MODEL} has no {GROUND_TRUTH}")
+    ground_truth = reward.get(GROUND_TRUTH)
+    if is_empty(ground_truth):
+        state = "no" if ground_truth is None else "an empty"
+        raise ValueError(f"its {REWARD_MODEL} has {state} {GROUND_TRUTH}")
+    for name, value in row.items():
+        if name not in (PROMPT, EXTRA_INFO):  # `_messages` and `domain_row` look at these
+            check_plain(value, name)
     applies = row.get(APPLY_CHAT_TEMPLATE)
     applies = True if applies is None else applies
     raw = row.get(RAW_PROMPT) or ""
@@ -82,15 +90,16 @@ def normalised(row: Mapping[str, Any]) -> Row:
     full = domain_row(
         source,
         _messages(row.get(PROMPT), raw if not applies else ""),
-        reward[GROUND_TRUTH],
+        ground_truth,
         ability=str(row.get(ABILITY) or ""),
-        extra_info=_object(row.get(EXTRA_INFO) or {}, EXTRA_INFO),
+        extra_info=_without_nulls(_object(row.get(EXTRA_INFO) or {}, EXTRA_INFO)),
         raw_prompt=raw,
         apply_chat_template=applies,
     )
     if isinstance(reward[GROUND_TRUTH], Mapping | list):
         full[EXTRA_INFO][GOLD_IS_JSON] = True
-    full[REWARD_MODEL] = {STYLE: "rule", **reward, GROUND_TRUTH: full[REWARD_MODEL][GROUND_TRUTH]}
+    others = {name: value for name, value in reward.items() if value is not None}
+    full[REWARD_MODEL] = {STYLE: "rule", **others, GROUND_TRUTH: full[REWARD_MODEL][GROUND_TRUTH]}
     return {**row, **full}
 
 
@@ -203,21 +212,67 @@ def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Sch
     return pa.schema(fields, metadata={JSON_FIELDS: json.dumps(in_json).encode()})
 
 
+_LOST = ("tool_calls", "function_call", "tool_call_id", "images", "audio", "videos")
+"""Keys of messages that change what is asked, and that `Message` has no field for."""
+
+
 def _messages(prompt: Any, raw: str) -> list[dict[str, str]]:
+    """Returns a row's messages, each with role and content alone. Raises ValueError for what is no chat, for
+    a chat that asks nothing, and for one that holds more than text."""
     if isinstance(prompt, str) and prompt.strip():
-        return [{"role": "user", "content": prompt}]
+        try:
+            prompt = messages_in_text(prompt) or [{"role": "user", "content": prompt}]
+        except ValueError as error:
+            raise ValueError(f"its {PROMPT} {error}") from error
     if not prompt and raw.strip():
         return []
     if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
         raise ValueError(f"its {PROMPT} should be a list of messages, each with role and content")
+    messages = []
     for message in prompt:
-        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
-            raise ValueError(f"its {PROMPT} holds {str(message)[:80]!r}, which is no {{role, content}}")
-        if message.get("role") not in ROLES:
+        content = _text_content(message)
+        role = message.get("role")
+        if role not in ROLES:
+            raise ValueError(f"its {PROMPT} has a message of role {role!r}: roles are {', '.join(ROLES)}")
+        lost = [name for name in _LOST if message.get(name)]
+        if lost:
             raise ValueError(
-                f"its {PROMPT} has a message of role {message.get('role')!r}: roles are {', '.join(ROLES)}"
+                f"its {PROMPT} has a message of the {role} with {', '.join(lost)}, which no prompt here"
+                " holds: write what it says into the content, or leave the row out"
             )
-    return [{"role": message["role"], "content": message["content"]} for message in prompt]
+        if role == "user" and not content.strip():
+            raise ValueError(f"its {PROMPT} has a message of the user with nothing in its content")
+        messages.append({"role": role, "content": content})
+    if not any(message["content"].strip() for message in messages):
+        raise ValueError(f"its {PROMPT} asks nothing: the content of all its messages is empty")
+    return messages
+
+
+def _text_content(message: Any) -> str:
+    """Returns a message's content, also where it is a list of parts that are text. Raises ValueError."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if content is None and isinstance(message, Mapping) and any(message.get(name) for name in _LOST):
+        return ""  # refused by what it has beside
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) and content else [None]
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
+        return "".join(map(str, texts))
+    kinds = {str(part.get("type")) for part in parts if isinstance(part, Mapping)} - {"text"}
+    if kinds:
+        raise ValueError(
+            f"its {PROMPT} has a message with {', '.join(sorted(kinds))}: prompts are of text alone"
+        )
+    raise ValueError(f"its {PROMPT} holds {str(message)[:80]!r}, which is no {{role, content}}")
+
+
+def _without_nulls(value: Any) -> Any:
+    """Returns a value without the keys that are null: in an object of Parquet these are what other rows have.
+    (Golds keep theirs; graders take what `extra_info` lacks for absent.)"""
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
@@ -232,10 +287,6 @@ def _object(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"its {name} should be an object")
     return dict(value)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _note_kinds(kinds: dict[str, str], values: Mapping[str, Any]) -> None:

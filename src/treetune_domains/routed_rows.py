@@ -71,7 +71,10 @@ class RoutedRows(RowsTask):
         return (*SCHEMA, *self.keep)
 
     def check(self, experiment: Any) -> Iterator[Finding]:
-        yield from super().check(experiment)
+        seen = list(super().check(experiment))
+        yield from seen
+        if seen:
+            return
         names = () if self.source is not None else (*self.train, *self.validation, *self.test)
         paths = [Path(name) for name in names]
         if isinstance(self.source, InFiles):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,14 @@ from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Gt, MinLen
 
+from treetune.config.errors import did_you_mean
 from treetune.contracts import Finding
 from treetune.seeds import derived_random
 from treetune.tasks.base import NoSplit, Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.numeric import Numeric
-from treetune.tasks.sources import Row, Source, count_rows, json_lines, read_rows
+from treetune.tasks.row_values import NoPlainValue, check_plain, is_empty, messages_in_text, text_of_value
+from treetune.tasks.sources import InFiles, OnDisk, Row, Source, count_rows, is_array, json_lines, read_rows
 from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
 
@@ -88,6 +90,50 @@ class RowsTask(Task):
                 _check_held_out(self.validation_size, rows)
             except ValueError as error:
                 yield Finding.of(error, "validation_size")
+        for path in self._files_to_look_at():
+            yield from self.first_findings(path)
+
+    def remarks(self, experiment: Any) -> Iterator[str]:
+        if self.source is not None and not isinstance(self.source, InFiles | OnDisk):
+            yield (
+                "whether the rows of the data set are as the task reads them is seen when they are fetched:"
+                " check doesn't fetch them"
+            )
+
+    def _files_to_look_at(self) -> Iterator[Path]:
+        """Yields the files whose first rows are known at once."""
+        paths = [] if self.source is not None else [*self.train, *self.validation, *self.test]
+        if isinstance(self.source, InFiles):
+            for split in get_args(Split):
+                with contextlib.suppress(ValueError):  # reported when the split is read
+                    paths += map(str, self.source.files(split))
+        for path in dict.fromkeys(map(Path, paths)):
+            # A JSON array is read whole for its first row.
+            if path.is_file() and (is_quickly_read(path) or not is_array(path)):
+                yield path
+
+    def first_findings(self, path: Path) -> Iterator[Finding]:
+        """Yields what is wrong with the first rows of a file, of which one that can't be read is reported
+        when its split is read."""
+        first_rows = _first_rows(path, self.columns)
+        if isinstance(first_rows, Finding):
+            yield first_rows
+            return
+        bad: list[str] = []
+        for place, row in first_rows:
+            try:
+                self.problem_of(row, "example/0")
+            except BadRow as error:
+                bad.append(f"{place}: {error}")
+            except ValueError:
+                continue  # not the row's fault: reported where its cause is
+        if not bad:
+            return
+        if len(bad) == len(first_rows):
+            what = f"none of the first {len(bad)} rows is a problem of this task; {bad[0]}"
+            yield Finding(what, "train", "name the fields as the rows have them")
+        elif self.bad_rows == "stop":
+            yield Finding(bad[0], "train", "put the row right, or set bad_rows to 'skip'")
 
     def _count(self, split: Split) -> int | None:
         """Returns how many rows there are, where they are counted at once. Raises NoSplit."""
@@ -196,6 +242,18 @@ def file_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
     return read_rows(path, columns) if path.suffix == ".parquet" else json_lines(path)
 
 
+FIRST_ROWS = 20
+"""Rows of a file that `check` looks at."""
+
+
+def _first_rows(path: Path, columns: Sequence[str] | None) -> list[Row] | Finding:
+    """Returns the first rows of a file, or what is wrong with the file."""
+    try:
+        return list(itertools.islice(file_rows(path, columns), FIRST_ROWS))
+    except ValueError as error:
+        return Finding.of(error, "train", "" if ": " in str(error) else "put the file right")
+
+
 def is_quickly_read(path: Path) -> bool:
     """Returns whether the first rows and the number of rows are known at once."""
     return path.is_file() and (path.suffix == ".parquet" or path.stat().st_size <= QUICKLY_READ)
@@ -230,6 +288,38 @@ class JsonLines(RowsTask):
         if "" in self.stop:
             raise ValueError("stop has an empty string, which would end every answer at once")
 
+    def check(self, experiment: Any) -> Iterator[Finding]:
+        yield from super().check(experiment)
+        if isinstance(self.source, OnDisk):
+            for split in get_args(Split):
+                with contextlib.suppress(NoSplit):
+                    columns = self.source.columns(split)
+                    if columns is not None:
+                        where = f"{self.source.path}, split {self.source.name_of(split)}"
+                        yield from self._missing_fields(columns, where)
+
+    def first_findings(self, path: Path) -> Iterator[Finding]:
+        rows = _first_rows(path, self.columns)
+        missing_fields: list[Finding] = []
+        if not isinstance(rows, Finding) and rows:
+            fields = dict.fromkeys(field for _, row in rows for field in row)
+            missing_fields = list(self._missing_fields(list(fields), f"the first {len(rows)} rows of {path}"))
+        yield from missing_fields or super().first_findings(path)
+
+    def _missing_fields(self, fields: Sequence[str], where: str) -> Iterator[Finding]:
+        """Yields the settings that name a field which no row has."""
+        settings = {"problem_field": self.problem_field, "gold_field": self.gold_field}
+        if self.demonstration_field is not None:
+            settings["demonstration_field"] = self.demonstration_field
+        for setting, field in settings.items():
+            is_replaced = setting == "gold_field" and self.gold_fallback in fields
+            if field not in fields and not is_replaced:
+                yield Finding(
+                    f"{setting} is {field!r}, and there is no such field in {where}",
+                    setting,
+                    did_you_mean(field, fields),
+                )
+
     def prompted(self, problem: str) -> str:
         """Returns the problem in the template. (Not by `str.format`: problems are full of braces.)"""
         return self.prompt.replace(PROBLEM, problem.strip())
@@ -253,12 +343,18 @@ class JsonLines(RowsTask):
             wrong = missing(row, key)
             if wrong is not None:
                 raise BadRow(f"a row without a {what}: {wrong}")
-        solution = as_text(row[self.demonstration_field or gold_field])
+        kept = {key: row[key] for key in self.keep if key in row}
+        try:
+            for key, value in kept.items():
+                check_plain(value, repr(key))
+        except NoPlainValue as error:
+            raise BadRow(f"{error}, and keep names it") from error
+        solution = text_of_value(row[self.demonstration_field or gold_field])
         return Problem(
             id=id,
-            prompt=self.prompted(as_text(row[self.problem_field])),
-            gold=as_text(row[gold_field]),
-            data={**{key: row[key] for key in self.keep if key in row}, "solution": solution},
+            prompt=self.prompted(question_of(row[self.problem_field], self.problem_field)),
+            gold=text_of_value(row[gold_field]),
+            data={**kept, "solution": solution},
         )
 
 
@@ -267,13 +363,32 @@ def missing(row: dict[str, Any], key: str) -> str | None:
     if key not in row:
         return f"it has no {key!r} (it has {', '.join(map(repr, sorted(row))) or 'nothing'})"
     value = row[key]
+    if value is None:
+        return f"its {key!r} is null"
+    if isinstance(value, bytes):
+        return f"its {key!r} is {len(value)} bytes that are no text in UTF-8"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return f"its {key!r} is {type(value).__name__}, not text"
-    return None if str(value).strip() else f"its {key!r} is empty"
+    return f"its {key!r} is empty" if is_empty(value) else None
 
 
-def as_text(value: str | int | float) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def question_of(value: Any, key: str) -> str:
+    """Returns the text of a row's question. One that is JSON text of a chat with one message of the user is
+    that message. Raises BadRow for any other chat, which a template for one text can't ask."""
+    text = text_of_value(value)
+    try:
+        messages = messages_in_text(text)
+    except ValueError as error:
+        raise BadRow(f"its {key!r} {error}") from error
+    if messages is None:
+        return text
+    roles = [message.get("role") for message in messages]
+    if roles != ["user"] or is_empty(messages[0].get("content")):
+        raise BadRow(
+            f"its {key!r} is a chat of the roles {', '.join(map(str, roles))}, and this task asks one text:"
+            " take the task of type rows, which reads chats"
+        )
+    return str(messages[0]["content"])
 
 
 @Task.register("gsm8k")

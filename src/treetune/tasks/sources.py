@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from annotated_types import MinLen
 
 from treetune.config.registrable import Registrable
 from treetune.tasks.base import NoSplit, Split
+from treetune.tasks.row_values import plain_value, refuse_unclear_nulls, restored_integers, whole_fields
 
 Row = tuple[str, dict[str, Any]]
 """A place to name in errors (``data/math[train][17]``, ``train.jsonl:18``), and what stands there."""
@@ -57,6 +60,15 @@ class OnDisk(Source):
     """
 
     path: Annotated[str, MinLen(1)]
+
+    def columns(self, split: Split) -> list[str] | None:
+        """Returns the columns of a split, as the folder says them; None where it doesn't. Raises NoSplit."""
+        record = Path(self.path) / self.name_of(split) / "dataset_info.json"
+        try:
+            features = json.loads(record.read_text(encoding="utf-8")).get("features")
+        except (OSError, ValueError):  # reported when the split is read
+            return None
+        return list(features) if isinstance(features, dict) else None
 
     def rows(self, split: Split) -> Iterator[Row]:
         name = self.name_of(split)
@@ -113,8 +125,8 @@ class OnHub(Source):
 @Source.register("files")
 @dataclass(frozen=True, kw_only=True)
 class InFiles(Source):
-    """Files of rows, ``.parquet`` or ``.jsonl``: each split is a path or a pattern (``data/*.parquet``, read
-    in the order of names), relative to the working directory."""
+    """Files of rows, ``.parquet``, ``.jsonl`` or ``.json``: each split is a path or a pattern
+    (``data/*.parquet``, read in the order of names), relative to the working directory."""
 
     train: str | None = None
     validation: str | None = None
@@ -141,20 +153,22 @@ def files_matching(pattern: str | Path) -> list[Path]:
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """Yields the rows of a ``.parquet`` or ``.jsonl`` file, each with its place.
 
-    Of a Parquet file only `columns` are read (None: all), a few rows at a time; its nulls are keys that a row
-    doesn't have, and are left out. Raises ValueError for a file that isn't there or can't be read.
+    Of a Parquet file only `columns` are read (None: all), a few rows at a time; a null in a column is a key
+    that the row doesn't have, and is left out. Nulls within objects stay. Raises ValueError for a file that
+    isn't there or can't be read, and for one whose golds may mean two things (`refuse_unclear_nulls`).
     """
     if path.suffix in (".jsonl", ".json"):
         yield from json_lines(path)
     elif path.suffix != ".parquet":
-        raise ValueError(f"{path} should end in .parquet or .jsonl")
+        raise ValueError(f"{path} should end in .parquet, .jsonl or .json")
     else:
         with _parquet(path) as file:
             names = [name for name in file.schema_arrow.names if columns is None or name in columns]
-            in_json, number = _json_fields(file), 0
+            reading = _Reading(file, names, str(path))
+            number = 0
             for batch in file.iter_batches(ROW_GROUP, columns=names):
-                for row in batch.to_pylist():
-                    yield f"{path}[{number}]", _as_written(row, in_json)
+                for row in reading.rows(batch, number):
+                    yield f"{path}[{number}]", row
                     number += 1
 
 
@@ -163,6 +177,8 @@ def count_rows(path: Path) -> int:
     if path.suffix == ".parquet":
         with _parquet(path) as file:
             return int(file.metadata.num_rows)
+    if is_array(path):
+        return sum(1 for _ in _array_rows(path))
     return sum(1 for line in path.read_bytes().splitlines() if line.strip())
 
 
@@ -198,61 +214,186 @@ def parquet_row(path: Path, number: int) -> dict[str, Any]:
     """Returns one row of a Parquet file, counted from 0, as `read_rows` does; those before it aren't read.
     Raises ValueError for a file that can't be read or has no such row."""
     with _parquet(path) as file:
+        reading = _Reading(file, file.schema_arrow.names, str(path))
         left = number
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows
             if left < count:
                 for batch in file.iter_batches(ROW_GROUP, row_groups=[group]):
                     if left < batch.num_rows:
-                        return _as_written(batch.slice(left, 1).to_pylist()[0], _json_fields(file))
+                        return next(reading.rows(batch.slice(left, 1), number))
                     left -= batch.num_rows
             left -= count
     raise ValueError(f"{path} has no row {number}")
 
 
-def _json_fields(file: Any) -> Mapping[str, Sequence[str]]:
-    """Returns which fields hold JSON text, by their column."""
-    return json.loads((file.schema_arrow.metadata or {}).get(JSON_FIELDS, b"{}"))
+class _Reading:
+    """How rows of an open Parquet file become what was written: which of its fields hold JSON text, and which
+    of its floats were whole numbers."""
+
+    def __init__(self, file: Any, names: Sequence[str], where: str) -> None:
+        """Raises ValueError where golds are objects with nulls that may be missing keys."""
+        self._where = where
+        self._in_json: Mapping[str, Sequence[str]] = json.loads(
+            (file.schema_arrow.metadata or {}).get(JSON_FIELDS, b"{}")
+        )
+        self._whole: dict[str, dict[str, Any]] = {}
+        schema = file.schema_arrow
+        for name in names:
+            # Only the floats are read: beside them an object may hold gigabytes of tests.
+            if floats := _float_paths(schema.field(name).type, name):
+                self._whole[name] = whole_fields(file.read(floats)[name])
+        for name, gold in GOLDS.items():
+            if name in names and _holds_objects(_field_type(schema.field(name).type, gold)):
+                import pyarrow.compute as compute
+
+                column = file.read([f"{name}.{gold}"])[name]
+                refuse_unclear_nulls(compute.struct_field(column, gold), f"{name}.{gold}", where)
+
+    def rows(self, batch: Any, first: int) -> Iterator[dict[str, Any]]:
+        """Yields the rows of a batch, of which the first has the number `first`. Raises ValueError."""
+        import pyarrow as pa
+
+        columns = [
+            restored_integers(column, self._whole.get(name, {}))
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        table = pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+        try:
+            rows = table.to_pylist(maps_as_pydicts="strict")
+        except (ValueError, KeyError, OverflowError) as error:  # a date beyond Python's, a key of a map twice
+            last = first + batch.num_rows - 1
+            raise ValueError(f"{self._where}[{first}] to [{last}] can't be read: {error}") from error
+        for number, values in enumerate(rows, start=first):
+            row = {name: plain_value(value) for name, value in values.items() if value is not None}
+            for column, names in self._in_json.items():
+                holder = row.get(column, {}) if column else row
+                try:
+                    decoded = {
+                        name: json.loads(holder[name]) for name in names if holder.get(name) is not None
+                    }
+                except ValueError as error:
+                    what = f"what should be JSON text in {column or 'a column'} is none"
+                    raise ValueError(f"{self._where}[{number}]: {what}: {error}") from error
+                holder.update(decoded)
+            yield row
 
 
-def _as_written(row: dict[str, Any], in_json: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Returns a row without nulls, and with its fields of JSON text decoded."""
+GOLDS = {"reward_model": "ground_truth"}
+"""Columns of objects, and the field of each that says what is right: its nulls decide about grades."""
 
-    def without_nulls(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: without_nulls(one) for name, one in value.items() if one is not None}
-        return [without_nulls(one) for one in value] if isinstance(value, list) else value
 
-    row = without_nulls(row)
-    for column, names in in_json.items():
-        values = row.get(column, {}) if column else row
-        values.update({name: json.loads(values[name]) for name in names if name in values})
-    return row
+def _float_paths(kind: Any, path: str) -> list[str]:
+    """Returns the paths of all floats in a type, but for those in lists, as Parquet names columns."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        inner_paths = [_float_paths(field.type, f"{path}.{field.name}") for field in kind]
+        return [inner for paths in inner_paths for inner in paths]
+    return [path] if pa.types.is_float64(kind) else []
+
+
+def _holds_objects(kind: Any) -> bool:
+    """Returns whether values of a type are objects, or lists of these."""
+    import pyarrow as pa
+
+    if kind is None:
+        return False
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _holds_objects(kind.value_type)
+    return bool(pa.types.is_struct(kind))
+
+
+def _field_type(kind: Any, name: str) -> Any:
+    import pyarrow as pa
+
+    return kind.field(name).type if pa.types.is_struct(kind) and name in kind.names else None
 
 
 def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[Row]:
+    """Yields the rows of a Hugging Face data set's split. Raises ValueError."""
     if name not in splits:
         raise ValueError(f"{where} has no split {name!r}: it has {', '.join(map(repr, splits))}")
-    for number, row in enumerate(splits[name]):
-        yield f"{where}[{name}][{number}]", row
+    dataset = splits[name]
+    if hasattr(dataset, "with_format"):
+        dataset = dataset.with_format(None)  # a saved one may be in the format of numpy or PyTorch
+    table: Any = getattr(dataset, "data", None)
+    whole: dict[str, dict[str, Any]] = {}
+    for column in () if table is None else table.column_names:
+        kind = table.schema.field(column).type
+        if _float_paths(kind, column):
+            whole[column] = whole_fields(table.column(column))
+        gold = GOLDS.get(column)
+        if gold is not None and _holds_objects(_field_type(kind, gold)):
+            import pyarrow.compute as compute
+
+            golds = compute.struct_field(table.column(column), gold)
+            refuse_unclear_nulls(golds, f"{column}.{gold}", f"{where}[{name}]")
+    for number, row in enumerate(dataset):
+        yield f"{where}[{name}][{number}]", plain_value(_with_integers(row, whole))
+
+
+def _with_integers(value: Any, whole: Mapping[str, Any]) -> Any:
+    """Returns a value whose floats are whole numbers where `whole_fields` says so."""
+    if not whole or value is None:
+        return value
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value)
+    return {name: _with_integers(inner, whole.get(name, {})) for name, inner in value.items()}
 
 
 def json_lines(path: Path) -> Iterator[Row]:
-    """Yields every line of a JSON-lines file that is not blank; the place is ``file:line``.
+    """Yields every line of a JSON-lines file that is not blank; the place is ``file:line``. A file that is
+    one JSON array of objects gives these; the place is ``file[number]``, counted from 0.
 
-    Raises ValueError for a file that is not there and for a line that is no JSON object.
+    Raises ValueError for a file that is not there, and for a line or an element that is no JSON object.
     """
     if not path.is_file():
         raise ValueError(f"there is no file {path} (looked for in {Path.cwd()})")
+    if is_array(path):
+        yield from _array_rows(path)
+        return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
             if not line.strip():
                 continue
             place = f"{path}:{number}"
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{place}: not a line of JSON: {error}") from error
+                remedy = ""
+                if line.strip() == b"{":
+                    remedy = (
+                        "; the file is one JSON object over several lines, and rows are one object a line"
+                    )
+                raise ValueError(f"{place}: not a line of JSON: {error}{remedy}") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{place}: a row must be a JSON object, not {type(row).__name__}")
             yield place, row
+
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def is_array(path: Path) -> bool:
+    """Returns whether a file begins as one JSON array of objects."""
+    with path.open("rb") as file:
+        beginning = file.read(4096).removeprefix(BYTE_ORDER_MARK)
+    return re.match(rb"\s*\[\s*[{\]]", beginning) is not None
+
+
+def _array_rows(path: Path) -> Iterator[Row]:
+    """Yields the objects of a file that is one JSON array."""
+    try:
+        rows = json.loads(path.read_bytes().removeprefix(BYTE_ORDER_MARK))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} begins as one JSON array, and can't be read as that: {error}; rows are one array of"
+            " objects, or one object a line"
+        ) from error
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            kind = type(row).__name__
+            raise ValueError(f"{path}[{number}]: a row of the array must be a JSON object, not {kind}")
+        yield f"{path}[{number}]", row
