@@ -324,7 +324,8 @@ def _same_word(printed: str, expected: str) -> bool:
             return bool(Decimal(printed) == whole)
         number, right = float(printed), float(expected)
         if math.isinf(number) or math.isinf(right):  # infinite, or too large for a float
-            return bool(Decimal(printed) == Decimal(expected))
+            exact = Decimal(expected)
+            return number == right if exact.is_infinite() else bool(Decimal(printed) == exact)
         return close(number, right, PRINTED_TOLERANCE)
     except (ValueError, ArithmeticError):
         return False
