@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from importlib.util import find_spec
@@ -19,7 +22,7 @@ from treetune_domains.sandbox import inside
 from treetune_domains.sandbox.base import Limits, Sandbox
 from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
-_LANGUAGES = ("python", "py", "python3")
+_LANGUAGES = ("python", "py", "python3", "pypy3")
 
 SPARE_SECONDS = 90.0
 """More than a sandbox takes to say that it can't start a program: only a bug reaches the deadline."""
@@ -60,7 +63,7 @@ class Code(SandboxedGrader):
     """Runs the answer's Python against the problem's tests in a sandbox.
 
     The answer stands in fenced code blocks behind the last ``</think>``: in those marked as Python, or where
-    none is, in those without a mark.
+    none is, in those without a mark, or where no block is closed, in the last.
 
     The gold is JSON, of one of these kinds (Reasoning360's):
 
@@ -72,8 +75,10 @@ class Code(SandboxedGrader):
     * ``{"pytest": "…"}``: a file of tests for pytest, which import from `solution`.
     * ``{"solution_file": "…"}``: a program that imports `solution` and fails if the answer is wrong.
 
-    A row's `prefix` goes before the answer, once. Expected outputs never enter the sandbox. Tests that are
-    code run there in another process than the answer, which can neither see nor reach them.
+    A row's `prefix` goes before the answer, once, whether the answer is the rest of its last function, that
+    function again, or a program of its own. Answers to inputs and outputs find the imports that such
+    benchmarks make for them (`from typing import *` and the like). Expected outputs never enter the sandbox.
+    Tests that are code run there in another process than the answer, which can neither see nor reach them.
     """
 
     blocks: Literal["all", "last", "first", "whole"] = "all"
@@ -95,6 +100,8 @@ class Code(SandboxedGrader):
         if self.blocks == "whole":
             return response if response.strip() else None
         blocks = fenced_blocks(response, *_LANGUAGES) or fenced_blocks(response, "")
+        # A stop string, or the end of an answer, may stand where the only block would be closed.
+        blocks = blocks or fenced_blocks(response, *_LANGUAGES, "", unclosed=True)
         chosen = {"all": blocks, "last": blocks[-1:], "first": blocks[:1]}[self.blocks]
         return "\n".join(chosen) if any(block.strip() for block in chosen) else None
 
@@ -107,20 +114,22 @@ class Code(SandboxedGrader):
         elif function:
             passed, tests, message = self._function(prefix, extracted, gold, str(function))
         else:
-            passed, tests, message = self._program(f"{prefix}\n{extracted}" if prefix else extracted, gold)
+            passed, tests, message = self._program(prefix, extracted, gold)
         reward = passed / tests if self.score == "fraction" else float(passed == tests)
         numbers = {"tests": float(tests), "tests_passed": float(passed)}
         message = None if passed == tests or message is None else message[:_MESSAGE]
         return Grade(reward=reward, outcome="ok", message=message, numbers=numbers)
 
-    def _program(self, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
+    def _program(self, prefix: str, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
         """Runs the program on each input. Returns how many tests passed, how many there are, and a
         message."""
         inputs, outputs = [_text(one) for one in gold["inputs"]], gold["outputs"]
         most = self.limits.output_kib * 1024
-        call = f"\nrun({code!r}, {inputs!r}, {self.test_seconds!r}, {most}, {self.score == 'all'})"
+        call = (
+            f"\nrun({prefix!r}, {code!r}, {inputs!r}, {self.test_seconds!r}, {most}, {self.score == 'all'})"
+        )
         limits = replace(self.limits, output_kib=(self.limits.output_kib + 4) * len(inputs) + _REPORT_KIB)
-        report = self.sandbox.run(inside.source("cases") + call, limits=limits).stdout
+        report = self.sandbox.run(inside.bundle("cases", "joining") + call, limits=limits).stdout
         passed, done, message = 0, 0, None
         for number, expected in enumerate(outputs, 1):
             head, _, report = report.partition("\n")
@@ -164,7 +173,7 @@ class Code(SandboxedGrader):
             ):
                 passed += 1
             elif "value" in result:
-                message = message or f"gave {str(result['value'])[:60]}, not {str(right)[:60]}"
+                message = message or f"gave {str(result['value'])[:60]}, not {_text(right)[:60]}"
         return passed, len(expected), message
 
     def _against_tests(self, prefix: str, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
@@ -190,14 +199,16 @@ class Code(SandboxedGrader):
         passed or the value that a call gave, and the message of the first that failed.
         """
         # The tests come on standard input, read when the answer's process has been forked and lost it.
-        call = f"\nmain({prefix!r}, {code!r}, {self.test_seconds!r})"
-        program = inside.bundle("tests", "peers") + call
-        report = sandbox.run(program, stdin=json.dumps(order), limits=self.limits).stdout
+        call = f"\nmain({prefix!r}, {code!r}, {self.test_seconds!r}, {order['kind'] == 'calls'})"
+        program = inside.bundle("tests", "joining", "peers") + call
+        with _any_digits():
+            stdin = json.dumps(order)
+        report = sandbox.run(program, stdin=stdin, limits=self.limits).stdout
         count: int | None = None
         results: list[Mapping[str, Any]] = []
         for line in report.splitlines():
             try:
-                row = json.loads(line)
+                row = json.loads(line, parse_int=_whole_number)
             except ValueError:
                 break  # cut at the deadline
             if "tests" in row:
@@ -211,7 +222,8 @@ class Code(SandboxedGrader):
 def _gold_of(problem: Problem) -> Mapping[str, Any]:
     """Raises ValueError for a gold that holds no tests."""
     try:
-        gold = json.loads(problem.gold)
+        with _any_digits():
+            gold = json.loads(problem.gold)
     except ValueError as error:
         raise ValueError(f"the gold of problem {problem.id} is no JSON: {error}") from None
     if not isinstance(gold, dict):
@@ -228,9 +240,10 @@ def _gold_of(problem: Problem) -> Mapping[str, Any]:
 
 def _text(value: Any) -> str:
     """Returns a program's input or output as text. Some sets have it in lines."""
-    if isinstance(value, list):
-        return "\n".join(map(str, value))
-    return str(value)
+    with _any_digits():
+        if isinstance(value, list):
+            return "\n".join(map(str, value))
+        return str(value)
 
 
 def _arguments(value: Any) -> list[Any]:
@@ -242,9 +255,26 @@ def _arguments(value: Any) -> list[Any]:
 
 def _value(value: Any) -> Any:
     try:
-        return json.loads(value) if isinstance(value, str) else value
+        with _any_digits():
+            return json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return value
+
+
+@contextlib.contextmanager
+def _any_digits() -> Iterator[None]:
+    """Lets Python read and write integers of any length meanwhile: those of golds, which are trusted."""
+    most = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        yield
+    finally:
+        sys.set_int_max_str_digits(most)
+
+
+def _whole_number(digits: str) -> int | Decimal:
+    """Reads an integer that an answer gave: reading a long one as `int` takes quadratic time."""
+    return int(digits) if len(digits) <= _LONGEST_NUMBER else Decimal(digits)
 
 
 # Expected outputs
@@ -295,7 +325,11 @@ def _same_word(printed: str, expected: str) -> bool:
     try:
         if whole is not None:
             return bool(Decimal(printed) == whole)
-        return close(float(printed), float(expected), PRINTED_TOLERANCE)
+        number, right = float(printed), float(expected)
+        if math.isinf(number) or math.isinf(right):  # infinite, or too large for a float
+            exact = Decimal(expected)
+            return number == right if exact.is_infinite() else bool(Decimal(printed) == exact)
+        return close(number, right, PRINTED_TOLERANCE)
     except (ValueError, ArithmeticError):
         return False
 
@@ -309,8 +343,8 @@ def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
         return False
     if isinstance(returned, bool) or isinstance(expected, bool):
         return returned is expected
-    if isinstance(returned, int) and isinstance(expected, int):
-        return returned == expected
+    if isinstance(returned, int | Decimal) and isinstance(expected, int):
+        return bool(returned == expected)
     if isinstance(returned, int | float) and isinstance(expected, int | float):
         try:
             return close(float(returned), float(expected), RETURNED_TOLERANCE)
@@ -329,4 +363,6 @@ def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
 
 def close(one: float, other: float, tolerance: float) -> bool:
     """Never for what is not a number; infinities are close to themselves alone."""
+    if math.isinf(one) or math.isinf(other):
+        return one == other
     return one == other or abs(one - other) <= tolerance * max(1.0, min(abs(one), abs(other)))

@@ -23,7 +23,10 @@ DEEPEST_VALUE = 50
 """Brackets within brackets of a value that is read; Python's own parsers give up at some hundreds."""
 
 # Possessive repetitions, here and in strings: what doesn't end as it should is given up in one pass.
-_FENCE = re.compile(r"^[ \t]*+```[ \t]*+(?P<language>[^\s`]*+)[^\n`]*+$", re.MULTILINE)
+_FENCE = re.compile(
+    r"(?P<before>[ \t]*+(?:(?:>|[-*+]|\d{1,9}[.)])[ \t]++)*+)(?P<fence>`{3,}+|~{3,}+)[ \t]*+(?P<info>[^\n]*+)"
+)
+"""A line that opens or closes a block of code, with what indents or quotes it, or makes it part of a list."""
 _CLOSING = {"]": "[", ")": "(", "}": "{"}
 _STRING = {
     '"': re.compile(r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'),
@@ -53,22 +56,55 @@ def last_between(
     return answer.strip() or None if closed and opened else None
 
 
-def fenced_blocks(text: str, *languages: str) -> list[str]:
-    """Returns the contents of all closed code blocks between lines of three backticks, from the first to
-    the last; of those with one of these `languages` behind the backticks alone, where any are named."""
+def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[str]:
+    """Returns the contents of all closed blocks of code, from the first to the last; of those with one of
+    these `languages` behind the fence alone, where any are named. With `unclosed` also what stands behind the
+    last fence, where nothing closes it.
+
+    Fences are lines of three or more backticks or tildes, closed by at least as many, as in Markdown. They
+    may be indented, quoted, or part of a list; their content loses as much.
+    """
     blocks: list[str] = []
     opening: re.Match[str] | None = None
-    for fence in _FENCE.finditer(text):
+    lines: list[str] = []
+
+    def close(block_of: re.Match[str]) -> None:
+        if not languages or _language(block_of) in languages:
+            blocks.append("\n".join(_unindented(line, block_of["before"]) for line in lines))
+
+    for line in text.split("\n"):
+        fence = _FENCE.fullmatch(line.rstrip("\r"))
+        if fence is not None and fence["fence"][0] == "`" and "`" in fence["info"]:
+            fence = None  # code within a line
         if opening is None:
-            opening = fence
-            continue
-        if fence["language"]:
-            opening = fence  # the block before was never closed
-            continue
-        if not languages or opening["language"].lower() in languages:
-            blocks.append(text[opening.end() + 1 : max(fence.start() - 1, opening.end() + 1)])
-        opening = None
+            opening, lines = fence, []
+        elif fence is None or not fence["fence"].startswith(opening["fence"]):
+            lines.append(line)
+        elif fence["info"].strip():
+            opening, lines = fence, []  # the block before was never closed
+        else:
+            close(opening)
+            opening = None
+    if unclosed and opening is not None:
+        close(opening)
     return blocks
+
+
+def _language(fence: re.Match[str]) -> str:
+    """Returns a block's language: ``python`` for ``Python``, ``{.python}``, ``python title="x"``."""
+    return re.split(r"[\s,:}]", fence["info"].strip().lstrip("{. "), maxsplit=1)[0].lower()
+
+
+def _unindented(line: str, before: str) -> str:
+    """Returns a line of a block without what stands before the block's fence: signs of a quotation, and at
+    most so many spaces."""
+    for _ in range(before.count(">")):
+        line = re.sub(r"^[ \t]*> ?", "", line)
+    width = len(before.rpartition(">")[2]) - (1 if ">" in before else 0)
+    if before and line.startswith(before):
+        return line[len(before) :]
+    space = len(line) - len(line.lstrip(" \t"))
+    return line[min(width, space) :]
 
 
 def last_box(text: str) -> str | None:

@@ -11,9 +11,12 @@ import select
 import sys
 import time
 
+from treetune_domains.sandbox.inside.joining import customary_names, joined
+
 TYPE_CHECKING = False  # see `peers`
 if TYPE_CHECKING:
     from types import CodeType
+    from typing import Any
 
 ERRORS_BYTES = 400
 SIGKILL = 9  # `signal` would cost each program five milliseconds
@@ -98,20 +101,23 @@ def serve(inputs: list[str], seconds: float, most: int, stop_early: bool) -> boo
     return False
 
 
-def run(code: str, inputs: list[str], seconds: float, most: int, stop_early: bool) -> None:
+def run(prefix: str, code: str, inputs: list[str], seconds: float, most: int, stop_early: bool) -> None:
+    sys.set_int_max_str_digits(0)  # as many digits as a test's time allows
+    code = joined(prefix, code)
     try:
         program = compile(code, "main.py", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
         _answer(1, 1, False, b"", f"{type(error).__name__}: {error}".encode(errors="replace")[:ERRORS_BYTES])
         return
+    names = customary_names(code)
     if serve(inputs, seconds, most, stop_early):
-        _end(_status_of(program))
+        _end(_status_of(program, names))
 
 
-def _status_of(program: "CodeType") -> int:
+def _status_of(program: "CodeType", names: "dict[str, Any]") -> int:
     """The exit status of the program, which is run as if Python had been started with it."""
     main = type(sys)("__main__")
-    main.__dict__["__file__"] = "main.py"
+    main.__dict__.update(names, __file__="main.py")
     sys.modules["__main__"] = main
     try:
         exec(program, main.__dict__)

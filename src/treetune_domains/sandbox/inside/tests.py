@@ -17,6 +17,7 @@ import signal
 import sys
 import types
 
+from treetune_domains.sandbox.inside.joining import customary_names, is_stub, joined, whole_part
 from treetune_domains.sandbox.inside.peers import Ended, Peer
 
 TYPE_CHECKING = False  # see `peers`
@@ -30,19 +31,19 @@ _TEST_FILE = "test_answer.py"
 # ---- the answer's process
 
 
-def _be_the_answer(peer: Peer, prefix: str, code: str) -> None:
+def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> None:
     sys.stdout = sys.stderr = peer.printed
     sys.modules["solution"] = module = types.ModuleType("solution")
     names = module.__dict__
     with contextlib.suppress(Ended):
         peer.receive()
         try:
-            try:
-                exec(compile(prefix, "prefix.py", "exec", dont_inherit=True), names)
-            except SyntaxError:
-                code = prefix + code  # the beginning of what the answer goes on with
+            whole = joined(prefix, code)
+            if with_imports:
+                names.update(customary_names(whole))
+            exec(compile(whole_part(prefix), "prefix.py", "exec", dont_inherit=True), names)
             peer.by_value = _classes(names)
-            exec(compile(code, "solution.py", "exec", dont_inherit=True), names)
+            exec(compile(whole, "solution.py", "exec", dont_inherit=True), names)
         except BaseException as error:
             peer.send("failed", f"{type(error).__name__}: {error}"[:_MESSAGE])
             return
@@ -154,11 +155,9 @@ class Report:
 def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> None:
     kind, texts = order["kind"], order.get("tests", [])
     trees = [ast.parse(text) for text in ([texts] if isinstance(texts, str) else texts)]
-    shared = ast.Module([], [])
-    with contextlib.suppress(SyntaxError):  # half a function belongs to the answer alone
-        shared = ast.parse(prefix)
+    shared = ast.parse(whole_part(prefix))  # half a function belongs to the answer alone
     # What the answer is to fill in would hide the answer's here.
-    shared.body = [one for one in shared.body if not _is_stub(one)]
+    shared.body = [statement for statement in shared.body if not is_stub(statement)]
     answer = Answer(peer, ast.Module([*shared.body, *(one for tree in trees for one in tree.body)], []))
     sys.modules["solution"] = answer.module
     sys.modules["__main__"] = main = types.ModuleType("__main__")
@@ -173,17 +172,6 @@ def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> Non
         if kind == "functional":
             names.update(answer.meant() | names)
         _units(trees, names, report)
-
-
-def _is_stub(one: ast.stmt) -> bool:
-    if isinstance(one, ast.ClassDef):
-        methods = [inner for inner in one.body if isinstance(inner, ast.FunctionDef)]
-        return all(map(_is_stub, methods))
-    return isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) and all(
-        isinstance(inner, (ast.Pass, ast.Raise))
-        or (isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant))
-        for inner in one.body
-    )
 
 
 def _units(trees: list[ast.Module], names: dict[str, Any], report: Report) -> None:
@@ -264,7 +252,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
         raise Failed(failures[0])
 
 
-def main(prefix: str, code: str, seconds: float) -> None:
+def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 10_000))
     sys.set_int_max_str_digits(0)
     to_answer, to_tests = os.pipe(), os.pipe()
@@ -276,7 +264,7 @@ def main(prefix: str, code: str, seconds: float) -> None:
         for place in (0, 1, 2):
             os.dup2(nothing, place)
         os.closerange(3, 100)
-        _be_the_answer(Peer(100, 101, guarded=False), prefix, code)
+        _be_the_answer(Peer(100, 101, guarded=False), prefix, code, with_imports)
         os._exit(0)
     os.close(to_answer[0])
     os.close(to_tests[1])
