@@ -488,5 +488,5 @@ def sweep(name: str, columns: tuple[str, ...]) -> dict[str, Cell]:
 
 
 def first_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
+    text = str(error).replace(tempfile.gettempdir() + "/", "").strip().splitlines()
     return f"{'' if isinstance(error, ValueError) else type(error).__name__ + ': '}{text[0] if text else ''}"

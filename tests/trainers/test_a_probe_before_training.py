@@ -1,6 +1,6 @@
 """Promises: a policy whose log-probs are not its model's own is refused where the trainer is made, by name;
-the probe draws no random number and changes no weight; a ratio of probabilities that float32 can't hold leaves
-gradients finite."""
+the probe draws no random number and changes no weight; a ratio of probabilities that float32 can't hold
+leaves gradients finite."""
 
 from __future__ import annotations
 

@@ -454,7 +454,7 @@ def _temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
         "$.evaluation.rollout": getattr(evaluation, "rollout", None),
     }
     for number, measured in enumerate(getattr(evaluation, "sets", ())):
-        parts[f"$.evaluation.sets[{number}]"] = measured
+        parts[f"$.evaluation.sets.{number}"] = measured
     for key, part in parts.items():
         temperature = getattr(part, "temperature", None)
         if isinstance(temperature, int | float):
