@@ -71,7 +71,12 @@ def _upright_functions(rng: random.Random) -> Drawn:
     other = "cos" if name != "cos" else "sin"
     return Drawn(
         rf"\{name} {a}",
-        [rf"\operatorname{{{name}}} {a}", rf"\mathrm{{{name}}}({a})", rf"\text{{{name}}}\,{a}", rf"{name}({a})"],
+        [
+            rf"\operatorname{{{name}}} {a}",
+            rf"\mathrm{{{name}}}({a})",
+            rf"\text{{{name}}}\,{a}",
+            rf"{name}({a})",
+        ],
         [f"{a}", rf"\operatorname{{{other}}} {a}", rf"\mathrm{{{name}}}({a + 1})"],
     )
 
@@ -112,8 +117,18 @@ def _date(rng: random.Random) -> Drawn:
     swapped = [f"{year}-{day:02d}-{month:02d}"] if day != month else []
     return Drawn(
         f"{year}-{month:02d}-{day:02d}",
-        [rf"\text{{{name} {day}, {year}}}", f"{day} {name} {year}", f"{year}-{month}-{day}", f"{year}/{month:02d}/{day:02d}"],
-        [*swapped, f"{year}-{month:02d}-{day + 1:02d}", f"{year + 1}-{month:02d}-{day:02d}", f"{year - month - day}"],
+        [
+            rf"\text{{{name} {day}, {year}}}",
+            f"{day} {name} {year}",
+            f"{year}-{month}-{day}",
+            f"{year}/{month:02d}/{day:02d}",
+        ],
+        [
+            *swapped,
+            f"{year}-{month:02d}-{day + 1:02d}",
+            f"{year + 1}-{month:02d}-{day:02d}",
+            f"{year - month - day}",
+        ],
     )
 
 
@@ -144,7 +159,13 @@ def _ratio_of_two(rng: random.Random) -> Drawn:
     a, b = rng.sample([2, 3, 5, 7], 2)
     return Drawn(
         f"{a}:{b}",
-        [f"{2 * a}:{2 * b}", rf"\frac{{{a}}}{{{b}}}", rf"{a}\text{{ to }}{b}", f"{4 * a}:{4 * b}", f"{a}/{b}"],
+        [
+            f"{2 * a}:{2 * b}",
+            rf"\frac{{{a}}}{{{b}}}",
+            rf"{a}\text{{ to }}{b}",
+            f"{4 * a}:{4 * b}",
+            f"{a}/{b}",
+        ],
         [f"{b}:{a}", f"{a}:{b + 1}", f"{a}", rf"\frac{{{b}}}{{{a}}}", f"{a}:{b}:1"],
         "What is the ratio of boys to girls?",
     )
@@ -153,7 +174,11 @@ def _ratio_of_two(rng: random.Random) -> Drawn:
 @kind("divisions by zero")
 def _zero(rng: random.Random) -> Drawn:
     a = rng.randint(2, 50)
-    return Drawn(rf"\frac{{{a}}}{{0}}", [rf"\frac{{{a}}}{{0}}"], [rf"\frac{{{a + 1}}}{{0}}", "0", r"\infty", f"{a}", "1/0"])
+    return Drawn(
+        rf"\frac{{{a}}}{{0}}",
+        [rf"\frac{{{a}}}{{0}}"],
+        [rf"\frac{{{a + 1}}}{{0}}", "0", r"\infty", f"{a}", "1/0"],
+    )
 
 
 @kind("nearly equal")
@@ -162,7 +187,12 @@ def _near(rng: random.Random) -> Drawn:
     return Drawn(
         rf"1-\frac{{1}}{{2^{{{power}}}}}",
         [rf"\frac{{2^{{{power}}}-1}}{{2^{{{power}}}}}", f"1-2^{{-{power}}}"],
-        ["1", rf"1-\frac{{1}}{{2^{{{power + 1}}}}}", f"1+2^{{-{power}}}", "0.9999999999999999999999999999999999"],
+        [
+            "1",
+            rf"1-\frac{{1}}{{2^{{{power + 1}}}}}",
+            f"1+2^{{-{power}}}",
+            "0.9999999999999999999999999999999999",
+        ],
     )
 
 
@@ -191,7 +221,11 @@ def _factorials(rng: random.Random) -> Drawn:
     n = rng.randint(300, 5000)
     return Drawn(
         rf"\binom{{{2 * n}}}{{{n}}}",
-        [rf"\frac{{{2 * n}!}}{{({n}!)^2}}", rf"\frac{{{2 * n}!}}{{{n}! {n}!}}", rf"\binom{{{2 * n}}}{{{2 * n - n}}}"],
+        [
+            rf"\frac{{{2 * n}!}}{{({n}!)^2}}",
+            rf"\frac{{{2 * n}!}}{{{n}! {n}!}}",
+            rf"\binom{{{2 * n}}}{{{2 * n - n}}}",
+        ],
         [rf"\frac{{{2 * n}!}}{{{n}!}}", rf"\binom{{{2 * n}}}{{{n - 1}}}", rf"\binom{{{2 * n - 1}}}{{{n}}}"],
     )
 
@@ -201,12 +235,18 @@ def _labels(rng: random.Random) -> Drawn:
     letters = rng.sample("ABCDEFGH", 4)
     text = "".join(letters)
     shuffled = "".join(letters[1:] + letters[:1])
-    return Drawn(text, [rf"\text{{{text}}}", rf"\mathrm{{{text}}}", f"{text}."], [shuffled, text[::-1], text[:3], text[:3] + "Z"])
+    return Drawn(
+        text,
+        [rf"\text{{{text}}}", rf"\mathrm{{{text}}}", f"{text}."],
+        [shuffled, text[::-1], text[:3], text[:3] + "Z"],
+    )
 
 
 @kind("Roman numbers")
 def _roman(rng: random.Random) -> Drawn:
-    gold, wrong = rng.choice([("IV", "VI"), ("XI", "IX"), ("XL", "LX"), ("CD", "DC"), ("XIV", "XVI"), ("MC", "CM")])
+    gold, wrong = rng.choice(
+        [("IV", "VI"), ("XI", "IX"), ("XL", "LX"), ("CD", "DC"), ("XIV", "XVI"), ("MC", "CM")]
+    )
     return Drawn(gold, [gold, rf"\text{{{gold}}}"], [wrong, rf"\mathrm{{{wrong}}}", gold + "I"])
 
 
@@ -223,11 +263,15 @@ def _products(rng: random.Random) -> Drawn:
 @kind("text behind a number")
 def _suffix(rng: random.Random) -> Drawn:
     a = rng.randint(3, 90)
-    nouns = rng.sample(["apples", "students", "cm", "ways", "red balls", "square units", "km", "seats", "books"], 3)
+    nouns = rng.sample(
+        ["apples", "students", "cm", "ways", "red balls", "square units", "km", "seats", "books"], 3
+    )
     bad = rng.sample(
         ["dozen", "squared", "is wrong", "k", "hundredths", "or so", "thousand", "million", "cubed", "maybe", "percent off",
          "not", "tenths", "or more", "times two", "minus one", "is incorrect", "factorial", "and a half"], 6)  # fmt: skip
-    return Drawn(f"{a}", [rf"{a}\text{{ {noun}}}" for noun in nouns], [rf"{a}\text{{ {text}}}" for text in bad])
+    return Drawn(
+        f"{a}", [rf"{a}\text{{ {noun}}}" for noun in nouns], [rf"{a}\text{{ {text}}}" for text in bad]
+    )
 
 
 @kind("compound units")
@@ -235,8 +279,19 @@ def _compound(rng: random.Random) -> Drawn:
     a = rng.randint(2, 60)
     return Drawn(
         rf"{a} \text{{ m/s}}",
-        [rf"{a * 18 / 5:g}\text{{ km/h}}", rf"{a} \text{{ meters per second}}", rf"{a}\ \mathrm{{m/s}}", f"{a}"],
-        [rf"{a}\text{{ km/h}}", rf"{a}\text{{ m/s}}^2", rf"{a}\text{{ m}}", rf"{a}\text{{ miles per hour}}", rf"{a}\text{{ s}}"],
+        [
+            rf"{a * 18 / 5:g}\text{{ km/h}}",
+            rf"{a} \text{{ meters per second}}",
+            rf"{a}\ \mathrm{{m/s}}",
+            f"{a}",
+        ],
+        [
+            rf"{a}\text{{ km/h}}",
+            rf"{a}\text{{ m/s}}^2",
+            rf"{a}\text{{ m}}",
+            rf"{a}\text{{ miles per hour}}",
+            rf"{a}\text{{ s}}",
+        ],
     )
 
 
@@ -245,8 +300,19 @@ def _areas(rng: random.Random) -> Drawn:
     a = rng.randint(2, 60)
     return Drawn(
         rf"{a} \text{{ m}}^2",
-        [rf"{a * 10000}\text{{ cm}}^2", rf"{a} \text{{ square meters}}", rf"{a}\text{{ sq m}}", rf"{a} \text{{ m}}^{{2}}"],
-        [rf"{a}\text{{ cm}}^2", rf"{a}\text{{ m}}", rf"{a}\text{{ m}}^3", rf"{a * 100}\text{{ cm}}^2", rf"{a}\text{{ cubic meters}}"],
+        [
+            rf"{a * 10000}\text{{ cm}}^2",
+            rf"{a} \text{{ square meters}}",
+            rf"{a}\text{{ sq m}}",
+            rf"{a} \text{{ m}}^{{2}}",
+        ],
+        [
+            rf"{a}\text{{ cm}}^2",
+            rf"{a}\text{{ m}}",
+            rf"{a}\text{{ m}}^3",
+            rf"{a * 100}\text{{ cm}}^2",
+            rf"{a}\text{{ cubic meters}}",
+        ],
     )
 
 
@@ -255,8 +321,18 @@ def _temperatures(rng: random.Random) -> Drawn:
     a = 5 * rng.randint(1, 20)
     return Drawn(
         rf"{a}^\circ\text{{C}}",
-        [rf"{a}°C", rf"{a * 9 // 5 + 32}^\circ\text{{F}}", rf"{a}^{{\circ}} \mathrm{{C}}", rf"{a}\text{{ degrees Celsius}}"],
-        [rf"{a}^\circ\text{{F}}", rf"{a + 1}^\circ\text{{C}}", rf"{a}\text{{ degrees Fahrenheit}}", rf"{a}\text{{ K}}"],
+        [
+            rf"{a}°C",
+            rf"{a * 9 // 5 + 32}^\circ\text{{F}}",
+            rf"{a}^{{\circ}} \mathrm{{C}}",
+            rf"{a}\text{{ degrees Celsius}}",
+        ],
+        [
+            rf"{a}^\circ\text{{F}}",
+            rf"{a + 1}^\circ\text{{C}}",
+            rf"{a}\text{{ degrees Fahrenheit}}",
+            rf"{a}\text{{ K}}",
+        ],
     )
 
 
@@ -323,7 +399,7 @@ def _reals(rng: random.Random) -> Drawn:
         rf"\mathbb{{R}}\setminus\{{{a}\}}",
         [rf"x\ne {a}", rf"x \neq {a}", rf"(-\infty,{a})\cup({a},\infty)", rf"\text{{all real numbers except }} {a}",
          rf"\mathbb R \setminus \{{ {a} \}}"],
-        [rf"\mathbb{{R}}", rf"\{{{a}\}}", rf"x\ne {a + 1}", rf"(-\infty,{a}]\cup[{a},\infty)", f"x={a}"],
+        [r"\mathbb{R}", rf"\{{{a}\}}", rf"x\ne {a + 1}", rf"(-\infty,{a}]\cup[{a},\infty)", f"x={a}"],
     )  # fmt: skip
 
 
@@ -331,7 +407,9 @@ def _reals(rng: random.Random) -> Drawn:
 def _ascii(rng: random.Random) -> Drawn:
     a = rng.randint(1, 60)
     return Drawn(
-        rf"x\geq {a}", [f"x>={a}", rf"[{a},\infty)", f"{a}<=x", rf"x \geqslant {a}"], [f"x>{a}", f"x<={a}", f"x={a}", f"y>={a}"]
+        rf"x\geq {a}",
+        [f"x>={a}", rf"[{a},\infty)", f"{a}<=x", rf"x \geqslant {a}"],
+        [f"x>{a}", f"x<={a}", f"x={a}", f"y>={a}"],
     )
 
 
@@ -340,7 +418,13 @@ def _no_solution(rng: random.Random) -> Drawn:
     gold = rng.choice([r"\emptyset", r"\text{no solution}", r"\varnothing", r"\{\}"])
     return Drawn(
         gold,
-        [r"\text{no solution}", r"\emptyset", r"\text{No solutions}", r"\text{no real solutions}", r"\varnothing"],
+        [
+            r"\text{no solution}",
+            r"\emptyset",
+            r"\text{No solutions}",
+            r"\text{no real solutions}",
+            r"\varnothing",
+        ],
         ["0", r"\{0\}", r"\text{one solution}", r"\mathbb{R}", r"\text{infinitely many solutions}"],
     )
 
@@ -372,8 +456,18 @@ def _yes(rng: random.Random) -> Drawn:
     reason = {"Yes": "it is possible", "No": "it is not possible"}
     return Drawn(
         rf"\text{{{gold}}}",
-        [rf"\text{{{gold}, {reason[gold]}}}", gold.lower(), rf"\textbf{{{gold}.}}", rf"\text{{{gold}, because of parity}}"],
-        [rf"\text{{{other}, {reason[other]}}}", other, rf"\text{{{gold} or {other}}}", rf"\text{{{gold} and {other.lower()}}}"],
+        [
+            rf"\text{{{gold}, {reason[gold]}}}",
+            gold.lower(),
+            rf"\textbf{{{gold}.}}",
+            rf"\text{{{gold}, because of parity}}",
+        ],
+        [
+            rf"\text{{{other}, {reason[other]}}}",
+            other,
+            rf"\text{{{gold} or {other}}}",
+            rf"\text{{{gold} and {other.lower()}}}",
+        ],
     )
 
 
@@ -393,7 +487,12 @@ def _chosen(rng: random.Random) -> Drawn:
     n, k = rng.randint(8, 30), rng.randint(2, 3)
     return Drawn(
         rf"\binom{{{n}}}{{{k}}}",
-        [f"C({n},{k})", rf"C_{{{n}}}^{{{k}}}", rf"\frac{{{n}!}}{{{k}!({n}-{k})!}}", rf"\mathrm{{C}}({n},{k})"],
+        [
+            f"C({n},{k})",
+            rf"C_{{{n}}}^{{{k}}}",
+            rf"\frac{{{n}!}}{{{k}!({n}-{k})!}}",
+            rf"\mathrm{{C}}({n},{k})",
+        ],
         [f"C({n},{k + 1})", f"C({n + 1},{k})", f"P({n},{k})", f"({n},{k})", f"{n * k}"],
     )
 
@@ -416,8 +515,18 @@ def _scientific(rng: random.Random) -> Drawn:
     number = f"{a // 100}.{a % 100:02d}"
     return Drawn(
         rf"{number} \times 10^{{{power}}}",
-        [rf"{number} \text{{ x }} 10^{{{power}}}", rf"{number} \cdot 10^{{{power}}}", f"{number}e{power}", f"{number} x 10^{{{power}}}"],
-        [rf"{number} \times 10^{{{power + 1}}}", number, rf"{number} \text{{ x }} 10^{{{power - 1}}}", rf"{number} + 10^{{{power}}}"],
+        [
+            rf"{number} \text{{ x }} 10^{{{power}}}",
+            rf"{number} \cdot 10^{{{power}}}",
+            f"{number}e{power}",
+            f"{number} x 10^{{{power}}}",
+        ],
+        [
+            rf"{number} \times 10^{{{power + 1}}}",
+            number,
+            rf"{number} \text{{ x }} 10^{{{power - 1}}}",
+            rf"{number} + 10^{{{power}}}",
+        ],
     )
 
 
@@ -461,8 +570,17 @@ def _boxes(rng: random.Random) -> Drawn:
     a, b = rng.sample(range(1, 99), 2)
     return Drawn(
         rf"\(\boxed{{{a}}}\) and \(\boxed{{-{b}}}\).",
-        [rf"\boxed{{{a}, -{b}}}", rf"$x=\boxed{{-{b}}}$ or $x=\boxed{{{a}}}$", rf"$\boxed{{{a}}}$ and $\boxed{{-{b}}}$"],
-        [rf"\boxed{{{a}}}", rf"\boxed{{-{b}}}", rf"\boxed{{{a}, {b}}}", rf"$\boxed{{{a}}}$ and $\boxed{{{b}}}$"],
+        [
+            rf"\boxed{{{a}, -{b}}}",
+            rf"$x=\boxed{{-{b}}}$ or $x=\boxed{{{a}}}$",
+            rf"$\boxed{{{a}}}$ and $\boxed{{-{b}}}$",
+        ],
+        [
+            rf"\boxed{{{a}}}",
+            rf"\boxed{{-{b}}}",
+            rf"\boxed{{{a}, {b}}}",
+            rf"$\boxed{{{a}}}$ and $\boxed{{{b}}}$",
+        ],
         are_responses=True,
     )
 
@@ -472,7 +590,11 @@ def _bare_boxes(rng: random.Random) -> Drawn:
     a, b = rng.sample(range(2, 99), 2)
     return Drawn(
         rf"\frac{{{a}}}{{{b}}}",
-        [rf"So \boxed\frac{{{a}}}{{{b}}}", rf"\fbox{{$\frac{{{a}}}{{{b}}}$}}", rf"\boxed {{\frac{{{a}}}{{{b}}}}}"],
+        [
+            rf"So \boxed\frac{{{a}}}{{{b}}}",
+            rf"\fbox{{$\frac{{{a}}}{{{b}}}$}}",
+            rf"\boxed {{\frac{{{a}}}{{{b}}}}}",
+        ],
         [rf"So \boxed\frac{{{b}}}{{{a}}}", rf"\boxed {a}", rf"\boxed\sqrt{{{a}}}"],
         are_responses=True,
     )
@@ -505,11 +627,15 @@ def battery(seed: int = 1) -> Iterator[BatteryRow]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kind", action="append", help="default: all of them")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--show", action="store_true", help="print what was judged otherwise than labelled")
-    parser.add_argument("--seconds", type=int, metavar="ROUNDS", help="print answers per second, of so many rounds")
+    parser.add_argument(
+        "--seconds", type=int, metavar="ROUNDS", help="print answers per second, of so many rounds"
+    )
     options = parser.parse_args(arguments)
 
     from treetune.vocabulary import Problem
@@ -528,7 +654,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         counts[row.kind] = counts.get(row.kind, 0) + 1
         if options.show:
             label = "rejects right" if row.is_right else "accepts wrong"
-            print(f"{row.kind}: {label} {row.response!r} to {row.gold!r} ({grade.outcome}: {grade.message or ''})")
+            print(
+                f"{row.kind}: {label} {row.response!r} to {row.gold!r} ({grade.outcome}: {grade.message or ''})"
+            )
     print("| kind | right | wrong | accepts wrong | rejects right |\n|---|---:|---:|---:|---:|")
     for name in dict.fromkeys(row.kind for row in rows):
         right = sum(row.kind == name and row.is_right for row in rows)

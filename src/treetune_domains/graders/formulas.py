@@ -626,8 +626,8 @@ def same_residue(given: str, gold: str) -> bool:
     for text in (given, gold):
         if len(text) > LONGEST:
             raise Absurd(f"a formula of {len(text)} characters")
-        parser = _ResidueParser(_tokens(text), prime)
         try:
+            parser = _ResidueParser(_tokens(text), prime)
             residue = parser.sum(0)
         except NotAFormula:
             return False

@@ -139,7 +139,8 @@ def equal_answers(given: Answer, gold: Answer, question: str = "") -> bool:
         return True
     if isinstance(given, Qualified) or isinstance(gold, Qualified):
         return _equal_with_conditions(given, gold, question)
-    if isinstance(given, System) or isinstance(gold, System):
+    are_both_by_name = _values_by_name(given) is not None and _values_by_name(gold) is not None
+    if isinstance(given, System) or isinstance(gold, System) or are_both_by_name:
         return _equal_systems(given, gold, question)
     if isinstance(given, Named) and isinstance(gold, Named):
         same_name = given.name == gold.name or "text" in given.name or "text" in gold.name
@@ -384,7 +385,9 @@ def _equal_ratios(given: Answer, gold: Answer) -> bool:
     ratio, number = (given, gold) if isinstance(given, Ratio) else (gold, given)
     if not isinstance(ratio, Ratio) or not isinstance(number, Scalar) or number.unit or number.percent:
         return False
-    return len(ratio.parts) == 2 and equal_formulas(f"\\frac{{{ratio.parts[0]}}}{{{ratio.parts[1]}}}", number.formula)
+    return len(ratio.parts) == 2 and equal_formulas(
+        f"\\frac{{{ratio.parts[0]}}}{{{ratio.parts[1]}}}", number.formula
+    )
 
 
 def _equal_scores(given: Answer, gold: Answer, question: str) -> bool:
@@ -408,7 +411,11 @@ def _equal_systems(given: Answer, gold: Answer, question: str) -> bool:
         return False
     bare, by_name = (gold, values) if values is not None else (given, meant)
     assert by_name is not None
-    if not isinstance(bare, Group) or len(bare.parts) != len(by_name) or (bare.left, bare.right) != ("(", ")"):
+    if (
+        not isinstance(bare, Group)
+        or len(bare.parts) != len(by_name)
+        or (bare.left, bare.right) != ("(", ")")
+    ):
         return False
     if bare.kind == "set":
         return False
@@ -427,7 +434,11 @@ def _values_by_name(answer: Answer) -> dict[str, Answer] | None:
     if not isinstance(answer, Named) or not answer.name.startswith("("):
         return None
     names = answer.name.strip("()").split(",")
-    if not isinstance(answer.value, Group) or len(answer.value.parts) != len(names) or len(set(names)) < len(names):
+    if (
+        not isinstance(answer.value, Group)
+        or len(answer.value.parts) != len(names)
+        or len(set(names)) < len(names)
+    ):
         return None
     return dict(zip(names, answer.value.parts))
 
@@ -440,7 +451,9 @@ def _equal_with_conditions(given: Answer, gold: Answer, question: str) -> bool:
     if isinstance(given, Qualified) and isinstance(gold, Qualified):
         if _bare_condition(given.condition) != _bare_condition(gold.condition):
             return False
-    elif isinstance(given, Qualified) and isinstance(meant, Scalar) and exact_value(meant.formula) is not None:
+    elif (
+        isinstance(given, Qualified) and isinstance(meant, Scalar) and exact_value(meant.formula) is not None
+    ):
         return False  # 5 if n > 1: the gold is 5 and nothing else
     return equal_answers(value, meant, question)
 

@@ -83,11 +83,27 @@ class Qualified:
     condition: str
 
 
-Answer = Scalar | Clock | Date | Ratio | Score | System | Qualified | Words | Group | Union | Matrix | Named | Equation
+Answer = (
+    Scalar
+    | Clock
+    | Date
+    | Ratio
+    | Score
+    | System
+    | Qualified
+    | Words
+    | Group
+    | Union
+    | Matrix
+    | Named
+    | Equation
+)
 
 _ABOVE_ALL, _BELOW_ALL = Scalar("\\infty"), Scalar("-\\infty")
 
-_TRANSPOSED = re.compile(r"(?P<inner>.*[)\]}]) ?\^ ?(?:\{ ?)?(?:T|\\top|\\intercal|\\text ?\{ ?T ?\})(?: ?\})?", re.DOTALL)
+_TRANSPOSED = re.compile(
+    r"(?P<inner>.*[)\]}]) ?\^ ?(?:\{ ?)?(?:T|\\top|\\intercal|\\text ?\{ ?T ?\})(?: ?\})?", re.DOTALL
+)
 _CASES = re.compile(r"(?:\\\{ ?)?\\begin\{(?:cases|matrix)\}(?P<rows>.*)\\end\{(?:cases|matrix)\}", re.DOTALL)
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?)(?:small)?matrix\*?\}(.*)\\end\{\1(?:small)?matrix\*?\}", re.DOTALL)
 _NAME = re.compile(
@@ -187,10 +203,13 @@ def _without_latex(text: str) -> str | None:
     return None if re.search(r"[\\{}^_$]", plain) else plain
 
 
-_HOLES = re.compile(r"(?:\\(?:setminus|backslash|smallsetminus)|-) ?\\\{(?P<holes>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\\\}")
+_HOLES = re.compile(
+    r"(?:\\(?:setminus|backslash|smallsetminus)|-) ?\\\{(?P<holes>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\\\}"
+)
 _REALS_IN_WORDS = re.compile(
     r"(?:the )?(?:set of )?(?:all |any )?(?:the )?real(?:s| numbers?)(?: \w)?"
-    r"(?:,? (?:except|excluding|other than|but)(?: for)? (?P<holes>.+))?", re.IGNORECASE
+    r"(?:,? (?:except|excluding|other than|but)(?: for)? (?P<holes>.+))?",
+    re.IGNORECASE,
 )
 _SETS_IN_WORDS = {
     "all integers": "\\mathbb{Z}", "integers": "\\mathbb{Z}", "any integer": "\\mathbb{Z}",
@@ -261,7 +280,9 @@ def _cases(rows: str, depth: int) -> Answer:
 
 
 def _piece(row: list[str], depth: int) -> Answer:
-    condition = re.sub(r"\\text ?\{ ?,? ?(?:if|for|when|where) ?\}|\b(?:if|for|when)\b", "", row[1]).strip(" ,.;")
+    condition = re.sub(r"\\text ?\{ ?,? ?(?:if|for|when|where) ?\}|\b(?:if|for|when)\b", "", row[1]).strip(
+        " ,.;"
+    )
     return Group("tuple", (read_answer(row[0].strip(" ,"), depth + 1), read_answer(condition, depth + 1)))
 
 
@@ -290,10 +311,13 @@ def _transposed(text: str, depth: int) -> Answer | None:
 _NUMBER_SETS = r"\\mathbb ?\{ ?[ZNQRC] ?\}(?:\^?[+*]|_[^ ]{1,8}|\^\{\+\})?"
 _CONDITION_IN_WORDS = re.compile(
     r"(?P<value>.*?\S)[ ,;(]*(?P<condition>(?:\\text ?\{ ?,? ?\(?(?:for|where|if|when|with|such that|whenever|provided)\b"
-    r"|\\forall(?![a-z])|(?<![A-Za-z\\])(?:for (?:all|any|every|each)|where|whenever)\b).*)", re.DOTALL
+    r"|\\forall(?![a-z])|(?<![A-Za-z\\])(?:for (?:all|any|every|each)|where|whenever)\b).*)",
+    re.DOTALL,
 )
 _CONDITION_IN_SIGNS = re.compile(
-    r"(?P<value>[^,]*[^,\s])(?: ?[,;] ?| ?\()(?P<condition>\(?[a-zA-Z] ?(?:\\in ?" + _NUMBER_SETS + r"|(?:\\ge|\\le|\\ne|[<>])[^,()]{1,20})\)?)",
+    r"(?P<value>[^,]*[^,\s])(?: ?[,;] ?| ?\()(?P<condition>\(?[a-zA-Z] ?(?:\\in ?"
+    + _NUMBER_SETS
+    + r"|(?:\\ge|\\le|\\ne|[<>])[^,()]{1,20})\)?)",
     re.DOTALL,
 )
 
@@ -301,7 +325,9 @@ _CONDITION_IN_SIGNS = re.compile(
 def _qualified(text: str) -> Qualified | None:
     r"""Parts ``n = 3k, k \in \mathbb{Z}`` into the answer and a condition on its letters; None without one."""
     match = _CONDITION_IN_WORDS.fullmatch(text) or _CONDITION_IN_SIGNS.fullmatch(text)
-    if match is None or re.search(r"\b(?:only|not|except|unless|or)\b", match["condition"]):
+    if match is None or re.search(
+        r"\b(?:only|not|except|unless|or|otherwise|else|but|maybe)\b", match["condition"]
+    ):
         return None
     value = match["value"].strip(" ,;(")
     if match.re is _CONDITION_IN_SIGNS and _SIGN.search(value):
@@ -311,7 +337,9 @@ def _qualified(text: str) -> Qualified | None:
     if value.count("{") != value.count("}"):
         return None
     letters = set(re.findall(r"(?<![A-Za-z\\])[a-zA-Z](?![A-Za-z])", _TEXT.sub(" ", match["condition"])))
-    value_letters = set(re.findall(r"(?<![A-Za-z\\])[a-zA-Z]|(?<=\d)[a-z]|[a-z](?=[a-z])", _TEXT.sub(" ", value)))
+    value_letters = set(
+        re.findall(r"(?<![A-Za-z\\])[a-zA-Z]|(?<=\d)[a-z]|[a-z](?=[a-z])", _TEXT.sub(" ", value))
+    )
     value_letters |= set(re.sub(r"\\[A-Za-z]+", " ", _TEXT.sub(" ", value)))
     if letters and not letters & value_letters:
         return None
@@ -429,7 +457,9 @@ def _equation(text: str, depth: int) -> Answer | None:
 
 
 _EXCLUDED = re.compile(r"(?P<name>[a-zA-Z]) ?\\ne(?![a-z])(?P<values>.+)")
-_DISTANCE = re.compile(r"(?:\\[lr]?vert|\|) ?(?P<name>[a-zA-Z])(?: ?(?P<sign>[-+]) ?(?P<centre>[\d./]+))? ?(?:\\[lr]?vert|\|)")
+_DISTANCE = re.compile(
+    r"(?:\\[lr]?vert|\|) ?(?P<name>[a-zA-Z])(?: ?(?P<sign>[-+]) ?(?P<centre>[\d./]+))? ?(?:\\[lr]?vert|\|)"
+)
 
 
 def _distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | None:
@@ -445,7 +475,9 @@ def _distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | 
     low, high = (Scalar(str(centre - radius)), Scalar(str(centre + radius)))
     is_closed = signs[0].endswith("=")
     if signs[0].startswith("<"):
-        return match["name"], [Group("tuple", (low, high), "[" if is_closed else "(", "]" if is_closed else ")")]
+        return match["name"], [
+            Group("tuple", (low, high), "[" if is_closed else "(", "]" if is_closed else ")")
+        ]
     below = Group("tuple", (_BELOW_ALL, low), "(", "]" if is_closed else ")")
     above = Group("tuple", (high, _ABOVE_ALL), "[" if is_closed else "(", ")")
     return match["name"], [below, above]
@@ -462,7 +494,9 @@ def _region(text: str, depth: int) -> Answer | None:
     if len(pieces) > 1 and all(exclusions):
         names = {match["name"] for match in exclusions if match is not None}
         region = _all_but([match["values"].strip() for match in exclusions if match is not None])
-        return Union(region.parts, named=names.pop()) if len(names) == 1 and isinstance(region, Union) else None
+        return (
+            Union(region.parts, named=names.pop()) if len(names) == 1 and isinstance(region, Union) else None
+        )
     meet = re.search(r"\\text ?\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])", text) is not None
     rays: list[Answer] = []
     names: set[str] = set()
@@ -531,7 +565,7 @@ _VERDICT = re.compile(r"(yes|no|true|false)(?:[,;:.!]| because| since| -) *(?P<r
 _CONTRARY = {
     "yes": r"\b(?:no|not|false|or|but|maybe|if|unless|impossible|cannot|never)\b|n't\b",
     "true": r"\b(?:no|not|false|or|but|maybe|if|unless)\b|n't\b",
-    "no": r"\b(?:yes|true|or|but|maybe|unless)\b|^(?:it|this|that|they) (?:is|are|can|does)\b(?! (?:not|im))",
+    "no": r"\b(?:yes|true|or|but|maybe|unless)\b|^(?:it|this|that|they) (?:is|are|can|does)\b(?! (?:not|im)|'t|n't)",
     "false": r"\b(?:yes|true|or|but|maybe|unless)\b",
 }
 _NO_SOLUTION = re.compile(
@@ -560,6 +594,9 @@ def _words(text: str) -> Words | Scalar | None:
         return figure
     whole = _TEXT.fullmatch(text)
     plain = _TEXT.sub(lambda match: f" {match[1]} ", text)
+    verdict = _VERDICT.fullmatch(" ".join(plain.split()))
+    if verdict is not None and not re.search(_CONTRARY[verdict[1].lower()], verdict["reason"].lower()):
+        return Words(verdict[1].lower())
     if re.search(r"[\\^_=<>{}]", plain):
         return None
     plain = " ".join(plain.split())
@@ -569,9 +606,6 @@ def _words(text: str) -> Words | Scalar | None:
         return Scalar("\\emptyset")
     if plain.lower().rstrip(".") in _SETS_IN_WORDS:
         return Scalar(_SETS_IN_WORDS[plain.lower().rstrip(".")])
-    verdict = _VERDICT.fullmatch(plain)
-    if verdict is not None and not re.search(_CONTRARY[verdict[1].lower()], verdict["reason"].lower()):
-        return Words(verdict[1].lower())
     choice = _CHOICE.fullmatch(plain)
     if choice and (whole or plain != choice[1]):
         return Words(choice[1].lower())

@@ -61,7 +61,9 @@ class Clock:
             return True
         if _ASKS_FOR_RATIO.search(question):
             return False
-        return math.gcd(self.hour, self.minute or 0, self.second or 0) != 1  # a ratio is given in its lowest terms
+        return (
+            math.gcd(self.hour, self.minute or 0, self.second or 0) != 1
+        )  # a ratio is given in its lowest terms
 
     def equals(self, other: Clock) -> bool:
         """Compares two times; a half of the day that one of them leaves out is what the other says."""
@@ -82,7 +84,11 @@ class Clock:
         return self.hour % 12 + (12 if self.half == "pm" else 0)
 
     def ratio(self) -> Ratio:
-        parts = (self.hour, self.minute or 0) if self.second is None else (self.hour, self.minute or 0, self.second)
+        parts = (
+            (self.hour, self.minute or 0)
+            if self.second is None
+            else (self.hour, self.minute or 0, self.second)
+        )
         return Ratio(tuple(str(part) for part in parts))
 
 
@@ -158,7 +164,8 @@ class Date:
                 continue
             month = _month(match["month"])
             day = int(match["day"]) if match["day"] else None
-            if month is not None and month > 12 and day is not None and day <= 12:
+            is_year_first = match.start("year") == 0
+            if month is not None and month > 12 and day is not None and day <= 12 and not is_year_first:
                 month, day = day, month
             if month is None or not 1 <= month <= 12 or not (day is None or 1 <= day <= 31):
                 continue
@@ -170,4 +177,7 @@ def _month(text: str) -> int | None:
     if text.isdigit():
         return int(text)
     name = text.lower()
-    return next((place for place, month in enumerate(_MONTHS, 1) if name == month or name in (month[:3], month[:4])), None)
+    return next(
+        (place for place, month in enumerate(_MONTHS, 1) if name == month or name in (month[:3], month[:4])),
+        None,
+    )

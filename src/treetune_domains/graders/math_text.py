@@ -35,7 +35,9 @@ _DRESSING = re.compile(
     r"|color\s*\{[^{}]{0,40}\}(?=\s*\{)|u?underline|uline|ensuremath|emph|fbox|boxed|mbox|hbox|pmb|mathbf|boldsymbol|bm"
     r"|textbf|mathrm|text|textit|mathit|hl|highlight|bold|displaystyle)\s*\{"
 )
-_ALWAYS_DRESS = re.compile(r"\\(?:textcolor|colorbox|fcolorbox|color|u?underline|uline|ensuremath|emph|fbox|boxed|pmb|hl)")
+_ALWAYS_DRESS = re.compile(
+    r"\\(?:textcolor|colorbox|fcolorbox|color|u?underline|uline|ensuremath|emph|fbox|boxed|pmb|hl)"
+)
 _DEEPEST_DRESS = 12
 
 
@@ -78,7 +80,7 @@ _DRESS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\\(?:rbrack)(?![A-Za-z])", "]"),
         (r"\\(?:varnothing)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset"),
         (r"\\(?:ldots|cdots|dotsc|dotsb)(?![A-Za-z])", r"\\dots"),
-        (_UPRIGHT + r"\{ ?(sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan|sinh|cosh|tanh|pi) ?\}", r"\\\1 "),
+        (_UPRIGHT + r"\{ ?(sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan|sinh|cosh|tanh|pi|gcd|lcm|det) ?\}", r"\\\1 "),
         (_UPRIGHT + r"\{ ?([ei]) ?\}(?=.)|(?<=.)" + _UPRIGHT + r"\{ ?([ei]) ?\}", _constant),
         (r"\\(?:mathrm|operatorname\*?|mathit) ?\{ ?([eiCP]) ?\}", r" \1"),
         (r"\\(?:mathrm|mathit|mathbf|mathsf|textbf|textit|textrm|textsf|texttt|textsc|textup|textnormal|mbox|hbox|operatorname\*?|bm|boldsymbol)(?=\s*\{)",
@@ -91,6 +93,8 @@ _DRESS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\\begin\{array\}\s*\{[^{}]{0,20}\}", r"\\begin{matrix}"),
         (r"\\end\{array\}", r"\\end{matrix}"),
         (r"\\(?:begin|end)\{(?:align|aligned|gather|gathered|equation|split)\*?\}", " "),
+        (r"(?:\{ ?\})? ?[_^] ?\{? ?(\d{1,9}) ?\}? ?C ?_ ?\{? ?(\d{1,9}) ?\}?", r"\\binom{\1}{\2}"),
+        (r"(?<![\dA-Za-z.])(\d{1,9}) ?C ?(\d{1,9})(?![\dA-Za-z.])", r"\\binom{\1}{\2}"),
         (r"\*\*", "^"),
         (r"\\text ?\{[ .,]*\}", " "),
         (r"\\text ?\{ ?(\^\\circ ?)([CF]?) ?\}", r"\1\2"),

@@ -104,7 +104,9 @@ _NO_NOUNS = frozenset(
     "percentage permille ppm point squared cubed square-root root factorial inverse reciprocal squares cubes twice "
     "thrice double triple squared cubed power powers negative positive".split()
 )  # fmt: skip
-_ORDINAL_PART = re.compile(r"(?:\w+-)?(?:ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|million|billion)ths?")
+_ORDINAL_PART = re.compile(
+    r"(?:\w+-)?(?:ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|million|billion)ths?"
+)
 _CHANGED = re.compile(r"(?!(?:seed|bed|weed|steed|breed|shed|sled|thread|bead|head)s?\Z)[a-z]{2,}ed")
 _WORD = re.compile(r"[A-Za-z'¢€£¥₹-]+")
 _FACTOR = re.compile(r"(?P<name>[A-Za-z'¢€£¥₹.-]+)(?:\^\(?\{?(?P<power>-?\d)\}?\)?)?")
@@ -123,7 +125,9 @@ def read_unit(text: str) -> Unit | None:
     text = _OF.sub("", " ".join(text.split()))
     powers: dict[str, int] = {}
     factor = Fraction(1)
-    for place, part in enumerate(text.split("/")):
+    for place, part in enumerate(text.replace(" / ", "/").replace("/ ", "/").split("/")):
+        if place == 0 and not part and "/" in text:
+            continue  # "per second"
         sign = 1 if place == 0 else -1
         product = _read_product(part.strip(" ()"))
         if product is None:
@@ -251,9 +255,28 @@ _DEGREES = re.compile(r"\^\\circ ?(?P<scale>[CF])?\s*\Z")
 _OF_AN_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
 _END_OF_NUMBER = re.compile(r"(?:[\d})\]iπ!]|\\pi|(?<![A-Za-z\\])[a-z])\Z")
-_PLAIN_UNIT = re.compile(r"(?<=[\d})!])(?P<gap> ?)(?P<unit>(?<![A-Za-z\\])[A-Za-z]{2,}[A-Za-z /^\d.{}-]{0,60}|[¢€£¥₹])\Z")
+_PLAIN_UNIT = re.compile(
+    r"(?<=[\d})!])(?P<gap> ?)(?P<unit>(?<![A-Za-z\\])[A-Za-z]{2,}[A-Za-z /^\d.{}-]{0,60}|[¢€£¥₹])\Z"
+)
 _SHORT_UNIT = re.compile(r"(?P<number>-?[\d.]+) (?P<unit>[mgslhLNJWV](?:/[a-z]{1,3}(?:\^\{?\d\}?)?)?)")
-_NO_UNITS = {"sin", "cos", "tan", "log", "ln", "pi", "sqrt", "mod", "and", "or", "infty", "exp", "gcd", "lcm", "max", "min"}
+_NO_UNITS = {
+    "sin",
+    "cos",
+    "tan",
+    "log",
+    "ln",
+    "pi",
+    "sqrt",
+    "mod",
+    "and",
+    "or",
+    "infty",
+    "exp",
+    "gcd",
+    "lcm",
+    "max",
+    "min",
+}
 _QUANTITY = re.compile(
     r"(?P<number>USD ?\d+(?:\.\d+)?|\d+(?:\.\d+)?) ?(?P<unit>[A-Za-z]{1,12}\.?)?(?:\s*(?:,|and|, and)\s*|\s+|\Z)"
 )
@@ -270,7 +293,9 @@ def split_unit(text: str) -> Scalar:
         currency = _look_up(_SYMBOLS_OF_MONEY[money["symbol"]])
         amount = split_unit(money["rest"])
         sign = "-" if money["sign"] else ""
-        is_same = amount.unit is None or (currency is not None and amount.unit.dimensions == currency.dimensions)
+        is_same = amount.unit is None or (
+            currency is not None and amount.unit.dimensions == currency.dimensions
+        )
         if is_same and not amount.percent:
             return Scalar(sign + amount.formula, currency)
         return Scalar(text)
@@ -371,14 +396,22 @@ def sum_of_quantities(text: str) -> Scalar | None:
             return None
     smallest = parts[-1][1]
     total = sum((value * unit.factor for value, unit in parts), Fraction(0)) / smallest.factor
-    formula = str(total.numerator) if total.denominator == 1 else f"\\frac{{{total.numerator}}}{{{total.denominator}}}"
+    formula = (
+        str(total.numerator)
+        if total.denominator == 1
+        else f"\\frac{{{total.numerator}}}{{{total.denominator}}}"
+    )
     return Scalar(formula, smallest)
 
 
 def conversion(unit: Unit, other: Unit) -> tuple[Fraction, Fraction] | None:
     """Returns factor and summand that make a number of `unit` one of `other`; None where they measure different
     things. A bare degree is one of whatever temperature the other is."""
-    if unit == other or (bare_degrees(unit) and is_temperature(other)) or (bare_degrees(other) and is_temperature(unit)):
+    if (
+        unit == other
+        or (bare_degrees(unit) and is_temperature(other))
+        or (bare_degrees(other) and is_temperature(unit))
+    ):
         return Fraction(1), Fraction(0)
     if unit.dimensions != other.dimensions:
         return None
