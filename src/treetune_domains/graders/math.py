@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem
@@ -56,6 +57,8 @@ class MathGrader(Grader):
     speaks of percent: elsewhere 50 % is a half and never 50. Text that no answer is like (2,000 characters,
     an exponent of millions, a tower of powers) is an ``error`` before anything is computed.
     """
+
+    votes_by_value: ClassVar[bool] = True
 
     def prepare(self) -> None:
         import math_verify  # noqa: F401

@@ -23,6 +23,8 @@ class FinalAnswer(Grader):
     Without a marker, or with nothing after it, the outcome is ``no_answer``.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     marker: Annotated[str, MinLen(1)] = "#"
 
     # Two searches and a comparison, linear in the answer: nothing here can hang, so a worker
