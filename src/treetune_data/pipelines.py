@@ -203,7 +203,7 @@ class EstimateDifficulty(DataPipeline):
 
 _SOURCE = re.compile(r"[a-z][a-z0-9_]*?__\S+")
 
-VERSION = 2
+VERSION = 3
 """The version of how rows are made and judged: another one makes all of them anew."""
 
 

@@ -25,13 +25,37 @@ _OPENING = re.compile(
     re.DOTALL,
 )
 _END_OF_INLINE = re.compile(r"\\.|(?P<end>\$)|(?P<gap>\n[ \t]*\n)", re.DOTALL)
-_PROSE = re.compile(r"[.!?]\s+[A-Z][a-z]+\s")
+# Letters beyond Latin's plain ones: capitals of scripts with two cases, and scripts with one.
+_CAPITAL = (
+    r"\u00c0-\u00d6\u00d8-\u00de\u0386\u0388-\u038f\u0391-\u03a9\u0400-\u042f\u0490\u04d8\u04e8"
+    r"\u0531-\u0556"
+)
+_ONE_CASE = (
+    r"\u05d0-\u05ea\u0620-\u064a\u0671-\u06d3\u0904-\u0963\u0985-\u0e3a\u0e40-\u10ff\u1200-\u135a"
+    r"\u1780-\u17b3\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+)
+_NO_SPACES = r"\u3040-\u30ff\u3400-\u9fff"
+"""Scripts in which a sentence follows without a space."""
+_STOPS = r"。！？｡।॥؟۔։።፧။។"
+"""Signs that end a sentence and nothing else."""
+_PROSE = re.compile(rf"[.!?]\s+(?:[A-Z][a-z]+\s|[{_CAPITAL}]\w+\s)|[{_STOPS}]")
 
 _CLOSINGS = r"(?:[$)\"'”’*]|\\[)\]])*+"
-_SENTENCE_END = re.compile(rf"[.!?]{_CLOSINGS}(?=\s+[A-Z(\"“‘*$\\])")
-_ENDS_A_SENTENCE = re.compile(rf"(?:[.!?:]{_CLOSINGS}|\\\\|\\\]|\\end\{{[A-Za-z]{{1,24}}\*?\}})\s*+\Z")
+_WIDE_CLOSINGS = r"(?:[$)\"'”’*」』）】》〉]|\\[)\]])*+"
+_SENTENCE_END = re.compile(
+    rf"[.!?]{_CLOSINGS}(?=\s+[A-Z(\"“‘*$\\{_CAPITAL}{_ONE_CASE}])"
+    rf"|[.!?]{_CLOSINGS}(?=[{_NO_SPACES}])"
+    rf"|[{_STOPS}]++{_WIDE_CLOSINGS}(?=\s*\S)"
+    rf"|．{_WIDE_CLOSINGS}(?=\s*[^\s\d])"
+    rf"|(?:\u037e|(?<=[\u0370-\u03ff]);){_CLOSINGS}(?=\s+[{_CAPITAL}])"  # the question mark of Greek
+)
+_ENDS_A_SENTENCE = re.compile(
+    rf"(?:[.!?:]{_CLOSINGS}|[{_STOPS}．：\u037e]{_WIDE_CLOSINGS}|(?<=[\u0370-\u03ff]);|\\\\|\\\]|\\end\{{[A-Za-z]{{1,24}}\*?\}})\s*+\Z"
+)
 _ABBREVIATION = re.compile(
-    r"(?:\b(?:Mr|Mrs|Ms|Dr|St|vs|etc|cf|Eq|Fig|No|pp|resp)|\bi\.e|\be\.g|\b[A-Za-z]|(?:\A|\n)\s*\d+)\.\Z"
+    r"(?:\b(?:Mr|Mrs|Ms|Dr|St|vs|etc|cf|Eq|Fig|No|pp|resp)|\bi\.e|\be\.g|\b[A-Za-zА-Яа-яЁё]"
+    r"|\b(?:рис|табл|см|ср|гл|стр|им|ул|напр|ур|теор|Рис|Табл|См|Ср)|\b[\u0370-\u03ff]\.[\u0370-\u03ff]"
+    r"|(?:\A|\n)\s*\d+)\.\Z"
 )
 _LINE = re.compile(r"\n\s*+")
 _ROW = re.compile(
@@ -39,7 +63,7 @@ _ROW = re.compile(
     r"|\\begin\{(?P<inner>[^{}\n]{1,24})\}|\\end\{[^{}\n]{1,24}\}"
 )
 _CLAUSE = re.compile(
-    r"[,;:](?=\s)|(?P<before>\s(?:and|so|then|which|because|since|or)(?=\s)|(?<![<>!=:])=(?!=))"
+    r"[,;:](?=\s)|[，；：、،؛]|(?P<before>\s(?:and|so|then|which|because|since|or)(?=\s)|(?<![<>!=:])=(?!=))"
 )
 
 _ROWS_ARE_STEPS = {
@@ -166,7 +190,9 @@ def _cuts(text: str, spans: list[Span]) -> Iterator[int]:
     for end in _SENTENCE_END.finditer(text):
         in_formula = end[0].endswith(("$", ")", "]"))
         before = text[max(end.start() - _LOOK_BACK, 0) : end.start() + 1]
-        if not inside(end.end()) and (in_formula or not _ABBREVIATION.search(before)):
+        # Signs of other scripts stand behind no abbreviation.
+        may_abbreviate = end[0].startswith(".") and not in_formula
+        if not inside(end.end()) and not (may_abbreviate and _ABBREVIATION.search(before)):
             yield end.end()
     for line in _LINE.finditer(text):
         if not inside(line.start()):

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,67 +112,72 @@ def measure(
     answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
     number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
     journal = folder / "journal" / f"{number}-{session.ranks.rank}.jsonl"
-    with (
-        sampler.phase(f"evaluating {name}", "answers") as show,
-        sampler.grader_of(chosen.task) as grader,
-    ):
-        context = sampler.context(
-            rollout,
-            seed=seed,
-            iteration=0,  # the same draws for every checkpoint
-            journal=journal,
-            journals=[other for other in sorted(journal.parent.glob("*.jsonl")) if other != journal],
-            progress=show,
-            task=chosen.task,
-            grader=grader,
-            reads_logprobs=False,
-        )
-        # Every rank has seen the journals before one of them writes.
-        session.ranks.barrier("evaluation begins")
-        own = answers_of(rollout.run(context, answerable)[0]) if answerable else []
-        services = by_group(sampler.service_metrics(grader))
-    unavailable.report(context, f"evaluating {name}", own)
-    trajectories = trajectories_on_first(session.ranks, "evaluation", own)
-    counts = Counter(one.problem.id for one in trajectories)
-    other = next((p.id for p in answerable if counts[p.id] != chosen.samples), None)
-    found = (other, counts[other]) if other is not None else None
-    if found := session.ranks.from_first("answers to each", found):
-        raise ValueError(
-            f"evaluating {name}: the rollout {type(rollout).__name__} gave {found[1]} answers to the problem"
-            f" {found[0]}, and the set asks for {chosen.samples} of each, so that its numbers would be of"
-            " something else: leave out the rollout's property sampler, and answers are sampled plainly"
-        )
-    if session.ranks.is_first:
-        trajectories += [
-            _unanswered(problem, sample, lengths[problem.id], config.context_length)
-            for problem in problems
-            if lengths[problem.id] >= config.context_length
-            for sample in range(chosen.samples)
-        ]
-        if claim is not None and claim.lost():
-            session.console.say(
-                f"evaluating {name}: taken over by another process while this one stood still"
+    # Held up to the summary, whose majority vote asks which answers are equal.
+    with sampler.grader_of(chosen.task) as grader:
+        with sampler.phase(f"evaluating {name}", "answers") as show:
+            context = sampler.context(
+                rollout,
+                seed=seed,
+                iteration=0,  # the same draws for every checkpoint
+                journal=journal,
+                journals=[other for other in sorted(journal.parent.glob("*.jsonl")) if other != journal],
+                progress=show,
+                task=chosen.task,
+                grader=grader,
+                reads_logprobs=False,
             )
-        else:
-            assert rollout.sampling is not None
-            summary = {
-                "split": chosen.split,
-                "iteration": done,
-                **summarise(trajectories, seed),
-                **by_domain(trajectories, seed),
-                "too_long": len(problems) - len(answerable),
-                "temperature": rollout.sampling.temperature,
-                "top_p": rollout.sampling.top_p,
-                "seed": seed,
-                **by_group(number_metrics(columns(trajectories))),
-                **services,
-            }
-            write_evaluation(folder, summary, trajectories)
-            session.console.say(f"{name}: {_in_words(summary)}")
-    session.ranks.barrier("evaluation written")
+            # Every rank has seen the journals before one of them writes.
+            session.ranks.barrier("evaluation begins")
+            own = answers_of(rollout.run(context, answerable)[0]) if answerable else []
+            services = by_group(sampler.service_metrics(grader))
+        unavailable.report(context, f"evaluating {name}", own)
+        trajectories = trajectories_on_first(session.ranks, "evaluation", own)
+        counts = Counter(one.problem.id for one in trajectories)
+        other = next((p.id for p in answerable if counts[p.id] != chosen.samples), None)
+        found = (other, counts[other]) if other is not None else None
+        if found := session.ranks.from_first("answers to each", found):
+            raise ValueError(
+                f"evaluating {name}: the rollout {type(rollout).__name__} gave {found[1]} answers to the problem"
+                f" {found[0]}, and the set asks for {chosen.samples} of each, so that its numbers would be of"
+                " something else: leave out the rollout's property sampler, and answers are sampled plainly"
+            )
+        if session.ranks.is_first:
+            trajectories += [
+                _unanswered(problem, sample, lengths[problem.id], config.context_length)
+                for problem in problems
+                if lengths[problem.id] >= config.context_length
+                for sample in range(chosen.samples)
+            ]
+            if claim is not None and claim.lost():
+                session.console.say(
+                    f"evaluating {name}: taken over by another process while this one stood still"
+                )
+            else:
+                assert rollout.sampling is not None
+                summary = {
+                    "split": chosen.split,
+                    "iteration": done,
+                    **summarise(trajectories, seed, grader.same_answer),
+                    **by_domain(trajectories, seed, grader.same_answer),
+                    "too_long": len(problems) - len(answerable),
+                    "temperature": rollout.sampling.temperature,
+                    "top_p": rollout.sampling.top_p,
+                    "seed": seed,
+                    **by_group(number_metrics(columns(trajectories))),
+                    **services,
+                }
+                write_evaluation(folder, summary, trajectories)
+                session.console.say(f"{name}: {_in_words(summary)}")
+        session.ranks.barrier("evaluation written")
 
 
-def by_domain(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
+SameAnswer = Callable[[str, str, Problem], bool | None]
+"""Says whether two answers to a problem are equal; None where nobody knows."""
+
+
+def by_domain(
+    trajectories: Sequence[Trajectory], seed: int, same_answer: SameAnswer | None = None
+) -> dict[str, Any]:
     """Returns `summarise` of each domain, where there are several; a domain without a graded answer has
     none."""
     of_domain: dict[str, list[Trajectory]] = {}
@@ -182,7 +187,7 @@ def by_domain(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
     if len(of_domain) < 2:
         return {}
     graded = {name: own for name, own in sorted(of_domain.items()) if any(t.grade.is_known for t in own)}
-    return {"domains": {name: summarise(own, seed) for name, own in graded.items()}}
+    return {"domains": {name: summarise(own, seed, same_answer) for name, own in graded.items()}}
 
 
 def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterable[Trajectory]) -> None:
@@ -219,14 +224,18 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
     )
 
 
-def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
+def summarise(
+    trajectories: Sequence[Trajectory], seed: int, same_answer: SameAnswer | None = None
+) -> dict[str, Any]:
     """Returns pass@1 with its interval, pass@k, majority vote and lengths, over problems.
 
     pass@1 is the mean over problems of the share of their samples that are right; for its 95 % interval
     see `interval_of_mean`. pass@k for k = 1, 2, 4, … up to the number of samples n is the
     unbiased ``1 - C(n-c, k)/C(n, k)`` (Chen et al. 2021, eq. 1), c being the samples of full
     reward. Majority vote: the share of problems whose most frequent extracted answer (the first
-    of several) earned full reward; samples without an answer have no vote. Where a grader says that an
+    of several) earned full reward; samples without an answer have no vote. Answers that `same_answer` calls
+    equal, however they are written, have one vote together, and so have all right ones.
+    Where a grader says that an
     answer is right and not what it says, there is no vote: problems of such a domain are left out, and it is
     None where all are.
 
@@ -259,7 +268,9 @@ def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
         "ci_low": low,
         "ci_high": high,
         "pass_at_k": {str(k): mean_pass_at(k) for k in ks},
-        "majority_vote": sum(map(_majority_is_right, voting)) / len(voting) if voting else None,
+        "majority_vote": sum(majority_is_right(group, same_answer) for group in voting) / len(voting)
+        if voting
+        else None,
         "unfinished": sum(t.unfinished for t in trajectories) / len(trajectories),
         "mean_tokens": sum(len(t.response_ids) for t in trajectories) / len(trajectories),
         "unavailable": sum(not t.grade.is_known for t in trajectories),
@@ -271,12 +282,60 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def _majority_is_right(group: Sequence[Trajectory]) -> bool:
-    votes = Counter(t.grade.extracted for t in group if t.grade.extracted is not None)
-    if not votes:
+MOST_COMPARISONS = 200
+"""Comparisons of a problem's wrong answers; what is left then counts as it is spelled."""
+
+
+def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | None) -> bool:
+    """Returns whether the most frequent answer of a problem's samples is right; see `summarise`.
+
+    Right answers are equal to the gold, so they are one answer. Wrong ones are compared with each other only
+    where they could outnumber the right ones together and don't do so as they are spelled.
+    """
+    problem = group[0].problem
+    grades = [trajectory.grade for trajectory in group]
+    answers = [(grade.extracted, grade.correct) for grade in grades if grade.extracted is not None]
+    if same_answer is None or not _are_comparable(answers, same_answer, problem):
+        spelled = Counter(answer for answer, _ in answers)
+        winner = spelled.most_common(1)[0][0] if spelled else None
+        return any(answer == winner and is_right for answer, is_right in answers)
+    right_votes = sum(is_right for _, is_right in answers)
+    first_right = next((place for place, (_, is_right) in enumerate(answers) if is_right), len(answers))
+    wrong_votes = Counter(answer for answer, is_right in answers if not is_right)
+    first_places = {answer: place for place, (answer, _) in reversed(list(enumerate(answers)))}
+
+    def beats_the_right(answer: str, votes: int) -> bool:
+        # Of equally frequent answers the first one given counts.
+        return votes > right_votes or (votes == right_votes and first_places[answer] < first_right)
+
+    if right_votes == 0 or any(beats_the_right(*pair) for pair in wrong_votes.items()):
         return False
-    winner = votes.most_common(1)[0][0]
-    return any(t.grade.extracted == winner and t.grade.correct for t in group)
+    if sum(wrong_votes.values()) < right_votes:
+        return True
+    comparisons = 0
+    class_votes: dict[str, int] = {}  # by the first answer of each class of equal ones
+    for answer, votes in wrong_votes.items():
+        representative = answer
+        for other in class_votes:
+            if comparisons == MOST_COMPARISONS:
+                break
+            comparisons += 1
+            is_same = same_answer(answer, other, problem)
+            if is_same is None:  # hung or refused: each such comparison may take a whole deadline
+                comparisons = MOST_COMPARISONS
+            elif is_same:
+                representative = other
+                break
+        class_votes[representative] = class_votes.get(representative, 0) + votes
+        if beats_the_right(representative, class_votes[representative]):
+            return False
+    return True
+
+
+def _are_comparable(answers: Sequence[tuple[str, bool]], same_answer: SameAnswer, problem: Problem) -> bool:
+    """Returns whether the problem's grader compares answers at all."""
+    right = next((answer for answer, is_right in answers if is_right), None)
+    return right is None or same_answer(right, right, problem) is not None
 
 
 # Many checkpoints, many evaluators

@@ -191,8 +191,8 @@ def refuse_unclear_nulls(column: pa.ChunkedArray, name: str, where: str) -> None
             shown = " and ".join("{" + ", ".join(sorted(keys)) + "}" for keys in examples)
             raise ValueError(
                 f"the golds under {path} of {where} have other keys from row to row ({shown}), and Parquet"
-                " has filled in null for the keys that a row lacks, so that nobody can tell these from real nulls: write"
-                " golds as JSON text, or the rows as JSON lines"
+                " has filled in null for the keys that a row lacks, so that nobody can tell these from"
+                " real nulls: write golds as JSON text, or the rows as JSON lines"
             )
         if any(keys != set(objects.type.names) for keys in patterns):
             filled.append(path)

@@ -36,17 +36,64 @@ _POWER = regex.compile(r"[\u00b9\u00b2\u00b3\u2070\u2074-\u2079]+")
 _FRACTION = regex.compile(r"[\u00bc-\u00be\u2150-\u215f\u2189]")
 _INVISIBLE = regex.compile(r"\p{Cf}+")
 
+_PLAIN_SIGNS = str.maketrans({
+    "×": "*", "·": "*", "⋅": "*", "∙": "*", "∗": "*", "÷": "/", "∕": "/", "−": "-", "–": "-", "—": "-",
+    "‐": "-", "‑": "-", "‒": "-", "≤": "<=", "≥": ">=", "⩽": "<=", "⩾": ">=", "≠": "<>",
+    "√": " sqrt ",
+    "∑": " sum ", "∏": " prod ", "∫": " int ", "∞": " infty ", "π": " pi ", "θ": " theta ", "α": " alpha ",
+    "β": " beta ", "γ": " gamma ", "δ": " delta ", "λ": " lambda ", "μ": " mu ", "σ": " sigma ",
+    "ω": " omega ",
+    "φ": " phi ",
+})  # fmt: skip
+_COMMANDS = [
+    (regex.compile(r"\\(?:times|cdot|ast)(?![A-Za-z])"), " * "),
+    (regex.compile(r"\\div(?![A-Za-z])"), " / "),
+    (regex.compile(r"\\(?:leqslant|leq|le)(?![A-Za-z])"), " <= "),
+    (regex.compile(r"\\(?:geqslant|geq|ge)(?![A-Za-z])"), " >= "),
+    (regex.compile(r"\\neq?(?![A-Za-z])"), " <> "),
+    (regex.compile(r"\\[dtc]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r" \1 / \2 "),
+    (regex.compile(r"\\[dtc]?frac\s*(\d)\s*(\d)"), r" \1 / \2 "),
+    (regex.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|°"), " "),
+    (
+        regex.compile(
+            r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|operatorname|left|right|displaystyle|quad|qquad"
+            r"|ldots|cdots|dots|[bB]igg?[lr]?)(?![A-Za-z])"
+        ),
+        " ",
+    ),
+    # Between digits these separate thousands; elsewhere they are spaces.
+    (regex.compile(r"(?<=\d)(?:\{,\}|,?\\[,!])(?=\d{3}(?!\d))"), ","),
+    (regex.compile(r"\\[,;:! ]"), " "),
+    (regex.compile(r"(?<=[\w)}])\*\*(?=[\d({-]|\w(?!\w))"), "^"),
+    (regex.compile(r"\*\*"), " "),
+    (regex.compile(r"(?<=\d)\s*[xX]\s*(?=\d)"), " * "),
+]
+_THIN_SPACES = regex.compile(r"(?<=\d)[\u2009\u202f\u00a0](?=\d{3}(?!\d))")
+_SEPARATED = regex.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})++(?![\d,])")
+
+
+def plain_notation(text: str) -> str:
+    r"""Returns a text in which numbers and formulas are written in one way: ``1,000`` as ``1000``, ``\times``
+    and ``×`` as ``*``, ``\frac{1}{2}`` as ``1 / 2``, dashes as ``-``."""
+    for pattern, plain in _COMMANDS:
+        text = pattern.sub(plain, text)
+    text = text.translate(_PLAIN_SIGNS)
+    return _SEPARATED.sub(lambda number: number[0].replace(",", ""), text)
+
 
 def word_list(text: str) -> list[str]:
     """Returns the words of a text in small letters, without punctuation and characters of no width.
 
-    Letters are compared by what they mean (NFKC): fullwidth ones are plain ones. In scripts without spaces
+    Letters are compared by what they mean (NFKC): fullwidth ones are plain ones. Numbers and formulas are
+    compared by what they say (`plain_notation`). In scripts without spaces
     between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character counts as a word of its own.
     A text of signs alone is cut at its spaces.
     """
+    text = _THIN_SPACES.sub(",", text)  # NFKC makes plain spaces of them
     text = _FRACTION.sub(r" \g<0>", _POWER.sub(r"^\g<0>", _INVISIBLE.sub("", text)))
     text = unicodedata.normalize("NFKC", text).casefold()
     text = unicodedata.normalize("NFKC", text).replace("\u2044", "/")
+    text = plain_notation(text)
     return _WORD.findall(text) or text.split()
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import MinLen
 
@@ -64,6 +64,8 @@ class MathGrader(Grader):
     speaks of percent: elsewhere 50 % is a half and never 50. Text that no answer is like (2,000 characters,
     an exponent of millions, a tower of powers) is an ``error`` before anything is computed.
     """
+
+    votes_by_value: ClassVar[bool] = True
 
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too

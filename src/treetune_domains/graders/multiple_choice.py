@@ -13,10 +13,23 @@ from treetune.tasks.graders.extraction import boxes
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
-_DRESS = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’]")
+_DRESS = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’\[\]]")
+_WIDTH: dict[int, str] = {0xFF21 + index: chr(0x41 + index) for index in range(26)}
+_WIDTH |= {0xFF41 + index: chr(0x61 + index) for index in range(26)}
+_WIDTH |= {
+    ord(wide): plain
+    for wide, plain in zip("：（）．。，；！＝【】「」\u3000、", ":()..,;!=[][] ,", strict=True)
+}
+"""Fullwidth letters and punctuation, each as the one plain sign that it is, so that offsets stay."""
+_OTHER_LANGUAGES = (
+    r"(?:答案|答え|正解|选项|選項)[ \t*_]*(?:应该是|應該是|应为|為|为|是|选|選|は|:|=)"
+    r"|(?:故|因此|所以|应|應|我)?(?:选择|選擇|选|選)|(?:정답|답)(?:은|는)?[ \t]*:?"
+    r"|(?:\b(?:Antwort|Réponse|Respuesta|Resposta|Risposta|Ответ)\b|الإجابة|उत्तर)"
+    r"[ \t*_]*(?:ist|est|es|é|:|—|–|-)"
+)
 _ANSWER_IS = re.compile(
     r"(?:\b(?:answer|choice|option)\b[ \t*_]*(?:(?:is|(?:would|must|should) be)\b|[:=]|\n)"
-    r"|\bI (?:choose|pick|select)\b)"
+    rf"|\bI (?:choose|pick|select)\b|{_OTHER_LANGUAGES})"
     r"[ \t*_:]*(?:(?:therefore|thus|hence|clearly)\b[ \t*_:]*)?(?:\n[ \t*_]*)?"
     r"(?:(?:option|choice|answer|the letter)\b[ \t*_:]*)?(?=(?P<text>[^\n]{0,200}))"
     r"|\b(?:option|choice|answer) \(?(?P<named>[A-Z])\)? is (?:the )?(?:correct|right|best)\b",
@@ -25,8 +38,16 @@ _ANSWER_IS = re.compile(
 _ALONE = re.compile(r"\(?(?P<letter>[A-Za-z])\)?\s*[.,;:!]?\s*")
 _LABEL = re.compile(
     r"(?:option |choice )?"
-    r"(?:\((?P<inner>[A-Z])\)|(?P<letter>[A-Z])(?:[).:,]|(?= (?:because|since)\b| [-–—] )))(?=\s|$)"
+    r"(?:\((?P<inner>[A-Z])\)[.,:;]?|(?P<letter>[A-Z])"
+    r"(?:[).:,;]|(?= (?:because|since|as|given)\b| [-–—] )|(?=[^\x00-\x7f])))(?=\s|$|[^\x00-\x7f])"
 )
+_LABELLED = re.compile(
+    r"\s*(?:the )?(?:(?:correct|right|final|best) )?(?:answer|option|choice)\s+(?=\W*[A-Z]\W*$)",
+    re.IGNORECASE,
+)
+_TAG = re.compile(r"<answer>(?P<text>[^<]{0,2000})(?:</answer>|\Z)", re.IGNORECASE)
+_FORMULA = re.compile(r"[+=^<>|\\\d]|[A-Za-z]\s*[-*]\s*[A-Za-z]")
+"""In a box without a letter: what holds one of these is a formula about something else, not a choice."""
 
 _OPTION = r"(?:[B-HJ-Z](?![\w'’])|A(?![\w'’])(?! (?!is\b)[a-z])|I(?=\)|\W*$))"
 _SAYS = re.compile(rf"(?<!\w){_OPTION}|\A\W*(?i:not|no|none|neither|all|any|both|either|un\w+)\b")
@@ -51,13 +72,16 @@ class MultipleChoice(Grader):
     r"""Right is a response that chooses the gold's letter. Nothing is ever guessed: a response without a
     choice has the outcome ``no_answer``, and so has one that names several letters at once.
 
-    The choice stands in a ``\boxed{…}`` or behind "answer is", "Answer:", "Final answer:" or the like,
+    The choice stands in a ``\boxed{…}``, in ``<answer>…</answer>``, as the only letter of a line or of the
+    whole response, or behind "answer is", "Answer:", "Final answer:" or the like, in some languages,
     after the last `think_end`; of several the last one counts, also on one line. It is a letter alone in
     either case (``b``, ``(B)``, ``**B.**``, ``\text{B}``), or a capital with its option (``B) Paris``,
     ``(B) Paris``, ``B: Paris``). A letter within a word is no choice, nor is the first word of ``A dog``.
     Two that are joined (``B or C``, ``(B), maybe (C)``, ``B. Wait, C``) are none. The gold is a letter,
     written in these ways.
     """
+
+    votes_by_value: ClassVar[bool] = True
 
     options: Annotated[int, Le(26)] = 10
     """Letters beyond the first so many are no choices."""
@@ -68,11 +92,19 @@ class MultipleChoice(Grader):
     isolation: ClassVar[Isolation] = "inline"
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        answer = response
+        answer = response.translate(_WIDTH)
         stated: list[tuple[int, str | None, str]] = []
         for start, end, content in boxes(answer):
             letter, rest = self._letter(content)
-            stated.append((start, letter, rest + answer[end : end + 200].partition("\n")[0]))
+            behind = answer[end : end + 200].partition("\n")[0]
+            if letter or not _FORMULA.search(_DRESS.sub("", content[:2000])):
+                stated.append((start, letter, rest + behind))
+        for tag in _TAG.finditer(answer):
+            letter, rest = self._letter(tag["text"])
+            if letter or _SAYS.search(tag["text"]):
+                stated.append((tag.start(), letter, rest))
+        if (alone := self._alone(answer)) is not None:
+            stated.append(alone)
         for match in _ANSWER_IS.finditer(answer):
             if match["named"]:
                 letter, rest = self._letter(match["named"])[0], answer[match.end() : match.end() + 200]
@@ -93,6 +125,29 @@ class MultipleChoice(Grader):
             if other == letter or not _JOINED.search(answer[max(before, start - 200) : start])
             else None
         )
+
+    def _alone(self, answer: str) -> tuple[int, str | None, str] | None:
+        """Returns where a line is nothing but a letter, and the letter; None for that where lines name
+        several. A small letter, and one with its option behind it, must be all of the answer."""
+        lines = answer.splitlines()
+        is_one_line = sum(bool(line.strip()) for line in lines) == 1
+        if is_one_line and "<answer" not in answer and "boxed" not in answer:
+            whole = answer.strip()
+            letter, rest = self._letter(_LABELLED.sub("", whole))
+            return None if letter is None else (answer.index(whole), letter, rest)
+        named: list[tuple[int, str]] = []
+        position = 0
+        for line in lines:
+            text = _LABELLED.sub("", line) if len(line) < 100 else ""
+            plain = _ALONE.fullmatch(_DRESS.sub("", text).strip())
+            letter, _ = self._letter(text)
+            if letter is not None and plain is not None and plain["letter"] == letter and "boxed" not in line:
+                named.append((position, letter))
+            position += len(line) + 1
+        if not named:
+            return None
+        letters = {letter for _, letter in named}
+        return named[-1][0], (letters.pop() if len(letters) == 1 else None), ""
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold, _ = self._letter(problem.gold)

@@ -86,6 +86,8 @@ class OneWord(Tagged):
     it, and behind "Answer:". Another sentence that contains the word is not the word.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         word = bare(problem.gold)
         if not word:
@@ -119,9 +121,12 @@ class ExactMatch(Tagged):
     list under ``target``, ``answers``, ``answer``, ``text`` or ``gold``; one is enough.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         answer = words(extracted)
-        return Grade(reward=float(any(answer == gold for gold in gold_words(problem.gold))), outcome="ok")
+        right = bool(answer) and any(answer == gold for gold in gold_words(problem.gold))
+        return Grade(reward=float(right), outcome="ok")
 
 
 @Grader.register("f1")
@@ -138,17 +143,20 @@ class F1(Tagged):
 
 
 def overlap(answer: Sequence[str], gold: Sequence[str]) -> float:
-    """Computes the F1 of two bags of words; two empty ones are alike."""
+    """Computes the F1 of two bags of words; 0 where one is empty."""
     if not answer or not gold:
-        return float(not answer and not gold)
+        return 0.0
     both = sum((Counter(answer) & Counter(gold)).values())
     return 2 * both / (len(answer) + len(gold))
 
 
 def words(text: str) -> Sequence[str]:
-    """Returns the words in small letters, without punctuation and articles."""
-    text = unicodedata.normalize("NFC", text[:LONGEST]).lower().translate(_PUNCTUATION)
-    return tuple(_ARTICLES.sub(" ", text).split())
+    """Returns the words in small letters, without punctuation and articles. A text that has nothing else
+    keeps them: the option A is not the word "the", nor is + the sign -."""
+    text = unicodedata.normalize("NFC", text[:LONGEST]).lower()
+    without_punctuation = text.translate(_PUNCTUATION)
+    without_articles = _ARTICLES.sub(" ", without_punctuation).split()
+    return tuple(without_articles or without_punctuation.split() or text.split())
 
 
 @lru_cache(maxsize=1024)
@@ -165,4 +173,4 @@ def gold_words(gold: str) -> Sequence[Sequence[str]]:
         golds = [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
     if not golds or not any(map(str.strip, golds)):
         raise ValueError(f"the gold {gold[:100]!r} holds no answer: give a text, or a JSON list of texts")
-    return tuple(words(one) for one in golds)
+    return tuple(words(text) for text in golds if text.strip())

@@ -24,6 +24,8 @@ class FinalAnswer(Grader):
     Without a marker, or with nothing after it, the outcome is ``no_answer``.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     marker: Annotated[str, MinLen(1)] = "#"
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too

@@ -20,7 +20,13 @@ from treetune.tasks.thoughts import THINK_END, read_thoughts
 from treetune.vocabulary import Grade, Problem
 
 _ANY_NUMBER = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?)(?:[eE][-+]?\d+)?")
-_SEPARATED = re.compile(r"-?[$€£]?\d[\d,]*(?:\.\d+)?%?")
+_SEPARATED = re.compile(
+    r"(?:(?<![\d)])-)?[$€£]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d[\d,]*(?![\d/]))?"
+    r"(?:[ ]?%|[ ]percent\b)?"
+)
+"""A number within a text, with its sign where that is no minus between two numbers."""
+_CLAUSE_BEFORE = re.compile(r"[^.,;:\n\d]*\Z")
+_CLAUSE_BEHIND = re.compile(r"[^.,;:\n\d]*")
 
 
 @Grader.register("numeric")
@@ -32,6 +38,8 @@ class Numeric(Grader):
     The answer is the first line with text after the last `marker`; the gold may have the marker
     (a worked solution) or not. What the number is not (``not 72``) is no answer.
     """
+
+    votes_by_value: ClassVar[bool] = True
 
     marker: Annotated[str, MinLen(1)] = "####"
     """The text before an answer."""
@@ -59,8 +67,7 @@ class Numeric(Grader):
     def extract(self, response: str, problem: Problem) -> str | None:
         answer = after_marker(response, self.marker)
         if not answer and self.without_marker == "last_number":
-            numbers = _SEPARATED.findall(response)
-            answer = numbers[-1].rstrip(",") if numbers else None
+            answer = last_number(response)
         elif not answer and self.without_marker == "boxed":
             in_boxes = boxes(response)
             answer = in_boxes[-1][2].strip() or None if in_boxes else None
@@ -68,7 +75,9 @@ class Numeric(Grader):
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = after_marker(problem.gold, self.marker)
-        gold = problem.gold.strip() if gold is None else gold
+        gold = problem.gold.replace(self.marker, "").strip() if gold is None else gold
+        if not gold:
+            raise ValueError(f"the gold {problem.gold[:100]!r} holds no answer: give it a number or a text")
         given, meant = read_number(extracted), read_number(gold)
         if given is None or meant is None:
             same = " ".join(extracted.lower().split()) == " ".join(gold.lower().split())
@@ -153,7 +162,8 @@ LARGEST_EXPONENT = 1000
 _SAME = str.maketrans({
     "−": "-", "–": "-", "﹣": "-", "－": "-", "＋": "+", "．": ".", "，": ",", "٫": ".", "٬": ",", "％": "%",
     "／": "/", "⁄": "/", "＝": "=", "＄": "$", "’": "'", "×": "*", "\u00a0": " ", "\u202f": " ",
-    "\u2009": " ",
+    "\u2009": " ", "‐": "-", "‑": "-", "⁻": "-", "·": "*", "⋅": "*", "∙": "*", "＊": "*", "。": ".",
+    "（": "(", "）": ")",
 })  # fmt: skip
 
 _CURRENCY = "$€£¥₹₩₽¢"
@@ -169,6 +179,15 @@ _LATEX: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(r"\\approx"), "="),
 ]
 
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺", "0123456789+")
+_TIMES = r"\s?(?:\*|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])|[xX](?=\s?10))\s?"
+# 2.5 \times 10^6, 2.5 x 10^{-3}, 2.5*10⁶, and a power of ten by itself
+_POWER_OF_TEN = re.compile(
+    rf"(?:(?P<factor>\d(?:\.\d+)?)(?:{_TIMES})|(?<![\d.^*/+\w)-]))10\s?"
+    r"(?:\^\s?\{?\s?(?P<exponent>[-+]?\d{1,4})(?![\d.^])\s?\}?|(?P<raised>-?[⁰¹²³⁴-⁹⁺]{1,4}))"
+)
+_THIN_SPACES = re.compile(r"(?<=\d)(?:[\u00a0\u202f\u2009]|\\,|\{,\}|,\\!)(?=\d{3}(?!\d))")
+
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?:,\d{2})+,\d{3}|\d{1,3}(?:'\d{3})+|\d{1,3}(?: \d{3})+(?![\d/])|\d+)"
 _NUMBER = re.compile(
     rf"(?P<mixed>\d+) +(?P<above>\d+) ?/ ?(?P<below>\d+)"
@@ -183,6 +202,8 @@ _DENIED = re.compile(
 )
 _AFTER = re.compile(r"[^\d+*^<>=]*")
 _UNIT_POWER = re.compile(r"(?<=[^\W\d_])(?:\s?\}?\s?(?:\^\s?\{?\s?[23]\s?\}?|[²³])|[23](?!\d))")
+_UNIT_POWER_IN_A_TEXT = re.compile(rf"(?<!\d[eE]){_UNIT_POWER.pattern}")
+"""Not the exponent of 1.5e3."""
 _SCALE = re.compile(r"\s?(?:(hundred|thousand|million|billion|trillion)s?\b|([kK])(?![^\W_]))")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 
@@ -232,7 +253,7 @@ def read_number(text: str) -> Number | None:
 
     Raises nothing, whatever the text, and takes time linear in it.
     """
-    text = _plain(text.strip())
+    text = _digits_of_words(_plain(_powers_of_ten(text.strip())))
     if len(text) > LONGEST or denied(text) or "\\" in text:  # what is left of LaTeX says more than a number
         return None
     _, equals, right = text.rpartition("=")  # 9 * 2 = 18 says 18
@@ -259,6 +280,123 @@ def read_number(text: str) -> Number | None:
         value *= 10 ** (3 if scale[2] else _SCALES[scale[1]])
     percent = re.match(r"\s?(?:%|percent\b|per cent\b)", after) is not None
     return Number(-value if negative else value, percent)
+
+
+def last_number(text: str) -> str | None:
+    """Returns the last number of a text, with its sign, its fraction and its percent.
+
+    None where there is none, or where its clause says that it isn't the answer (``it is not 72``). Exponents
+    of units are no numbers (``72 m^2``). A number in words is one where the text has no digits.
+    """
+    text = _THIN_SPACES.sub(",", text.translate({ord("−"): "-", ord("－"): "-"}))
+    text = _powers_of_ten(text).translate(_SAME)
+    if not text.isascii():
+        text = "".join(map(_character, text))
+    for pattern, into in _IN_A_TEXT:
+        text = pattern.sub(into, text)
+    text = _UNIT_POWER_IN_A_TEXT.sub("", text)
+    numbers = list(_SEPARATED.finditer(text))
+    if not numbers:
+        in_words = _last_in_words(text)
+        return None if in_words is None else str(in_words)
+    number = numbers[-1]
+    before = _CLAUSE_BEFORE.search(text, max(number.start() - LONGEST, 0), number.start())
+    behind = _CLAUSE_BEHIND.match(text, number.end(), number.end() + LONGEST)
+    clause = (before[0] if before else "") + number[0] + (behind[0] if behind else "")
+    return None if denied(clause) else number[0].rstrip(",")
+
+
+_IN_A_TEXT: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(r"\\[dtc]?frac\s?\{(\d{1,50})\}\s?\{(\d{1,50})\}"), r" \1/\2 "),
+    (re.compile(r"\\[dtc]?frac\s?(\d)\s?(\d)"), r" \1/\2 "),
+    (re.compile(r"\\(?=[$%])"), ""),
+    (re.compile(r"(?<=[A-Za-z])\}(?=\s?\^)"), ""),  # 72 \text{m}^2
+]
+
+
+def _powers_of_ten(text: str) -> str:
+    """Writes scientific notation as programs do: ``2.5 \\times 10^6`` as ``2.5e6``."""
+
+    def in_short(match: re.Match[str]) -> str:
+        raised = match["exponent"] or match["raised"].translate(_SUPERSCRIPTS)
+        return f"{match['factor'] or '1'}e{raised}"
+
+    if "10" not in text or len(text) > 50 * LONGEST:
+        return text
+    for times in "×·⋅":
+        text = text.replace(times, "*")
+    for minus in "−⁻":
+        text = text.replace(minus, "-")
+    return _POWER_OF_TEN.sub(in_short, text)
+
+
+# Numbers in words
+
+# fmt: off
+_SMALL = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+# fmt: on
+_CARDINALS = {word: value for value, word in enumerate(_SMALL)}
+_CARDINALS |= {word: 10 * tens for tens, word in enumerate(_TENS, start=2)}
+_MULTIPLES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_WORD = "|".join([*_CARDINALS, *_MULTIPLES])
+_IN_WORDS = re.compile(
+    rf"(?<![\w-])(?:{_WORD})(?:(?:[ ]?-[ ]?|[ ]and[ ]|,?[ ]+)(?:{_WORD}))*(?![\w-])", re.IGNORECASE
+)
+_ENDS_THERE = re.compile(r"(?:\s+[^\W\d]+)?[\s.!*_$`)}]*\Z")
+
+
+def _digits_of_words(text: str) -> str:
+    """Returns a short text without digits with the numbers in words as digits: ``twenty-one eggs`` as ``21
+    eggs``."""
+    if len(text) > LONGEST or re.search(r"\d", text):
+        return text
+    return _IN_WORDS.sub(
+        lambda match: str(value) if (value := _of_words(match[0])) is not None else match[0], text
+    )
+
+
+def _last_in_words(text: str) -> int | None:
+    """Returns the number in words with which a text ends, alone or with a unit (one word)."""
+    end = text[-LONGEST:]
+    matches = list(_IN_WORDS.finditer(end))
+    if not matches or not _ENDS_THERE.fullmatch(end, matches[-1].end()):
+        return None
+    last = matches[-1]
+    value = _of_words(last[0])
+    before = _CLAUSE_BEFORE.search(end, 0, last.start())
+    is_denied = denied((before[0] if before else "") + str(value))
+    return None if is_denied else value
+
+
+def _of_words(words: str) -> int | None:
+    """Returns the value of cardinal words in the order of English; None for any other order, such as of two
+    numbers side by side (``two three``)."""
+    total = group = 0
+    least_multiple = 10**15
+    room = 1000  # what the next word of this group must be smaller than
+    for word in re.findall(r"[a-z]+", words.lower()):
+        if word == "and":
+            continue
+        if word in _CARDINALS:
+            value = _CARDINALS[word]
+            if value >= room or (value == 0 and (group or total)):
+                return None
+            group += value
+            room = 10 if value >= 20 else 1
+        elif word == "hundred":
+            if not 0 < group < 100:
+                return None
+            group, room = 100 * group, 100
+        else:
+            if group == 0 or _MULTIPLES[word] >= least_multiple:
+                return None
+            least_multiple = _MULTIPLES[word]
+            total, group, room = total + group * least_multiple, 0, 1000
+    return total + group
 
 
 def _plain(text: str) -> str:

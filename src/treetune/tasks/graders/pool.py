@@ -68,6 +68,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         self._lock = threading.RLock()  # of a call that ends at once, the grade is kept with the lock held
         self._waiting: dict[Key, list[Future[Grade]]] = {}
         self._graders: dict[int, tuple[int, Grader]] = {}
+        self._comparing: dict[int, Comparing] = {}
         self._services: list[Service] = []
         self._has_services = False
         self._context = context or ServiceContext()
@@ -104,6 +105,17 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         """Grades (response, problem) pairs, in their order."""
         futures = [self.submit(response, problem) for response, problem in pairs]
         return [future.result() for future in futures]
+
+    def same_answer(self, answer: str, other: str, problem: Problem) -> bool | None:
+        """Returns whether two answers, as they were extracted, are equal to the problem's grader; None
+        where it can't say: it compares no answers, or hung on these."""
+        grader = self.grader.of(problem)
+        if not grader.votes_by_value or grader.isolation == "service":
+            return None
+        with self._lock:
+            comparing = self._comparing.setdefault(id(grader), Comparing(grader))
+        grade = self._submit(comparing, answer, replace(problem, gold=other)).result()
+        return grade.correct if grade.outcome == "ok" else None
 
     @property
     def has_services(self) -> bool:
@@ -183,6 +195,24 @@ class GraderPool(AbstractContextManager["GraderPool"]):
                 future.set_result(asked.result())
             else:
                 future.set_exception(error)
+
+
+class Comparing(Grader):
+    """Compares an answer that was extracted already with the gold, as another grader does."""
+
+    def __init__(self, grader: Grader) -> None:
+        self.grader = grader
+        self.isolation = grader.isolation  # type: ignore[misc]
+        self.deadline = grader.deadline
+
+    def prepare(self) -> None:
+        self.grader.prepare()
+
+    def extract(self, response: str, problem: Problem) -> str | None:
+        return response
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade | float:
+        return self.grader.verdict(extracted, problem)
 
 
 @dataclass(frozen=True)
