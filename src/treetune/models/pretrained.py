@@ -15,6 +15,7 @@ from annotated_types import MinLen
 
 from treetune.contracts import Experiment, Finding
 from treetune.models.chat import Chat
+from treetune.models.digests import model_digest
 from treetune.models.policy_files import resolve_policy
 from treetune.models.saved_weights import some_names
 from treetune.models.shapes import Shape, published_shape, shape_of
@@ -168,6 +169,9 @@ class PretrainedModel(ModelSource):
                 raise ValueError(
                     f"{setting} needs the package {_PACKAGES[module]}, which is not installed: {remedy}"
                 )
+
+    def identity(self) -> Mapping[str, str]:
+        return model_digest(self.name_or_path, self.revision)
 
     def shape(self, alphabet: Alphabet) -> Shape | None:
         path = resolve_policy(self.name_or_path)
