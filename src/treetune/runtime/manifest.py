@@ -71,6 +71,9 @@ def begin(
     pinned = pinned_inputs(manifest)
     changed = refuse_another(directory.path, plain, config, same_model=_is_same_model(pinned, inputs))
     remarks = unsafe_remarks(plain)
+    if pinned is not None and any(one.key[0] == "evaluation" for one in changed):
+        # Another evaluation may measure other problems: what has changed is told as a key.
+        pinned = {**pinned, "rows": {name: rows for name, rows in pinned["rows"].items() if name in SPLITS}}
     new_inputs = changed_inputs(pinned, inputs, manifest, config)
     if new_inputs and config.changed_inputs == "refuse":
         raise ValueError(
@@ -203,8 +206,7 @@ def changed_inputs(
         for split, before in manifest.get("data", {}).items():
             now = data_hash(config.task, split)
             if before is not None and now != before:
-                changes.append(f"the problems of the split {split} are others (fingerprint {before}, now
-                {now})")
+                changes.append(f"the problems of {split} are others (fingerprint {before}, now {now})")
         return changes
     for name in ("model", "reference"):
         before, now = pinned.get(name, {}), inputs.get(name, {})
@@ -212,18 +214,20 @@ def changed_inputs(
             if before.get(key) and now.get(key) and before[key] != now[key]:
                 where = before.get("path") or before.get("name")
                 now_where = now.get("path") or now.get("name")
+                what = "start model" if name == "model" else name
                 changes.append(
-                    f"the {'start model' if name == 'model' else name} was {where} ({key} {before[key][:12]}) and"
-                    f" is {now_where} ({key} {now[key][:12]})"
+                    f"the {what} was {where} ({key} {before[key][:12]})"
+                    f" and is {now_where} ({key} {now[key][:12]})"
                 )
     for name, before in pinned.get("rows", {}).items():
         now = inputs["rows"].get(name, before)
         if before is not None and now != before:
-            there = "none" if now is None else f"{now['count']} (digest {now['digest'][:12]})"
-            changes.append(
-                f"the problems of {name} were {before['count']} (digest {before['digest'][:12]}) and are {there}"
-            )
+            changes.append(f"the problems of {name} were {_counted(before)} and are {_counted(now)}")
     return changes
+
+
+def _counted(rows: Mapping[str, Any] | None) -> str:
+    return "none" if rows is None else f"{rows['count']} (digest {rows['digest'][:12]})"
 
 
 def _is_same_model(pinned: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> bool:
@@ -249,7 +253,7 @@ def rows_digest(task: Task, split: Any) -> dict[str, Any] | None:
 
 def _stable(value: Any) -> str:
     """Returns a text of what JSON has no form for, without an address in memory."""
-    text = repr(value)
+    text = repr(sorted(value, key=repr)) if isinstance(value, set | frozenset) else repr(value)
     return type(value).__qualname__ if " at 0x" in text else text
 
 
