@@ -126,6 +126,7 @@ def _sampled_token() -> Finding:
     from treetune.inference.engine import start_engine
     from treetune.inference.settings import VllmSettings
     from treetune.models.policy_files import write_for_engine
+    from treetune.models.saved_weights import saved_weights
     from treetune.models.sources import TinyModel
     from treetune.vocabulary import token_array
 
@@ -134,7 +135,7 @@ def _sampled_token() -> Finding:
     with tempfile.TemporaryDirectory() as folder:
         model = source.load_model(0, _alphabet)
         tokenizer = source.load_tokenizer(_alphabet)
-        write_for_engine(dict(model.named_parameters()), model.config, tokenizer, Path(folder, "model"))
+        write_for_engine(saved_weights(model), model.config, tokenizer, Path(folder, "model"))
         launch = EngineLaunch(
             weights=Path(folder, "model"),
             logs=Path(folder),

@@ -237,6 +237,8 @@ class EngineLaunch:
     special_ids: Mapping[str, int] = field(default_factory=dict)
     """The tokens that text doesn't show, by their texts: a stop string that is one is looked for by its
     id."""
+    trust_remote_code: bool = False
+    """Whether code that comes with the model may run."""
     ranks: Rendezvous = field(default_factory=Rendezvous)
     transfer: TransferMethod = "file"
     """How new weights come into it."""

@@ -67,6 +67,7 @@ class InProcessEngine(Engine):
         self._special_ids = dict(launch.special_ids)
         self._closed = False
         self._probes: list[Probe] = []
+        self._trust_remote_code = launch.trust_remote_code
         self._read(launch.weights)
         refuse_unlike_model(self._model, self._device, self._context_length)
 
@@ -156,7 +157,11 @@ class InProcessEngine(Engine):
         self._folder = folder
         self._tokenizer: Any = None
         self._model = (
-            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(self._device)
+            AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, trust_remote_code=self._trust_remote_code
+            )
+            .eval()
+            .to(self._device)
         )
         if longest_window(self._model) is not None:
             attach_windowed_attention(self._model)
@@ -185,7 +190,9 @@ class InProcessEngine(Engine):
         if self._tokenizer is None:
             from transformers import AutoTokenizer
 
-            self._tokenizer = AutoTokenizer.from_pretrained(self._folder)
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                self._folder, trust_remote_code=self._trust_remote_code
+            )
         text = self._tokenizer.decode(sample.ids, skip_special_tokens=True)
         return any(stop in text for stop in sample.request.sampling.stop)
 

@@ -97,6 +97,8 @@ class ServerLaunch:
         cuda = device == "cuda"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--host", self.host, "--port", str(port)]
+        if self.run.trust_remote_code:
+            command += ["--trust-remote-code"]
         if adapter_rank is None:
             command += ["--model", str(weights), "--served-model-name", MODEL_NAME]
         else:

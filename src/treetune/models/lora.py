@@ -71,6 +71,7 @@ class Lora:
                 inject_adapter_in_model(self._config(), model, _NAME)
             except ValueError as error:
                 raise ValueError(f"trainer.lora.target_modules: {error}") from error
+        self._refuse_tensors(model)
         for layer in model.modules():
             if isinstance(layer, LoraLayer):  # its adapters in the precision that the trainer was given
                 layer.lora_A.to(dtype)
@@ -97,6 +98,22 @@ class Lora:
                     f"trainer.lora.target_modules names {target!r}: adapters go into linear layers other than"
                     " the output head"
                 )
+
+    def _refuse_tensors(self, model: nn.Module) -> None:
+        """Raises ValueError where peft has put adapters on tensors that are no linear layers, as on all
+        experts of a mixture at once: they have scales and names of their own, and what is merged here would
+        lack them."""
+        from peft.tuners.lora.layer import ParamWrapper
+
+        wrapped = sorted({path for path, part in model.named_modules() if isinstance(part, ParamWrapper)})
+        if wrapped:
+            linear = {path.rpartition(".")[2] for path, part in model.named_modules() if _is_adapted(part)}
+            raise ValueError(
+                f"trainer.lora.target_modules is {self.target_modules!r}, which puts adapters on"
+                f" {wrapped[0].replace('.base_layer', '')}, a tensor of experts or of their router in"
+                f" {type(model).__name__}, and adapters are merged into linear layers alone: name the layers,"
+                f" such as {sorted(linear) or ['q_proj', 'v_proj']}"
+            )
 
     def _config(self) -> LoraConfig:
         from peft import LoraConfig
@@ -167,6 +184,12 @@ class Lora:
         save_file(kept, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         text = json.dumps(described, default=plain, indent=2, sort_keys=True)
         (directory / ADAPTER_CONFIG).write_text(text + "\n")
+
+
+def _is_adapted(layer: nn.Module) -> bool:
+    from peft.tuners.lora import Linear
+
+    return isinstance(layer, Linear)
 
 
 @contextmanager

@@ -6,11 +6,14 @@ import copy
 import itertools
 import os
 import re
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.models.saved_weights import architecture_of, model_class, saved_weights
 from treetune.store.checksums import refuse_damaged
 from treetune.store.files import sync, whole_folder, why_not_written
 
@@ -107,24 +110,33 @@ def write_policy(
 ) -> None:
     """Writes a policy in Hugging Face format, whole or not at all.
 
-    `weights` are on any device, under their names in the model (``model.layers.0…``); a head that
-    `config` ties to the embeddings may be among them. `generation_config` tells whoever samples
-    from it which tokens end an answer. A directory that is there already is replaced.
+    `weights` are all parameters and persistent buffers (`saved_weights`), on any device, under their names in
+    the model (``model.layers.0…``); a head that `config` ties to the embeddings may be among them. Files have
+    the names that `save_pretrained` gives them, and the code that came with the model. `generation_config`
+    tells whoever samples from it which tokens end an answer. A directory that is there already is replaced.
+
+    Raises ValueError where weights are missing, or are there that the model doesn't have.
     """
     from huggingface_hub import save_torch_state_dict
 
+    architecture = architecture_of(config)
+    architecture.refuse_others(weights, directory)
     with whole_folder(directory) as unfinished:
-        kept = _on_cpu(weights)
-        if config.tie_word_embeddings:
-            kept.pop(HEAD, None)
+        untied = {name: weight for name, weight in weights.items() if name not in architecture.tied}
+        kept = _on_cpu(dict(architecture.in_turn_as_saved(untied.items())))
         save_torch_state_dict(kept, unfinished)
         described = copy.deepcopy(config)
         described.dtype = _dtype(kept)
-        described.save_pretrained(unfinished)
+        described.architectures = [type(architecture.skeleton).__name__]
+        _save_config(described, tokenizer, unfinished)
         tokenizer.save_pretrained(unfinished)
         if generation_config is not None:
             # Not `save_pretrained`: it refuses what some models on the hub come with.
             generation_config.to_json_file(unfinished / "generation_config.json")
+
+
+_OF_A_CRITIC = ("backbone.", "head.")
+"""How the names of a critic's weights begin (`CriticModule`)."""
 
 
 def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, directory: Path) -> None:
@@ -141,10 +153,37 @@ def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, 
         described.save_pretrained(unfinished)
 
 
-def read_policy(directory: Path) -> tuple[dict[str, torch.Tensor], PretrainedConfig]:
-    """Weights by name, on the CPU, and configuration of what `write_policy` or `write_critic` wrote.
+def _save_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Writes a configuration, and the code that came with the model (trust_remote_code), without which nobody
+    could load it."""
+    from treetune.models.saved_weights import is_remote, model_class
 
-    Raises ValueError if there is none, or if it isn't as it was written.
+    classes: list[type] = [type(tokenizer)]
+    if is_remote(config):
+        classes += [type(config), model_class(config)]
+        # A name on the hub may stand before the module: the code lies beside the weights from here on.
+        config.auto_map = {name: reference.split("--")[-1] for name, reference in config.auto_map.items()}
+    config.save_pretrained(directory)
+    for remote in classes:
+        if remote.__module__.startswith("transformers_modules."):
+            _copy_code(remote, directory)
+
+
+def _copy_code(remote: type, directory: Path) -> None:
+    from transformers.dynamic_module_utils import get_relative_import_files
+
+    module = Path(str(sys.modules[remote.__module__].__file__))
+    for source in (module, *map(Path, get_relative_import_files(module))):
+        shutil.copyfile(source, directory / source.name)
+
+
+def read_policy(
+    directory: Path, *, trust_remote_code: bool = False
+) -> tuple[dict[str, torch.Tensor], PretrainedConfig]:
+    """Weights by their names in a model, on the CPU, and configuration of what `write_policy` or
+    `write_critic` wrote.
+
+    Raises ValueError if there is none, or if it isn't as it was written, or is another model's.
     """
     from safetensors.torch import load_file
     from transformers import AutoConfig
@@ -156,7 +195,15 @@ def read_policy(directory: Path) -> tuple[dict[str, torch.Tensor], PretrainedCon
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         weights |= load_file(file)
-    return weights, AutoConfig.from_pretrained(directory)
+    config = AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code)
+    if any(name.startswith(_OF_A_CRITIC) for name in weights):
+        return weights, config
+    architecture = architecture_of(config)
+    if architecture.is_converted:
+        model = model_class(config).from_pretrained(directory, config=config, dtype="auto")
+        weights = {name: weight.detach() for name, weight in saved_weights(model).items()}
+    architecture.refuse_others(weights, directory)
+    return weights, config
 
 
 def write_for_engine(
@@ -174,11 +221,14 @@ def write_for_engine(
     """
     from safetensors.torch import save_file
 
+    architecture = architecture_of(config)
+    architecture.refuse_others(weights, directory)
     directory.mkdir(parents=True, exist_ok=True)
-    kept = _on_cpu(weights)
+    kept = dict(weights)
     if config.tie_word_embeddings or HEAD not in kept:
         # A copy: the format refuses two names for the same memory.
         kept[HEAD] = kept[embeddings_among(kept)].clone()
+    kept = _on_cpu(dict(architecture.in_turn_as_saved(kept.items())))
     if not (directory / "config.json").is_file():
         describe_for_engine(config, tokenizer, directory, _dtype(kept))
     unfinished = directory / f".{WEIGHTS}.{os.getpid()}"
@@ -199,7 +249,7 @@ def describe_for_engine(
     untied = copy.deepcopy(config)
     untied.tie_word_embeddings = False
     untied.dtype = dtype
-    untied.save_pretrained(directory)
+    _save_config(untied, tokenizer, directory)
 
 
 @contextmanager

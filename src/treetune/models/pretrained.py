@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import inspect
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +16,9 @@ from annotated_types import MinLen
 from treetune.architectures import length_rule, longest_context
 from treetune.contracts import Experiment, Finding
 from treetune.models.chat import Chat
+from treetune.models.digests import model_digest
 from treetune.models.policy_files import resolve_policy
+from treetune.models.saved_weights import some_names
 from treetune.models.shapes import Shape, published_shape, shape_of
 from treetune.models.sources import Alphabet, ModelSource, character_tokens
 from treetune.models.tokenizer import (
@@ -83,8 +85,14 @@ class PretrainedModel(ModelSource):
     weights, so a checkpoint of a run with added tokens loads as it is; new ones begin as the mean of the
     tokens of the word in their angle brackets."""
 
+    unused_weights: tuple[str, ...] = ()
+    """How the names of weights in its files begin that the model has no place for, such as ``visual.`` for
+    the eyes of one that is trained on text alone. Without it, such weights are an error."""
+
     def __post_init__(self) -> None:
         check_tokens(self.added_tokens)
+        if "" in self.unused_weights:
+            raise ValueError("unused_weights has an empty text, with which every name begins")
         if self.attention == "flash_attention_2" and self.dtype == "float32":
             raise ValueError("attention 'flash_attention_2' has no float32 kernels: set dtype to 'bfloat16'")
 
@@ -171,6 +179,9 @@ class PretrainedModel(ModelSource):
                     f"{setting} needs the package {_PACKAGES[module]}, which is not installed: {remedy}"
                 )
 
+    def identity(self) -> Mapping[str, str]:
+        return model_digest(self.name_or_path, self.revision)
+
     def shape(self, alphabet: Alphabet) -> Shape | None:
         path = resolve_policy(self.name_or_path)
         if not Path(path).is_dir():
@@ -223,14 +234,16 @@ class PretrainedModel(ModelSource):
         path = resolve_policy(self.name_or_path)
         refuse_damaged(Path(path), _ANOTHER_CHECKPOINT)
         try:
-            model = AutoModelForCausalLM.from_pretrained(
+            model, loading = AutoModelForCausalLM.from_pretrained(
                 path,
                 dtype=getattr(torch, self.dtype),
                 attn_implementation=self.attention,
+                output_loading_info=True,
                 **self._options,
             )
-        except (OSError, ValueError, ImportError) as error:
+        except (OSError, ValueError, ImportError, RuntimeError) as error:
             raise ValueError(self._not_loaded("model", path, error)) from error
+        self._refuse_partial(type(model).__name__, loading, path)
         if self.added_tokens:
             tokenizer = self._own_tokenizer()
             new = missing_tokens(tokenizer, self.added_tokens)
@@ -271,6 +284,25 @@ class PretrainedModel(ModelSource):
                 path, revision=self._options["revision"]
             )
         return model.train()
+
+    def _refuse_partial(self, name: str, loading: Mapping[str, Any], path: str) -> None:
+        """Raises ValueError where files lack weights of the model, which would be random ones, or have others
+        besides."""
+        if missing := sorted(loading["missing_keys"]):
+            raise ValueError(
+                f"the files in {path} lack weights of a {name}: {some_names(missing)}. They would be drawn,"
+                " or whatever lay in memory. Get the whole model again; a checkpoint that was written before"
+                " buffers were kept has to be trained again"
+            )
+        unexpected = sorted(
+            weight for weight in loading["unexpected_keys"] if not weight.startswith(self.unused_weights)
+        )
+        if unexpected:
+            raise ValueError(
+                f"the files in {path} have weights that a {name} has no place for: {some_names(unexpected)}."
+                " The model would be another one without them. Where that is meant, name how they begin in"
+                f" model.unused_weights: ['{unexpected[0].partition('.')[0]}.']"
+            )
 
     @property
     def _options(self) -> dict[str, Any]:

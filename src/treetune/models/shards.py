@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.models.policy_files import HEAD, embeddings_among, making_room_explained
+from treetune.models.saved_weights import persistent_buffers
 from treetune.store.files import sync, write_json
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ def in_parts(
 ) -> PreTrainedModel:
     """A model whose parameters have their shapes and no memory. Values are read in the first of `dtypes`, and
     then cast to the second. Raises NotInParts where `files`, by the name of each weight, lack one of its
-    names or have it in another shape."""
+    names or have it in another shape, or hold what the model doesn't have. Persistent buffers are read at
+    once."""
     from accelerate import init_empty_weights
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM
@@ -43,8 +46,12 @@ def in_parts(
         model = AutoModelForCausalLM.from_config(config, dtype=dtypes[0], **options)
     model.tie_weights()
     names = dict(model.named_parameters())
-    if lacking := sorted(names.keys() - files.keys()):
+    buffers = persistent_buffers(model)
+    if lacking := sorted((names.keys() | buffers.keys()) - files.keys()):
         raise NotInParts(f"its files have no {lacking[0]}")
+    state = model.state_dict().keys()
+    if unexpected := sorted(name for name in files.keys() - state if not is_passed_over(model, name)):
+        raise NotInParts(f"its files have {unexpected[0]}, which the model has no place for")
     shapes: dict[str, list[int]] = {}
     for file in set(files.values()):
         with safe_open(file, framework="pt") as content:
@@ -52,6 +59,10 @@ def in_parts(
     for name, weight in names.items():
         if list(weight.shape) != shapes[name]:
             raise NotInParts(f"{name} is {shapes[name]} in its files, and {list(weight.shape)} in the model")
+    for name, buffer in buffers.items():
+        if list(buffer.shape) != shapes[name]:
+            raise NotInParts(f"{name} is {shapes[name]} in its files, and {list(buffer.shape)} in the model")
+        buffer.copy_(_read_file(name, files[name], (buffer.dtype,)))
     placeholders = {}
     for name, weight in names.items():
         # One element that stands for all.
@@ -63,6 +74,12 @@ def in_parts(
             if weight is not None:
                 module._parameters[name] = placeholders[id(weight)]
     return model
+
+
+def is_passed_over(model: PreTrainedModel, name: str) -> bool:
+    """Returns whether the model's class says that files may hold a weight that it has no place for."""
+    patterns = model._keys_to_ignore_on_load_unexpected or ()
+    return any(re.search(pattern, name) for pattern in patterns)
 
 
 def _read_file(name: str, file: Path, dtypes: tuple[torch.dtype, ...]) -> Tensor:

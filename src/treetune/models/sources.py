@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,6 +65,11 @@ class ModelSource(Registrable):
 
     def require(self) -> None:
         """Raises ValueError, without importing anything heavy, if the model can't be there."""
+
+    def identity(self) -> Mapping[str, str]:
+        """What the model is, so that a run that goes on can tell whether it is still the same: names and
+        digests. Empty where the configuration says it all. Raises ValueError if the model can't be there."""
+        return {}
 
     def shape(self, alphabet: Alphabet) -> Shape | None:
         """Its sizes, without loading it; None where they can't be known so. Raises ValueError if the model

@@ -313,6 +313,10 @@ class PolicyIteration(Runtime):
     """The published methods that were put on the experiment; their files say so."""
     plan: PlanSettings = field(default_factory=PlanSettings)
     """Whether the machine is looked at before the start."""
+    changed_inputs: Literal["refuse", "accept"] = "refuse"
+    """What to do where the start model, the reference or the rows of a run that goes on are others than it
+    began with, by their digests. ``accept`` goes on with what is there now, says so, and keeps it in the
+    manifest."""
     overlap: Overlap = "none"
     """``one_step`` samples each iteration's answers and continuations while the iteration before is trained,
     from the weights that this one begins with: all but the first are one version old."""
@@ -353,6 +357,7 @@ class PolicyIteration(Runtime):
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         keys = {
             "analyzers",
+            "changed_inputs",
             "checkpoints",
             "diagnostics",
             "directory",

@@ -10,7 +10,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ CONFIG, MANIFEST = "config.json", "manifest.json"
 OPTIMISER_PARTS = "*/*zero_pp_rank_*_optim_states.pt"
 """The parts into which ZeRO cuts an optimiser's state, one for each rank, in DeepSpeed's folder of a
 policy."""
+SPLITS = ("train", "validation", "test")
+MODEL_PATH = ("model", "name_or_path")
 
 NOT_SET = object()
 SHOWN = 60
@@ -46,6 +48,7 @@ def begin(
     Raises ValueError if the folder holds the results of a configuration that computes something else. A
     mistake that ended the run before it had made anything binds nobody."""
     now = bits_rest_on(ranks, config.engines.policy)
+    inputs = inputs_of(config)
     if not (directory.path / CONFIG).is_file() or not directory.has_work():
         write_record(
             directory.path / MANIFEST,
@@ -59,17 +62,36 @@ def begin(
                 "own_modules": own_modules(),
                 "own_folders": searched()[0],
                 "without_sandbox": without_sandbox(plain),
-                "data": {split: data_hash(config.task, split) for split in ("train", "validation", "test")},
+                "data": {split: data_hash(config.task, split) for split in SPLITS},
+                "inputs": inputs,
                 "bits_rest_on": now,
                 "continued": [],
             },
         )
         write_json(directory.path / CONFIG, plain)
         return unsafe_remarks(plain)
-    changed = refuse_another(directory.path, plain, config)
     refuse_other_ranks(directory, ranks)
     manifest = read_manifest(directory)
+    pinned = pinned_inputs(manifest)
+    changed = refuse_another(directory.path, plain, config, same_model=_is_same_model(pinned, inputs))
     remarks = unsafe_remarks(plain)
+    if pinned is not None and any(one.key[0] == "evaluation" for one in changed):
+        # Another evaluation may measure other problems: what has changed is told as a key.
+        pinned = {**pinned, "rows": {name: rows for name, rows in pinned["rows"].items() if name in SPLITS}}
+    new_inputs = changed_inputs(pinned, inputs, manifest, config)
+    if new_inputs and config.changed_inputs == "refuse":
+        raise ValueError(
+            f"{directory.path} did not begin with what it would go on with: {'; '.join(new_inputs)}. What it"
+            " has so far would not belong to what follows: put it back (name the checkpoint by its number in"
+            " model.name_or_path, where that has moved on), give this one another name (APP_EXPERIMENT_NAME),"
+            " or set changed_inputs to 'accept' to go on with what is there now"
+        )
+    remarks += [f"accepted, since changed_inputs is 'accept': {what}" for what in new_inputs]
+    if pinned is None:
+        remarks.append(
+            "this run was begun by a version that kept no digest of its start model: whether it is still the"
+            " same can't be told; from here on it is kept"
+        )
     if modules := changed_modules(manifest):
         remarks.append(
             f"your own code has changed since this experiment began ({', '.join(modules)}): from here on"
@@ -81,7 +103,7 @@ def begin(
         remarks.append(
             f"this run began elsewhere, so results may differ in the last bits: {'; '.join(unlike_before)}"
         )
-    if changed or unlike_before:
+    if changed or unlike_before or new_inputs or pinned is None:
         manifest.setdefault("continued", []).append(
             {
                 "after": directory.resumable() or 0,
@@ -89,6 +111,7 @@ def begin(
                 "changed": {one.name: str(one) for one in changed},
                 "command": command_line(),
                 "bits_rest_on": now,
+                "inputs": inputs,
             }
         )
         write_record(directory.path / MANIFEST, manifest)
@@ -146,10 +169,16 @@ def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[
     return [one.name for one in differences(stored, plain) if not one.changeable]
 
 
-def refuse_another(path: Path, plain: Mapping[str, Any], config: PolicyIteration) -> list[Difference]:
+def refuse_another(
+    path: Path, plain: Mapping[str, Any], config: PolicyIteration, *, same_model: bool = False
+) -> list[Difference]:
     """Raises ValueError if the configuration in `path` computed something else than `plain` would have so
-    far; otherwise returns the keys whose values change from here on."""
-    found = differences(read_config(path), plain)
+    far; otherwise returns the keys whose values change from here on. Where it is surely the `same_model`,
+    its path may be another one."""
+    found = [
+        replace(one, changeable=True) if same_model and one.key == MODEL_PATH else one
+        for one in differences(read_config(path), plain)
+    ]
     elsewhere = " It was left as it is: give this one another name (APP_EXPERIMENT_NAME), or move that away"
     if different := [one for one in found if not one.changeable]:
         raise ValueError(
@@ -163,6 +192,89 @@ def refuse_another(path: Path, plain: Mapping[str, Any], config: PolicyIteration
             " that those which are there would have been trained otherwise." + elsewhere
         )
     return found
+
+
+def inputs_of(config: PolicyIteration) -> dict[str, Any]:
+    """Returns digests of what a run is made of beside its configuration: start model, reference and rows."""
+    models = {"model": config.model, "reference": config.credit.reference}
+    rows = {split: rows_digest(config.task, split) for split in SPLITS}
+    for held_out in config.evaluation.sets:
+        if held_out.task is not None:
+            rows[f"evaluation set {held_out.label}"] = rows_digest(held_out.task, held_out.split)
+    return {
+        **{name: dict(source.identity()) for name, source in models.items() if source is not None},
+        "rows": rows,
+    }
+
+
+def pinned_inputs(manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the inputs that a run went on with last; None where it kept none."""
+    kept = [entry["inputs"] for entry in (manifest, *manifest.get("continued", ())) if "inputs" in entry]
+    return kept[-1] if kept else None
+
+
+def changed_inputs(
+    pinned: Mapping[str, Any] | None,
+    inputs: Mapping[str, Any],
+    manifest: Mapping[str, Any],
+    config: PolicyIteration,
+) -> list[str]:
+    """Returns what has changed of a run's inputs, for people. Of a run without digests of its rows, the
+    fingerprints of their texts are compared."""
+    changes = []
+    if pinned is None:
+        for split, before in manifest.get("data", {}).items():
+            now = data_hash(config.task, split)
+            if before is not None and now != before:
+                changes.append(f"the problems of {split} are others (fingerprint {before}, now {now})")
+        return changes
+    for name in ("model", "reference"):
+        before, now = pinned.get(name, {}), inputs.get(name, {})
+        for key in ("digest", "commit"):
+            if before.get(key) and now.get(key) and before[key] != now[key]:
+                where = before.get("path") or before.get("name")
+                now_where = now.get("path") or now.get("name")
+                what = "start model" if name == "model" else name
+                changes.append(
+                    f"the {what} was {where} ({key} {before[key][:12]})"
+                    f" and is {now_where} ({key} {now[key][:12]})"
+                )
+    for name, before in pinned.get("rows", {}).items():
+        now = inputs["rows"].get(name, before)
+        if before is not None and now != before:
+            changes.append(f"the problems of {name} were {_counted(before)} and are {_counted(now)}")
+    return changes
+
+
+def _counted(rows: Mapping[str, Any] | None) -> str:
+    return "none" if rows is None else f"{rows['count']} (digest {rows['digest'][:12]})"
+
+
+def _is_same_model(pinned: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> bool:
+    """Returns whether the start model's files are surely those that the run began with."""
+    before, now = (pinned or {}).get("model", {}), inputs.get("model", {})
+    return "digest" in before and before["digest"] == now.get("digest")
+
+
+def rows_digest(task: Task, split: Any) -> dict[str, Any] | None:
+    """Returns the number of a split's problems and a digest of all that they hold, demonstrations included;
+    None for a split that the task doesn't have."""
+    digest = hashlib.blake2b(digest_size=16)
+    try:
+        problems = task.problems(split)
+    except ValueError:
+        return None
+    for problem in problems:
+        messages = [[message.role, message.content] for message in problem.messages]
+        row = [problem.id, problem.prompt, problem.gold, messages, problem.data]
+        digest.update(json.dumps(row, sort_keys=True, default=_stable).encode())
+    return {"count": len(problems), "digest": digest.hexdigest()}
+
+
+def _stable(value: Any) -> str:
+    """Returns a text of what JSON has no form for, without an address in memory."""
+    text = repr(sorted(value, key=repr)) if isinstance(value, set | frozenset) else repr(value)
+    return type(value).__qualname__ if " at 0x" in text else text
 
 
 def data_hash(task: Task, split: Any) -> str | None:

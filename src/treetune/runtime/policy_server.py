@@ -83,6 +83,7 @@ class PolicyServer:
                 device=ranks.device.type,
                 end_ids=session.model.codec.end_ids,
                 special_ids=special_tokens(session.model.tokenizer),
+                trust_remote_code=getattr(config.model, "trust_remote_code", False),
                 adapter_rank=sent.rank if sent is not None else None,
                 transfer=transfer,
             )

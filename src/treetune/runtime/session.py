@@ -272,8 +272,10 @@ class StartModel:
 
     def weights(self) -> tuple[dict[str, Tensor], PretrainedConfig]:
         """Returns the weights by name, on the CPU, and the architecture."""
+        from treetune.models.saved_weights import saved_weights
+
         model = self.on_cpu()
-        return dict(model.named_parameters()), model.config
+        return saved_weights(model), model.config
 
     def _refuse_too_few_rows(self, model: PreTrainedModel) -> None:
         rows = model.get_input_embeddings().num_embeddings

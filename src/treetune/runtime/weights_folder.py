@@ -68,6 +68,7 @@ class WeightsFolder:
         change it yet. Raises ValueError where it wouldn't fit, with the version that comes after it.
         Collective."""
         from treetune.models.policy_files import write_for_engine
+        from treetune.models.saved_weights import saved_weights
 
         session, lora, folder = self._session, self.adapters, self.of(0)
         problem = model = None
@@ -79,7 +80,7 @@ class WeightsFolder:
         if model is not None:
             tokenizer = session.model.tokenizer
             whole = folder if lora is None else self._start_model
-            write_for_engine(dict(model.named_parameters()), model.config, tokenizer, whole)
+            write_for_engine(saved_weights(model), model.config, tokenizer, whole)
             if lora is not None:
                 lora.apply(model, session.config.seed)
                 lora.write(lora.adapters(dict(model.named_parameters())), str(whole), folder)
@@ -104,11 +105,13 @@ class WeightsFolder:
         import torch
 
         from treetune.models.policy_files import describe_for_engine
+        from treetune.models.saved_weights import architecture_of
         from treetune.models.shards import in_chunks, shard_path, with_head, write_index, write_shard
 
         session, folder = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
         weights = with_head(trainer.weights_in_turn(), trainer.weight_names, config.tie_word_embeddings)
+        weights = architecture_of(config).in_turn_as_saved(weights)
         files: dict[str, str] = {}
 
         def keep(weight: Tensor) -> Tensor:
@@ -176,7 +179,8 @@ class WeightsFolder:
         if version == 0:
             return self._session.model.weights()
         self._session.directory.refuse_misplaced_checkpoint(version)
-        return read_policy(self._session.directory.checkpoint(version) / "policy")
+        trusted = getattr(self._session.config.model, "trust_remote_code", False)
+        return read_policy(self._session.directory.checkpoint(version) / "policy", trust_remote_code=trusted)
 
     def keep_only(self, version: int) -> None:
         """Removes older weights: the engine may restart from the newest alone."""
@@ -203,7 +207,9 @@ def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:
     """Bytes that an engine's weights take beside the run: two versions at once, since a server that fails a
     sync restarts from what is new and what is old is deleted afterwards; the start model once where
     `adapters_alone` follow. The head is written out, be it tied or not."""
-    weights = dict(model.named_parameters())
+    from treetune.models.saved_weights import saved_weights
+
+    weights = saved_weights(model)
     size = sum(weight.nbytes for weight in weights.values())
     head = model.get_output_embeddings()
     if head is not None and head.weight is model.get_input_embeddings().weight:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.models.logprobs import Nucleus
+from treetune.models.saved_weights import saved_weights
 from treetune.rollouts.base import CriticSettings
 from treetune.rollouts.storage import TokenSignals
 from treetune.seeds import derived_random
@@ -315,8 +316,8 @@ class PolicyTrainer:
         return self.scorer.answer_logprobs(self.policy, pairs, temperature)
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's weights under their Hugging Face names, whole on the first rank; adapters are
-        merged into them. Collective.
+        """The policy's parameters and persistent buffers by their names in the model, whole on the first
+        rank; adapters are merged into them. Collective.
         """
         weights = self._by_name(self.policy.state_dict())
         return weights if self.settings.lora is None else self.settings.lora.merged(weights)
@@ -333,7 +334,7 @@ class PolicyTrainer:
     @property
     def weight_names(self) -> list[str]:
         """The names of `weights_in_turn`."""
-        names = self._by_name(dict(self.policy.module.named_parameters()))
+        names = self._by_name(saved_weights(self.policy.module))
         return list(names if self.settings.lora is None else self.settings.lora.merged_names(names))
 
     def adapters(self) -> dict[str, Tensor]:

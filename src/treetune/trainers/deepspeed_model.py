@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from treetune.models.attention import attach_packed_attention, attach_tree_attention
 from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
 from treetune.models.lora import adapters_off
+from treetune.models.saved_weights import own_persistent_buffers
 from treetune.models.sequence_parallel import SequenceParallel
 from treetune.models.shards import InTurn, read_whole
 from treetune.seeds import derive_seed
@@ -123,13 +124,15 @@ class DeepSpeedModel:
         return full
 
     def parts(self) -> Iterator[dict[str, Tensor]]:
-        """All weights by name, one layer's after the other's, each once. Those that ranks have parts of are
-        whole until the next ones are asked for, on every rank. Collective, to the end."""
+        """All weights and persistent buffers by name, one layer's after the other's, each once. Those that
+        ranks have parts of are whole until the next ones are asked for, on every rank. Collective, to the
+        end."""
         import deepspeed
         from deepspeed.module_inject.layers import GatherReplacedLayerParams
 
         once = {name for name, _ in self.module.named_parameters()}  # without a parameter's second names
         layers: dict[str, tuple[nn.Module, dict[str, nn.Parameter]]] = {}
+        buffers: dict[str, dict[str, Tensor]] = {}  # of each layer: every rank has them whole
         for path, module in self.module.named_modules():
             # A layer's adapters come with it, since whoever merges them needs both at once.
             layer, _, _ = path.partition(".base_layer" if ".base_layer" in path else ".lora_")
@@ -138,8 +141,13 @@ class DeepSpeedModel:
                 full_name = f"{path}.{name}" if path else name
                 if full_name in once:
                     of_layer[full_name] = parameter
-        for module, parameters in layers.values():
+            for name, buffer in own_persistent_buffers(module).items():
+                buffers.setdefault(layer, {})[f"{path}.{name}" if path else name] = buffer
+        for layer, (module, parameters) in layers.items():
+            whole_buffers = {name: buffer.detach() for name, buffer in buffers.get(layer, {}).items()}
             if not parameters:
+                if whole_buffers:
+                    yield whole_buffers
                 continue
             whole: AbstractContextManager[Any] = nullcontext()
             if self.tensor_parallel:
@@ -147,7 +155,7 @@ class DeepSpeedModel:
             elif self.zero_stage == 3:
                 whole = deepspeed.zero.GatheredParameters(list(parameters.values()))
             with whole:
-                yield {name: parameter.detach() for name, parameter in parameters.items()}
+                yield {name: parameter.detach() for name, parameter in parameters.items()} | whole_buffers
 
     def save(self, directory: Path) -> None:
         """Writes weights, optimiser state and shards. Collective."""

@@ -118,6 +118,7 @@ class Served(Policy):
 
         from treetune.inference.engine import start_engine
         from treetune.models.policy_files import write_for_engine
+        from treetune.models.saved_weights import saved_weights
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model.require()
@@ -127,7 +128,7 @@ class Served(Policy):
         weights = memory / "weights"
         try:
             model = self.model.load_model(place.seed, _no_alphabet)
-            write_for_engine(dict(model.named_parameters()), model.config, tokenizer, weights)
+            write_for_engine(saved_weights(model), model.config, tokenizer, weights)
             del model
             launch = EngineLaunch(
                 weights=weights,

@@ -57,7 +57,8 @@ class WeightDistance(OfCheckpoints):
         numbers = {}
         for point in points:
             folder = sampler.session.directory.checkpoint(point) / "policy"
-            weights = read_policy(folder)[0] if point else start
+            trusted = getattr(sampler.session.config.model, "trust_remote_code", False)
+            weights = read_policy(folder, trust_remote_code=trusted)[0] if point else start
             numbers[str(point)] = distances(weights, start)
         return Findings({"by_checkpoint": numbers})
 

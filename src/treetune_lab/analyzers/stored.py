@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
 from treetune.models.policy_files import read_policy
+from treetune.models.saved_weights import saved_weights
 from treetune.rollouts.base import Critic, Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import for_fixed_problems
@@ -38,7 +39,7 @@ def policy_at(session: Session, point: int) -> PreTrainedModel:
     """The policy after `point` iterations, for scoring."""
     model = session.model.load()
     if point:
-        _fill(model, session.directory.checkpoint(point) / "policy")
+        _fill(model, session.directory.checkpoint(point) / "policy", _trusted(session))
     return model.eval()
 
 
@@ -48,14 +49,19 @@ def critic_at(session: Session, point: int) -> CriticModule:
     critic = CriticModule(session.model.load(), derive_seed(session.config.seed, "critic"))
     critic.head.to(session.ranks.device)
     if point:
-        _fill(critic, session.directory.checkpoint(point) / "critic")
+        _fill(critic, session.directory.checkpoint(point) / "critic", _trusted(session))
     return critic.eval()
 
 
-def _fill(module: nn.Module, directory: Path) -> None:
+def _trusted(session: Session) -> bool:
+    """Returns whether code that comes with the model may run."""
+    return bool(getattr(session.config.model, "trust_remote_code", False))
+
+
+def _fill(module: nn.Module, directory: Path, trusted: bool) -> None:
     """Puts stored weights into a module of the same architecture."""
-    weights, _ = read_policy(directory)
-    parameters = dict(module.named_parameters())
+    weights, _ = read_policy(directory, trust_remote_code=trusted)
+    parameters = saved_weights(module)
     if parameters.keys() != weights.keys():
         different = sorted(parameters.keys() ^ weights.keys())
         raise ValueError(

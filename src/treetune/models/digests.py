@@ -1,0 +1,80 @@
+"""Digests of what a run began with: of a model's files, by their content."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from treetune.models.policy_files import resolve_policy
+
+WHOLE_BYTES = 64 * 2**20
+"""Files up to this size are read whole; of a larger one, its header and samples of this many bytes
+together."""
+SAMPLES = 1024
+SAMPLE_BYTES = WHOLE_BYTES // SAMPLES
+
+_DESCRIBES_NO_WEIGHTS = {"README.md", "LICENSE", ".gitattributes", "checksums.json"}
+
+
+def model_digest(name_or_path: str, revision: str | None) -> dict[str, str]:
+    """Returns what a model is: for a folder its path and a digest of its files, for a name on the hub the
+    commit that is in the cache, where it is there.
+
+    A model of hundreds of gigabytes is not read whole. Training moves nearly every weight, so samples from
+    all over a file tell two checkpoints apart. Raises ValueError if the model can't be there.
+    """
+    path = resolve_policy(name_or_path)
+    if Path(path).is_dir():
+        return {"name": name_or_path, "path": path, "digest": folder_digest(Path(path))}
+    commit = _commit_in_cache(path, revision or "main")
+    return {"name": name_or_path, "revision": revision or "main", **({"commit": commit} if commit else {})}
+
+
+def folder_digest(folder: Path) -> str:
+    """Returns a digest of a model's files by name and content."""
+    digest = hashlib.blake2b(digest_size=16)
+    files = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+    for file in sorted(files):
+        if file.name in _DESCRIBES_NO_WEIGHTS:
+            continue
+        of_file = hashlib.blake2b(digest_size=16)
+        for piece in _pieces(file):
+            of_file.update(piece)
+        digest.update(f"{file.name}\0{of_file.hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _pieces(file: Path) -> Iterator[bytes]:
+    """Yields the content of a file, or of a large one its size, its beginning, its end and samples
+    between."""
+    size = file.stat().st_size
+    with file.open("rb") as content:
+        if size <= WHOLE_BYTES:
+            while piece := content.read(2**20):
+                yield piece
+            return
+        yield str(size).encode()
+        for number in range(SAMPLES):
+            content.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+            yield content.read(SAMPLE_BYTES)
+
+
+def _commit_in_cache(name: str, revision: str) -> str | None:
+    """Returns the commit that a branch or tag stands for in the cache of the hub; None where it isn't
+    there."""
+    from transformers.utils import cached_file
+    from transformers.utils.hub import extract_commit_hash
+
+    try:
+        file = cached_file(
+            name,
+            "config.json",
+            revision=revision,
+            local_files_only=True,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except OSError:
+        return None
+    return extract_commit_hash(file, None)

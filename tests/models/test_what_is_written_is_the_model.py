@@ -1,0 +1,158 @@
+"""Promises of a model's files: they hold all that is learnt, under the names that `save_pretrained` gives it.
+Files that lack a weight or have another one are refused by name, when they are written and when loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from treetune.models.lora import Lora
+from treetune.models.policy_files import read_policy, write_for_engine, write_policy
+from treetune.models.pretrained import PretrainedModel
+from treetune.models.saved_weights import architecture_of, saved_weights
+from treetune.models.tokenizer import character_tokenizer
+
+TOKENIZER = character_tokenizer("0123456789+= ", 64)
+COMMON: dict[str, Any] = {
+    "vocab_size": len(TOKENIZER),
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+ROUTED = {
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"tie_word_embeddings": True},
+    "gemma4_text": {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": len(TOKENIZER)},
+    "apertus": {},
+    "glm4_moe": dict(num_experts_per_tok=2, n_shared_experts=1, **ROUTED),
+    "qwen3_moe": EXPERTS,
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+IDS = torch.arange(3, 13)[None]
+
+
+def made(kind: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**COMMON, **KINDS[kind]})).float().eval()
+    with torch.no_grad():
+        for weight in saved_weights(model).values():
+            if weight.is_floating_point():  # buffers too: training elsewhere has changed them
+                weight.add_(torch.randn(weight.shape) * 0.1)
+    return model
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def in_files(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: w for file in folder.glob("*.safetensors") for name, w in load_file(file).items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_written_model_is_the_model_and_its_files_have_the_names_of_save_pretrained(
+    kind: str, tmp_path: Path
+) -> None:
+    model = made(kind)
+    write_policy(saved_weights(model), model.config, TOKENIZER, tmp_path / "policy")
+    model.save_pretrained(tmp_path / "theirs")
+    ours, theirs = in_files(tmp_path / "policy"), in_files(tmp_path / "theirs")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    loaded = PretrainedModel(name_or_path=str(tmp_path / "policy")).load_model(0, str).eval()
+    assert torch.equal(logits(loaded), logits(model))
+    weights, config = read_policy(tmp_path / "policy")
+    assert {n: w.shape for n, w in weights.items()} == {n: w.shape for n, w in saved_weights(model).items()}
+    assert all(torch.equal(weight, weights[name]) for name, weight in saved_weights(model).items())
+    write_for_engine(weights, config, TOKENIZER, tmp_path / "engine")
+    served = AutoModelForCausalLM.from_pretrained(tmp_path / "engine", dtype=torch.float32).eval()
+    assert torch.equal(logits(served), logits(model))
+
+
+def test_names_of_files_come_one_after_the_other_as_all_at_once() -> None:
+    model = made("qwen3_moe")
+    weights = saved_weights(model)
+    in_turn = {}
+    scratch = torch.empty(0)
+    for name, weight in architecture_of(model.config).in_turn_as_saved(
+        (n, scratch.new_tensor(w.detach().numpy())) for n, w in weights.items()
+    ):
+        in_turn[name] = weight.clone()
+    assert "model.layers.0.mlp.experts.3.down_proj.weight" in in_turn
+    fused = weights["model.layers.0.mlp.experts.down_proj"][3]
+    assert torch.equal(in_turn["model.layers.0.mlp.experts.3.down_proj.weight"], fused)
+
+
+def test_weights_that_lack_one_or_have_another_are_not_written(tmp_path: Path) -> None:
+    model = made("apertus")
+    parameters = dict(model.named_parameters())
+    for write in (write_policy, write_for_engine):
+        with pytest.raises(ValueError, match=r"it lacks model\.layers\.0\.mlp\.act_fn\.beta"):
+            write(parameters, model.config, TOKENIZER, tmp_path / "out")
+        with pytest.raises(ValueError, match=r"it has besides extra\.weight"):
+            write({**saved_weights(model), "extra.weight": IDS}, model.config, TOKENIZER, tmp_path / "out")
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_files_that_lack_a_weight_or_have_another_are_not_loaded(tmp_path: Path) -> None:
+    model = made("llama")
+    write_policy(saved_weights(model), model.config, TOKENIZER, tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = load_file(file)
+    source = PretrainedModel(name_or_path=str(tmp_path))
+    save_file({n: w for n, w in whole.items() if "layers.1.mlp" not in n}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lack weights of a LlamaForCausalLM: model\.layers\.1\.mlp"):
+        source.load_model(0, str)
+    with pytest.raises(ValueError, match=r"it lacks model\.layers\.1\.mlp"):
+        read_policy(tmp_path)
+    save_file({**whole, "visual.patch": torch.ones(2)}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"no place for: visual\.patch.*unused_weights: \['visual\.'\]"):
+        source.load_model(0, str)
+    eyeless = PretrainedModel(name_or_path=str(tmp_path), unused_weights=("visual.",))
+    assert torch.equal(logits(eyeless.load_model(0, str).eval()), logits(model))
+    save_file({**whole, "lm_head.weight": torch.ones(2, 2)}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match="could not be loaded"):
+        source.load_model(0, str)
+
+
+@pytest.mark.parametrize("kind", ["gemma4_text", "apertus"])
+def test_a_model_that_is_read_in_parts_has_its_buffers(kind: str, tmp_path: Path) -> None:
+    model = made(kind)
+    write_policy(saved_weights(model), model.config, TOKENIZER, tmp_path)
+    from treetune.models.shards import read_whole
+
+    parts = PretrainedModel(name_or_path=str(tmp_path)).load_in_parts(torch.float32)
+    assert torch.equal(logits(read_whole(parts).eval()), logits(model))
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "glm4_moe"])
+def test_adapters_on_experts_are_refused_and_those_on_layers_are_merged(kind: str) -> None:
+    with pytest.raises(ValueError, match=r"puts adapters on model\.layers\.\d\.mlp.*name the layers"):
+        Lora().apply(made(kind), 0)
+    model = made(kind)
+    names = set(saved_weights(model))
+    lora = Lora(target_modules=("q_proj", "o_proj"))
+    lora.apply(model, 0)
+    assert set(lora.merged(saved_weights(model))) == names
