@@ -19,6 +19,8 @@ LONGEST = 600
 
 DEEPEST = 40
 LARGEST_EXPONENT = 10_000
+LARGEST_EXPONENT_OF_A_SUM = 2500
+LARGEST_EXPONENT_OF_A_FUNCTION = 300
 LARGEST_ROOT = 300
 LARGEST_FACTORIAL = 3000
 LARGEST_TOP = 5000
@@ -257,6 +259,8 @@ class _Parser:
         return self._sympy.binomial(top, bottom)
 
     def _factorial(self, value: Any) -> Any:
+        if value.has(self._sympy.Function):
+            raise Absurd("a factorial of a function")
         is_small = value.is_Integer and 0 <= value <= LARGEST_FACTORIAL
         if not is_small and not value.free_symbols:
             raise Absurd("a factorial that is no small number's")
@@ -343,7 +347,9 @@ class _Parser:
     def _raised(self, base: Any, exponent: Any) -> Any:
         if exponent.is_number:
             size = abs(exponent.evalf(5)) if exponent.is_comparable else 0
-            if not size <= LARGEST_EXPONENT or (exponent.is_Rational and exponent.q > LARGEST_ROOT):
+            if not size <= self._largest_exponent(base) or (
+                exponent.is_Rational and exponent.q > LARGEST_ROOT
+            ):
                 raise Absurd("an exponent beyond every answer's")
             if base.is_Rational and exponent.is_Rational and exponent.q > 1:
                 return self._root(base, exponent)
@@ -352,6 +358,13 @@ class _Parser:
                 if bits * max(float(size), 1) > MOST_BITS:
                     raise Absurd("a power of too many digits")
         return self._checked(base**exponent)
+
+    def _largest_exponent(self, base: Any) -> int:
+        """Returns the largest exponent of a base: a sum or a function costs more to evaluate than a number."""
+        sympy = self._sympy
+        if base.is_Rational or base.is_Symbol or base in (sympy.E, sympy.I, sympy.pi):
+            return LARGEST_EXPONENT
+        return LARGEST_EXPONENT_OF_A_FUNCTION if base.has(sympy.Function) else LARGEST_EXPONENT_OF_A_SUM
 
     def _root(self, base: Any, exponent: Any) -> Any:
         """Takes the root of a rational number: exactly of a perfect power, however large, and otherwise of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Sequence
@@ -372,7 +373,7 @@ def _equal_ratios(given: Answer, gold: Answer) -> bool:
         pairs = list(zip(given.parts, gold.parts))
         return all(
             equal_formulas(f"({part})({other_meant})", f"({other_part})({meant})")
-            for (part, meant), (other_part, other_meant) in zip(pairs, pairs[1:])
+            for (part, meant), (other_part, other_meant) in itertools.pairwise(pairs)
         ) and not any((part.strip("0 ") == "") != (meant.strip("0 ") == "") for part, meant in pairs)
     ratio, number = (given, gold) if isinstance(given, Ratio) else (gold, given)
     if not isinstance(ratio, Ratio) or not isinstance(number, Scalar) or number.unit or number.percent:

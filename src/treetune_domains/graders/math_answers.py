@@ -7,6 +7,7 @@ interval is never a closed one, and a pair never a set; all else is a formula (`
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -261,7 +262,7 @@ def _all_but(holes: list[str]) -> Answer | None:
     if not numbers:
         return None
     ends = [_BELOW_ALL, *(Scalar(hole) for _, hole in sorted(set(numbers))), _ABOVE_ALL]
-    return Union(tuple(Group("tuple", pair) for pair in zip(ends, ends[1:])))
+    return Union(tuple(Group("tuple", pair) for pair in itertools.pairwise(ends)))
 
 
 def _rays_beside(hole: Scalar) -> Union:
@@ -487,15 +488,17 @@ def _region(text: str, depth: int) -> Answer | None:
     r"""Reads ``x > 3``, ``1 < x \le 2``, ``x < 1 \text{ or } x > 3`` as intervals of one unknown."""
     excluded = _EXCLUDED.fullmatch(text)
     if excluded is not None and not _SIGN.search(excluded["values"]):
-        region = _all_but(_values(excluded["values"]))
-        return Union(region.parts, named=excluded["name"]) if isinstance(region, Union) else None
+        allowed = _all_but(_values(excluded["values"]))
+        return Union(allowed.parts, named=excluded["name"]) if isinstance(allowed, Union) else None
     pieces = [piece for part in split_at_top(text, (",",)) for piece in _and_parts(part)]
     exclusions = [_EXCLUDED.fullmatch(piece.strip()) for piece in pieces]
     if len(pieces) > 1 and all(exclusions):
         names = {match["name"] for match in exclusions if match is not None}
-        region = _all_but([match["values"].strip() for match in exclusions if match is not None])
+        allowed = _all_but([match["values"].strip() for match in exclusions if match is not None])
         return (
-            Union(region.parts, named=names.pop()) if len(names) == 1 and isinstance(region, Union) else None
+            Union(allowed.parts, named=names.pop())
+            if len(names) == 1 and isinstance(allowed, Union)
+            else None
         )
     meet = re.search(r"\\text ?\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])", text) is not None
     rays: list[Answer] = []

@@ -21,6 +21,7 @@ _BETWEEN_BOXES = re.compile(
 """Text between boxes that are parts of one answer: commas, "and", the names of values."""
 _NAME_BEFORE = re.compile(r"((?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w\}?)?)\s*=\s*[$\s]*\Z")
 _LONGEST_GAP = 80
+MOST_BOXES = 60
 
 _BOLD = re.compile(r"(?<![\w)\]}*])(\*\*|__)(?=[^\s*])([^*\n]{1,200}?)(?<=\S)\1(?![\w*])")
 _MARKER = re.compile(
@@ -106,7 +107,8 @@ def _from_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts:
     joined = _join_boxes(response, in_boxes)
     if joined != in_boxes[-1][2].strip():
         return joined
-    last = [box for box in in_boxes if "\n\n" not in response[box[1] : in_boxes[-1][0]]]
+    paragraph = response.rfind("\n\n", 0, in_boxes[-1][0])
+    last = [box for box in in_boxes[-gold_parts:] if box[0] > paragraph]
     holds_all = re.search(r",|\\text\{|\bor\b|\band\b", in_boxes[-1][2])
     if gold_parts > 1 and len(last) >= gold_parts and not holds_all:
         return ", ".join(content for _, _, content in last[-gold_parts:])
@@ -116,7 +118,7 @@ def _from_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts:
 def _join_boxes(text: str, in_boxes: list[tuple[int, int, str]]) -> str:
     """Returns the content of the last box, and of those before it that only commas, names or "and" part from it."""
     first = len(in_boxes) - 1
-    while first > 0:
+    while first > 0 and len(in_boxes) - first < MOST_BOXES:
         gap = text[in_boxes[first - 1][1] : in_boxes[first][0]]
         is_new_line = "\n" in gap and not gap.strip(" \n\r\t$.*")  # says it again, or anew
         if len(gap) > _LONGEST_GAP or "\n\n" in gap or is_new_line or _BETWEEN_BOXES.fullmatch(gap) is None:

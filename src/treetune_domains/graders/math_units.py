@@ -8,6 +8,7 @@ The table is our own: pint reads ordinary nouns as units ("points", "hands"), an
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -90,19 +91,7 @@ _SYMBOLS_OF_MONEY = {"USD": "dollar", "€": "euro", "£": "sterling", "¥": "ye
 
 _NO_NOUNS = frozenset(
     # what comments on a number, negates it, compares it or joins it with something
-    "is are was were be been isn't not no nor or and but if than to too also only just about around nearly almost "
-    "roughly approximately approx exactly maybe perhaps probably likely possibly unless except off over under above "
-    "below up down more less fewer greater larger smaller bigger least most minus plus times divided "
-    "multiplied multiply mod modulo base remainder out between from with without for where when as because since "
-    "correct incorrect wrong right false true error invalid unknown unsure guess either neither both all none "
-    "any some plus/minus vs versus before after ago later instead however rather hence so thus then that this "
-    "which who it i we you they he she my your final answer infinity infinite undefined "
-    # what scales it
-    "dozen dozens score scores gross pair pairs couple hundred hundreds thousand thousands million millions "
-    "billion billions trillion trillions lakh crore k m.n. mn bn mil b t half halves quarter quarters third thirds "
-    "fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths percent "
-    "percentage permille ppm point squared cubed square-root root factorial inverse reciprocal squares cubes twice "
-    "thrice double triple squared cubed power powers negative positive".split()
+    ["is", "are", "was", "were", "be", "been", "isn't", "not", "no", "nor", "or", "and", "but", "if", "than", "to", "too", "also", "only", "just", "about", "around", "nearly", "almost", "roughly", "approximately", "approx", "exactly", "maybe", "perhaps", "probably", "likely", "possibly", "unless", "except", "off", "over", "under", "above", "below", "up", "down", "more", "less", "fewer", "greater", "larger", "smaller", "bigger", "least", "most", "minus", "plus", "times", "divided", "multiplied", "multiply", "mod", "modulo", "base", "remainder", "out", "between", "from", "with", "without", "for", "where", "when", "as", "because", "since", "correct", "incorrect", "wrong", "right", "false", "true", "error", "invalid", "unknown", "unsure", "guess", "either", "neither", "both", "all", "none", "any", "some", "plus/minus", "vs", "versus", "before", "after", "ago", "later", "instead", "however", "rather", "hence", "so", "thus", "then", "that", "this", "which", "who", "it", "i", "we", "you", "they", "he", "she", "my", "your", "final", "answer", "infinity", "infinite", "undefined", "dozen", "dozens", "score", "scores", "gross", "pair", "pairs", "couple", "hundred", "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions", "trillion", "trillions", "lakh", "crore", "k", "m.n.", "mn", "bn", "mil", "b", "t", "half", "halves", "quarter", "quarters", "third", "thirds", "fourth", "fourths", "fifth", "fifths", "sixth", "sixths", "seventh", "sevenths", "eighth", "eighths", "ninth", "ninths", "tenth", "tenths", "percent", "percentage", "permille", "ppm", "point", "squared", "cubed", "square-root", "root", "factorial", "inverse", "reciprocal", "squares", "cubes", "twice", "thrice", "double", "triple", "squared", "cubed", "power", "powers", "negative", "positive"]
 )  # fmt: skip
 _ORDINAL_PART = re.compile(
     r"(?:\w+-)?(?:ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|million|billion)ths?"
@@ -391,7 +380,7 @@ def sum_of_quantities(text: str) -> Scalar | None:
         position = match.end()
     if len(parts) < 2:
         return None
-    for (_, larger), (value, smaller) in zip(parts, parts[1:]):
+    for (_, larger), (value, smaller) in itertools.pairwise(parts):
         if larger.dimensions != smaller.dimensions or value * smaller.factor >= larger.factor:
             return None
     smallest = parts[-1][1]
