@@ -1,11 +1,12 @@
-r"""Grades answers of thirty-odd kinds, made from templates with drawn numbers, and counts the mistakes of `math`.
+r"""Grades answers of forty kinds, made from templates with drawn numbers, and counts the mistakes.
 
     .venv/bin/python benchmarks/grading_battery.py
     .venv/bin/python benchmarks/grading_battery.py --show --kind "clock times"
     .venv/bin/python benchmarks/grading_battery.py --seconds 3
 
-Each kind has a function that draws a gold, answers that say the same and answers that don't. The grader is the one that
-Python imports, so that PYTHONPATH chooses between two checkouts. --seconds N times N rounds over all answers.
+Each kind has a function that draws a gold, answers that say the same and answers that don't. The grader is
+the one that Python imports, so that PYTHONPATH chooses between two checkouts. --seconds N times N rounds
+over all answers.
 """
 
 from __future__ import annotations
@@ -783,7 +784,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.show:
             label = "rejects right" if row.is_right else "accepts wrong"
             print(
-                f"{row.kind}: {label} {row.response!r} to {row.gold!r} ({grade.outcome}: {grade.message or ''})"
+                f"{row.kind}: {label} {row.response!r} to {row.gold!r}"
+                f" ({grade.outcome}: {grade.message or ''})"
             )
     print("| kind | right | wrong | accepts wrong | rejects right |\n|---|---:|---:|---:|---:|")
     for name in dict.fromkeys(row.kind for row in rows):

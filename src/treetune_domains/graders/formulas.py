@@ -228,7 +228,7 @@ class _Parser:
         return self._sympy.I if letter == "i" else self._sympy.E
 
     def _chosen(self, letter: str, depth: int) -> Any:
-        r"""Reads the rest of ``C(10,3)``, ``C_{10}^{3}`` or ``P(10,3)``; None where the letter is a variable."""
+        r"""Reads the rest of ``C(10,3)``, ``C_{10}^{3}`` or ``P(10,3)``; None of a variable."""
         follows = [token[1] for token in self._tokens[self._at : self._at + 9]]
         if follows[:1] == ["("] and follows[2:3] == [","] and follows[4:5] == [")"]:
             top, bottom = self._tokens[self._at + 1], self._tokens[self._at + 3]
@@ -360,7 +360,7 @@ class _Parser:
         return self._checked(base**exponent)
 
     def _largest_exponent(self, base: Any) -> int:
-        """Returns the largest exponent of a base: a sum or a function costs more to evaluate than a number."""
+        """Returns the largest exponent of a base: sums and functions cost more to evaluate than numbers."""
         sympy = self._sympy
         if base.is_Rational or base.is_Symbol or base in (sympy.E, sympy.I, sympy.pi):
             return LARGEST_EXPONENT
@@ -443,8 +443,9 @@ _FEWEST = 3
 
 _DIGITS = 40
 _SPARE_DIGITS = 15
-"""Two numbers that agree to all computed digits but these are one. What is computed is 40 digits more than the
-magnitudes of all parts add up to (`_digits_for`), so that a small part beside a large one is never lost."""
+"""Two numbers that agree to all computed digits but these are one. What is computed is 40 digits more than
+the magnitudes of all parts add up to (`_digits_for`), so that a small part beside a large one is
+never lost."""
 
 MOST_COMPUTED_DIGITS = 12_000
 
@@ -500,7 +501,7 @@ def _agree(one: Any, other: Any, tolerance: float) -> bool | None:
 def _digits_for(*expressions: Any) -> int:
     """Returns how many digits decide whether two numbers are equal: 40 and the magnitudes of all their parts.
 
-    ``sqrt(10^60 + 1)`` differs from ``10^30`` in its 61st digit. Raises Absurd where too many would be needed.
+    ``sqrt(10^60 + 1)`` differs from ``10^30`` in its 61st digit. Raises Absurd where these are too many.
     """
     import sympy
 
@@ -609,7 +610,7 @@ def equal_formulas(given: str, gold: str) -> bool:
     except NotAFormula:
         expected = None
     except Absurd:
-        # Only a gold that is huge itself is compared by remainders: what an answer alone makes huge is refused.
+        # Only a gold that is huge itself is compared by remainders: a huge answer alone is refused.
         return same_residue(given, gold)
     try:
         answer = read_expression(given)

@@ -48,8 +48,8 @@ def find_answer(response: str, gold_parts: int = 1) -> str | None:
 
     Args:
         response: what the model wrote.
-        gold_parts: answers that the gold lists. Where there are several, as many boxes of the last paragraph are
-            one answer, with whatever words between them.
+        gold_parts: answers that the gold lists. Where there are several, as many boxes of the last
+            paragraph are one answer, with whatever words between them.
     """
     in_boxes = boxes(response)
     tagged_at = response.rfind(ANSWER)
@@ -65,7 +65,7 @@ def find_answer(response: str, gold_parts: int = 1) -> str | None:
 
 
 def find_gold(gold: str) -> str:
-    """Returns the answer in a gold of a data set: a worked solution with a box, a JSON list, or a bare answer."""
+    """Returns the answer in a gold of a data set: a solution with a box, a JSON list, or a bare one."""
     if in_boxes := boxes(gold):
         return _join_boxes(gold, in_boxes)
     items = json_list(gold)
@@ -116,7 +116,7 @@ def _from_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts:
 
 
 def _join_boxes(text: str, in_boxes: list[tuple[int, int, str]]) -> str:
-    """Returns the content of the last box, and of those before it that only commas, names or "and" part from it."""
+    """Returns the last box's content, and of those before that only commas, names or "and" part from it."""
     first = len(in_boxes) - 1
     while first > 0 and len(in_boxes) - first < MOST_BOXES:
         gap = text[in_boxes[first - 1][1] : in_boxes[first][0]]
