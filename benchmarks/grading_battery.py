@@ -1,11 +1,12 @@
-r"""Grades answers of thirty-odd kinds, made from templates with drawn numbers, and counts the mistakes of `math`.
+r"""Grades answers of forty kinds, made from templates with drawn numbers, and counts the mistakes.
 
     .venv/bin/python benchmarks/grading_battery.py
     .venv/bin/python benchmarks/grading_battery.py --show --kind "clock times"
     .venv/bin/python benchmarks/grading_battery.py --seconds 3
 
-Each kind has a function that draws a gold, answers that say the same and answers that don't. The grader is the one that
-Python imports, so that PYTHONPATH chooses between two checkouts. --seconds N times N rounds over all answers.
+Each kind has a function that draws a gold, answers that say the same and answers that don't. The grader is
+the one that Python imports, so that PYTHONPATH chooses between two checkouts. --seconds N times N rounds
+over all answers.
 """
 
 from __future__ import annotations
@@ -88,10 +89,14 @@ def _clock(rng: random.Random) -> Drawn:
     return Drawn(
         f"{hour}:{minute:02d}",
         [f"{hour}:{minute:02d}", rf"\text{{{hour}:{minute:02d}}}", rf"{hour}{{:}}{minute:02d}"],
-        [f"{later}:{minute:02d}", f"{hour}:{minute + 1:02d}", f"{2 * hour}:{2 * minute:02d}" if minute else f"{later}:00",
-         f"{hour}"],
+        [
+            f"{later}:{minute:02d}",
+            f"{hour}:{minute + 1:02d}",
+            f"{2 * hour}:{2 * minute:02d}" if minute else f"{later}:00",
+            f"{hour}",
+        ],
         "At what time do they meet?",
-    )  # fmt: skip
+    )
 
 
 @kind("times with a half of the day")
@@ -101,18 +106,38 @@ def _half_day(rng: random.Random) -> Drawn:
     hour_of_day = hour + (12 if half == "p.m." else 0)
     return Drawn(
         rf"{hour}:{minute:02d} \text{{ {half}}}",
-        [f"{hour}:{minute:02d} {half}", f"{hour}:{minute:02d} {half.replace('.', '').upper()}",
-         f"{hour_of_day:02d}:{minute:02d}", rf"\text{{{hour}:{minute:02d}{half}}}"],
-        [f"{hour}:{minute:02d} {other}", f"{hour + 1}:{minute:02d} {half}", f"{hour}:{(minute + 7) % 60:02d} {half}"],
+        [
+            f"{hour}:{minute:02d} {half}",
+            f"{hour}:{minute:02d} {half.replace('.', '').upper()}",
+            f"{hour_of_day:02d}:{minute:02d}",
+            rf"\text{{{hour}:{minute:02d}{half}}}",
+        ],
+        [
+            f"{hour}:{minute:02d} {other}",
+            f"{hour + 1}:{minute:02d} {half}",
+            f"{hour}:{(minute + 7) % 60:02d} {half}",
+        ],
         "When does the train leave?",
-    )  # fmt: skip
+    )
 
 
 @kind("dates")
 def _date(rng: random.Random) -> Drawn:
     year, month, day = rng.randint(1900, 2030), rng.randint(1, 12), rng.randint(1, 12)
-    names = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-             "November", "December"]  # fmt: skip
+    names = [
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
+    ]
     name = names[month - 1]
     swapped = [f"{year}-{day:02d}-{month:02d}"] if day != month else []
     return Drawn(
@@ -267,8 +292,29 @@ def _suffix(rng: random.Random) -> Drawn:
         ["apples", "students", "cm", "ways", "red balls", "square units", "km", "seats", "books"], 3
     )
     bad = rng.sample(
-        ["dozen", "squared", "is wrong", "k", "hundredths", "or so", "thousand", "million", "cubed", "maybe", "percent off",
-         "not", "tenths", "or more", "times two", "minus one", "is incorrect", "factorial", "and a half"], 6)  # fmt: skip
+        [
+            "dozen",
+            "squared",
+            "is wrong",
+            "k",
+            "hundredths",
+            "or so",
+            "thousand",
+            "million",
+            "cubed",
+            "maybe",
+            "percent off",
+            "not",
+            "tenths",
+            "or more",
+            "times two",
+            "minus one",
+            "is incorrect",
+            "factorial",
+            "and a half",
+        ],
+        6,
+    )
     return Drawn(
         f"{a}", [rf"{a}\text{{ {noun}}}" for noun in nouns], [rf"{a}\text{{ {text}}}" for text in bad]
     )
@@ -342,11 +388,19 @@ def _durations(rng: random.Random) -> Drawn:
     total = 60 * hours + minutes
     return Drawn(
         rf"{total}\text{{ minutes}}",
-        [rf"{hours}\text{{ hours }}{minutes}\text{{ minutes}}", rf"{hours}\text{{ h }}{minutes}\text{{ min}}",
-         rf"\text{{{hours} hours and {minutes} minutes}}", rf"{total}\text{{ min}}"],
-        [rf"{total}\text{{ hours}}", rf"{hours}\text{{ hours }}{minutes + 1}\text{{ minutes}}", rf"{hours}\text{{ hours}}",
-         rf"{hours + 1}\text{{ h }}{minutes}\text{{ min}}"],
-    )  # fmt: skip
+        [
+            rf"{hours}\text{{ hours }}{minutes}\text{{ minutes}}",
+            rf"{hours}\text{{ h }}{minutes}\text{{ min}}",
+            rf"\text{{{hours} hours and {minutes} minutes}}",
+            rf"{total}\text{{ min}}",
+        ],
+        [
+            rf"{total}\text{{ hours}}",
+            rf"{hours}\text{{ hours }}{minutes + 1}\text{{ minutes}}",
+            rf"{hours}\text{{ hours}}",
+            rf"{hours + 1}\text{{ h }}{minutes}\text{{ min}}",
+        ],
+    )
 
 
 @kind("money")
@@ -354,11 +408,20 @@ def _money(rng: random.Random) -> Drawn:
     dollars, cents = rng.randint(1, 20), rng.randint(10, 99)
     return Drawn(
         rf"\${dollars}.{cents}",
-        [rf"{dollars}\text{{ dollars and }}{cents}\text{{ cents}}", rf"{100 * dollars + cents}\text{{ cents}}",
-         rf"{dollars}.{cents}\text{{ USD}}", f"{dollars}.{cents}", rf"\text{{{dollars}.{cents} dollars}}"],
-        [rf"{dollars}.{cents}\text{{ cents}}", f"€{dollars}.{cents}", rf"\${dollars}.{cents}0\text{{ million}}",
-         rf"{dollars}\text{{ dollars}}"],
-    )  # fmt: skip
+        [
+            rf"{dollars}\text{{ dollars and }}{cents}\text{{ cents}}",
+            rf"{100 * dollars + cents}\text{{ cents}}",
+            rf"{dollars}.{cents}\text{{ USD}}",
+            f"{dollars}.{cents}",
+            rf"\text{{{dollars}.{cents} dollars}}",
+        ],
+        [
+            rf"{dollars}.{cents}\text{{ cents}}",
+            f"€{dollars}.{cents}",
+            rf"\${dollars}.{cents}0\text{{ million}}",
+            rf"{dollars}\text{{ dollars}}",
+        ],
+    )
 
 
 @kind("named pairs")
@@ -366,10 +429,15 @@ def _named(rng: random.Random) -> Drawn:
     a, b = rng.sample(range(1, 40), 2)
     return Drawn(
         f"(x,y)=({a},{b})",
-        [f"x={a}, y={b}", f"y={b}, x={a}", f"({a},{b})", rf"x={a} \text{{ and }} y={b}",
-         rf"\begin{{cases}} x={a} \\ y={b} \end{{cases}}"],
+        [
+            f"x={a}, y={b}",
+            f"y={b}, x={a}",
+            f"({a},{b})",
+            rf"x={a} \text{{ and }} y={b}",
+            rf"\begin{{cases}} x={a} \\ y={b} \end{{cases}}",
+        ],
         [f"x={b}, y={a}", f"y={a}, x={b}", f"({b},{a})", f"x={a}", rf"\{{{a},{b}\}}"],
-    )  # fmt: skip
+    )
 
 
 @kind("names of inequalities")
@@ -397,10 +465,15 @@ def _reals(rng: random.Random) -> Drawn:
     a = rng.randint(1, 30)
     return Drawn(
         rf"\mathbb{{R}}\setminus\{{{a}\}}",
-        [rf"x\ne {a}", rf"x \neq {a}", rf"(-\infty,{a})\cup({a},\infty)", rf"\text{{all real numbers except }} {a}",
-         rf"\mathbb R \setminus \{{ {a} \}}"],
+        [
+            rf"x\ne {a}",
+            rf"x \neq {a}",
+            rf"(-\infty,{a})\cup({a},\infty)",
+            rf"\text{{all real numbers except }} {a}",
+            rf"\mathbb R \setminus \{{ {a} \}}",
+        ],
         [r"\mathbb{R}", rf"\{{{a}\}}", rf"x\ne {a + 1}", rf"(-\infty,{a}]\cup[{a},\infty)", f"x={a}"],
-    )  # fmt: skip
+    )
 
 
 @kind("signs in ASCII")
@@ -444,10 +517,19 @@ def _conditions(rng: random.Random) -> Drawn:
     a = rng.randint(2, 30)
     return Drawn(
         f"n = {a}k",
-        [rf"n={a}k, k\in\mathbb{{Z}}", rf"n = {a}k \text{{ for all integers }} k", rf"{a}k \text{{ where }} k \in \mathbb{{Z}}",
-         rf"n={a}k \quad (k \in \mathbb{{Z}})"],
-        [rf"n={a + 1}k, k\in\mathbb{{Z}}", rf"n={a}k+1, k\in\mathbb{{Z}}", rf"m={a}k, k \in \mathbb{{Z}}", f"{a}"],
-    )  # fmt: skip
+        [
+            rf"n={a}k, k\in\mathbb{{Z}}",
+            rf"n = {a}k \text{{ for all integers }} k",
+            rf"{a}k \text{{ where }} k \in \mathbb{{Z}}",
+            rf"n={a}k \quad (k \in \mathbb{{Z}})",
+        ],
+        [
+            rf"n={a + 1}k, k\in\mathbb{{Z}}",
+            rf"n={a}k+1, k\in\mathbb{{Z}}",
+            rf"m={a}k, k \in \mathbb{{Z}}",
+            f"{a}",
+        ],
+    )
 
 
 @kind("yes and no")
@@ -476,10 +558,24 @@ def _dressed(rng: random.Random) -> Drawn:
     a = rng.randint(10, 900)
     return Drawn(
         f"{a}",
-        [rf"\textcolor{{red}}{{{a}}}", rf"\underline{{{a}}}", rf"\mathbf{{\text{{{a}}}}}", rf"{a}\checkmark",
-         rf"{{\color{{blue}} {a}}}", rf"\text{{{a}}}", rf"\boldsymbol{{{a}}}", rf"\boxed{{{a}}}", rf"\large {a}"],
-        [rf"\textcolor{{{a}}}{{{a + 1}}}", rf"\underline{{{a + 1}}}", rf"\mathbf{{\text{{{a}1}}}}", rf"\overline{{{a}}}"],
-    )  # fmt: skip
+        [
+            rf"\textcolor{{red}}{{{a}}}",
+            rf"\underline{{{a}}}",
+            rf"\mathbf{{\text{{{a}}}}}",
+            rf"{a}\checkmark",
+            rf"{{\color{{blue}} {a}}}",
+            rf"\text{{{a}}}",
+            rf"\boldsymbol{{{a}}}",
+            rf"\boxed{{{a}}}",
+            rf"\large {a}",
+        ],
+        [
+            rf"\textcolor{{{a}}}{{{a + 1}}}",
+            rf"\underline{{{a + 1}}}",
+            rf"\mathbf{{\text{{{a}1}}}}",
+            rf"\overline{{{a}}}",
+        ],
+    )
 
 
 @kind("chosen")
@@ -503,10 +599,14 @@ def _transposes(rng: random.Random) -> Drawn:
     column = rf"\begin{{pmatrix}} {a} \\ {b} \\ {c} \end{{pmatrix}}"
     return Drawn(
         column,
-        [f"({a},{b},{c})^T", rf"\begin{{pmatrix}} {a} & {b} & {c} \end{{pmatrix}}^T", rf"({a},{b},{c})^{{\top}}",
-         rf"\begin{{bmatrix}} {a} \\ {b} \\ {c} \end{{bmatrix}}"],
+        [
+            f"({a},{b},{c})^T",
+            rf"\begin{{pmatrix}} {a} & {b} & {c} \end{{pmatrix}}^T",
+            rf"({a},{b},{c})^{{\top}}",
+            rf"\begin{{bmatrix}} {a} \\ {b} \\ {c} \end{{bmatrix}}",
+        ],
         [f"({b},{a},{c})^T", rf"\begin{{pmatrix}} {a} & {b} & {c} \end{{pmatrix}}", f"({a},{b})^T"],
-    )  # fmt: skip
+    )
 
 
 @kind("powers of ten")
@@ -546,9 +646,19 @@ def _hedges(rng: random.Random) -> Drawn:
     return Drawn(
         f"{a}",
         [f"{a}", f"{a}.0"],
-        [rf"{a} \text{{ or }} {b}", f"{a}, {b}", rf"\{{{a}, {b}\}}", rf"{a}\text{{ (or {b})}}", rf"{b} \text{{ or }} {a}",
-         rf"\pm {a}", rf"{a}\text{{ if not }}{b}", f"{a}; {b}", rf"{a} \vee {b}", rf"{a}\text{{ / }}{b}"],
-    )  # fmt: skip
+        [
+            rf"{a} \text{{ or }} {b}",
+            f"{a}, {b}",
+            rf"\{{{a}, {b}\}}",
+            rf"{a}\text{{ (or {b})}}",
+            rf"{b} \text{{ or }} {a}",
+            rf"\pm {a}",
+            rf"{a}\text{{ if not }}{b}",
+            f"{a}; {b}",
+            rf"{a} \vee {b}",
+            rf"{a}\text{{ / }}{b}",
+        ],
+    )
 
 
 @kind("unboxed endings")
@@ -556,13 +666,32 @@ def _endings(rng: random.Random) -> Drawn:
     a, b = rng.sample(range(10, 99), 2)
     return Drawn(
         f"{a}",
-        [f"Final Answer: **{a}**", f"The answer is **{a}** chairs.", f"### Final Answer\n\n{a}", f"The answer is therefore {a}.",
-         f"<answer>{a}</answer>", f"答案：{a}", f"Final Answer: The greatest $m$ is {a}.", f"**Answer:** {a}",
-         f"**Final Answer**\n\n$${a}$$", f"So the final answer is ${a}$.", f"## Answer\n${a}$", f"最终答案是 {a}。"],
-        [f"Final Answer: **{b}**", f"The answer is not {a}.", f"### Final Answer\n\n{b}", f"The answer is {a} or {b}.",
-         f"<answer>{b}</answer>", f"答案：{b}", f"The number {a} is nice.", f"The answer is {a}, or maybe {b}."],
+        [
+            f"Final Answer: **{a}**",
+            f"The answer is **{a}** chairs.",
+            f"### Final Answer\n\n{a}",
+            f"The answer is therefore {a}.",
+            f"<answer>{a}</answer>",
+            f"答案：{a}",
+            f"Final Answer: The greatest $m$ is {a}.",
+            f"**Answer:** {a}",
+            f"**Final Answer**\n\n$${a}$$",
+            f"So the final answer is ${a}$.",
+            f"## Answer\n${a}$",
+            f"最终答案是 {a}。",
+        ],
+        [
+            f"Final Answer: **{b}**",
+            f"The answer is not {a}.",
+            f"### Final Answer\n\n{b}",
+            f"The answer is {a} or {b}.",
+            f"<answer>{b}</answer>",
+            f"答案：{b}",
+            f"The number {a} is nice.",
+            f"The answer is {a}, or maybe {b}.",
+        ],
         are_responses=True,
-    )  # fmt: skip
+    )
 
 
 @kind("several boxes")
@@ -655,7 +784,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.show:
             label = "rejects right" if row.is_right else "accepts wrong"
             print(
-                f"{row.kind}: {label} {row.response!r} to {row.gold!r} ({grade.outcome}: {grade.message or ''})"
+                f"{row.kind}: {label} {row.response!r} to {row.gold!r}"
+                f" ({grade.outcome}: {grade.message or ''})"
             )
     print("| kind | right | wrong | accepts wrong | rejects right |\n|---|---:|---:|---:|---:|")
     for name in dict.fromkeys(row.kind for row in rows):

@@ -244,3 +244,42 @@ def test_at_least_99_of_100_verdicts_are_those_of_a_plain_reference() -> None:
             differing.append((given, gold, expected))
     assert 100 < equal < 400, "a test of one verdict says nothing"
     assert len(differing) <= 5, differing
+
+
+# Kinds of answers.
+
+
+def test_answers_of_forty_kinds_are_graded_as_their_templates_say() -> None:
+    from benchmarks.grading_battery import battery
+
+    wrong = []
+    rows = list(battery(seed=7))
+    assert len(rows) > 1000
+    for row in rows:
+        grade_of_row = MathGrader().grade(row.response, Problem("test/0", row.prompt, row.gold))
+        if grade_of_row.correct is not row.is_right:
+            wrong.append(row)
+    assert len(wrong) <= 0.01 * len(rows), wrong
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "verdict"),
+    [
+        (r"4^{5000000}", r"2^{10^7}", True),
+        (r"4^{5000001}", r"2^{10^7}", False),
+        (r"\frac{4000!}{3999!}", r"4000 \cdot 2^{10^6} / 2^{10^6}", True),
+        (r"\sqrt{10^{80}+1}", r"10^{40}", False),
+        (r"\text{12 pears}", r"12 \text{ apples}", False),
+        (r"14:30", r"2:30 \text{ p.m.}", True),
+        (r"(7,6)", r"\begin{cases} a=6 \\ b=7 \end{cases}", False),
+        (r"x \ne 1, x \ne 2", r"\mathbb{R} \setminus \{1, 2\}", True),
+        (r"3 \text{ if } n > 2", "3", False),
+        (r"\frac{1}{0}", r"\frac{2}{0}", False),
+    ],
+)
+def test_a_difference_of_kind_or_of_one_digit_decides(answer: str, gold: str, verdict: bool) -> None:
+    assert right(answer, gold) is verdict
+
+
+def test_an_empty_gold_is_no_answers_gold() -> None:
+    assert grade(r"\,", "").outcome == "error"

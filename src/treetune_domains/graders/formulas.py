@@ -19,6 +19,8 @@ LONGEST = 600
 
 DEEPEST = 40
 LARGEST_EXPONENT = 10_000
+LARGEST_EXPONENT_OF_A_SUM = 2500
+LARGEST_EXPONENT_OF_A_FUNCTION = 300
 LARGEST_ROOT = 300
 LARGEST_FACTORIAL = 3000
 LARGEST_TOP = 5000
@@ -226,7 +228,7 @@ class _Parser:
         return self._sympy.I if letter == "i" else self._sympy.E
 
     def _chosen(self, letter: str, depth: int) -> Any:
-        r"""Reads the rest of ``C(10,3)``, ``C_{10}^{3}`` or ``P(10,3)``; None where the letter is a variable."""
+        r"""Reads the rest of ``C(10,3)``, ``C_{10}^{3}`` or ``P(10,3)``; None of a variable."""
         follows = [token[1] for token in self._tokens[self._at : self._at + 9]]
         if follows[:1] == ["("] and follows[2:3] == [","] and follows[4:5] == [")"]:
             top, bottom = self._tokens[self._at + 1], self._tokens[self._at + 3]
@@ -257,6 +259,8 @@ class _Parser:
         return self._sympy.binomial(top, bottom)
 
     def _factorial(self, value: Any) -> Any:
+        if value.has(self._sympy.Function):
+            raise Absurd("a factorial of a function")
         is_small = value.is_Integer and 0 <= value <= LARGEST_FACTORIAL
         if not is_small and not value.free_symbols:
             raise Absurd("a factorial that is no small number's")
@@ -343,7 +347,9 @@ class _Parser:
     def _raised(self, base: Any, exponent: Any) -> Any:
         if exponent.is_number:
             size = abs(exponent.evalf(5)) if exponent.is_comparable else 0
-            if not size <= LARGEST_EXPONENT or (exponent.is_Rational and exponent.q > LARGEST_ROOT):
+            if not size <= self._largest_exponent(base) or (
+                exponent.is_Rational and exponent.q > LARGEST_ROOT
+            ):
                 raise Absurd("an exponent beyond every answer's")
             if base.is_Rational and exponent.is_Rational and exponent.q > 1:
                 return self._root(base, exponent)
@@ -352,6 +358,13 @@ class _Parser:
                 if bits * max(float(size), 1) > MOST_BITS:
                     raise Absurd("a power of too many digits")
         return self._checked(base**exponent)
+
+    def _largest_exponent(self, base: Any) -> int:
+        """Returns the largest exponent of a base: sums and functions cost more to evaluate than numbers."""
+        sympy = self._sympy
+        if base.is_Rational or base.is_Symbol or base in (sympy.E, sympy.I, sympy.pi):
+            return LARGEST_EXPONENT
+        return LARGEST_EXPONENT_OF_A_FUNCTION if base.has(sympy.Function) else LARGEST_EXPONENT_OF_A_SUM
 
     def _root(self, base: Any, exponent: Any) -> Any:
         """Takes the root of a rational number: exactly of a perfect power, however large, and otherwise of
@@ -430,8 +443,9 @@ _FEWEST = 3
 
 _DIGITS = 40
 _SPARE_DIGITS = 15
-"""Two numbers that agree to all computed digits but these are one. What is computed is 40 digits more than the
-magnitudes of all parts add up to (`_digits_for`), so that a small part beside a large one is never lost."""
+"""Two numbers that agree to all computed digits but these are one. What is computed is 40 digits more than
+the magnitudes of all parts add up to (`_digits_for`), so that a small part beside a large one is
+never lost."""
 
 MOST_COMPUTED_DIGITS = 12_000
 
@@ -487,7 +501,7 @@ def _agree(one: Any, other: Any, tolerance: float) -> bool | None:
 def _digits_for(*expressions: Any) -> int:
     """Returns how many digits decide whether two numbers are equal: 40 and the magnitudes of all their parts.
 
-    ``sqrt(10^60 + 1)`` differs from ``10^30`` in its 61st digit. Raises Absurd where too many would be needed.
+    ``sqrt(10^60 + 1)`` differs from ``10^30`` in its 61st digit. Raises Absurd where these are too many.
     """
     import sympy
 
@@ -596,7 +610,7 @@ def equal_formulas(given: str, gold: str) -> bool:
     except NotAFormula:
         expected = None
     except Absurd:
-        # Only a gold that is huge itself is compared by remainders: what an answer alone makes huge is refused.
+        # Only a gold that is huge itself is compared by remainders: a huge answer alone is refused.
         return same_residue(given, gold)
     try:
         answer = read_expression(given)

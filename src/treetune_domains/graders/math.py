@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Sequence
@@ -333,7 +334,7 @@ def _equal_scalars(given: Answer, gold: Answer, question: str) -> bool:
 
 
 def _equal_quantities(given: Scalar, gold: Scalar) -> bool:
-    """Compares numbers of which at least one has a unit. A unit that one side leaves out counts for nothing."""
+    """Compares numbers of which at least one has a unit. A unit that one side lacks counts for nothing."""
     if given.unit is None or gold.unit is None:
         bare, measured = (given, gold) if given.unit is None else (gold, given)
         assert measured.unit is not None
@@ -358,7 +359,7 @@ def _equal_quantities(given: Scalar, gold: Scalar) -> bool:
 
 
 def _equal_times(given: Answer, gold: Answer, question: str) -> bool:
-    """Compares times of the day; what may be a ratio as well is one where the question doesn't ask for a time."""
+    """Compares times of the day; what may be a ratio is one unless the question asks for a time."""
     clocks = [answer for answer in (gold, given) if isinstance(answer, Clock)]
     is_time = clocks[0].is_time(question) if isinstance(gold, Clock) else clocks[0].is_sure
     if len(clocks) == 2:
@@ -382,7 +383,7 @@ def _equal_ratios(given: Answer, gold: Answer) -> bool:
         pairs = list(zip(given.parts, gold.parts))
         return all(
             equal_formulas(f"({part})({other_meant})", f"({other_part})({meant})")
-            for (part, meant), (other_part, other_meant) in zip(pairs, pairs[1:])
+            for (part, meant), (other_part, other_meant) in itertools.pairwise(pairs)
         ) and not any((part.strip("0 ") == "") != (meant.strip("0 ") == "") for part, meant in pairs)
     ratio, number = (given, gold) if isinstance(given, Ratio) else (gold, given)
     if not isinstance(ratio, Ratio) or not isinstance(number, Scalar) or number.unit or number.percent:
@@ -446,7 +447,7 @@ def _values_by_name(answer: Answer) -> dict[str, Answer] | None:
 
 
 def _equal_with_conditions(given: Answer, gold: Answer, question: str) -> bool:
-    r"""Compares answers of which at least one has a condition (``\text{for } n \ge 1``). Two conditions must agree;
+    r"""Compares answers of which at least one has a condition (``\text{for } n \ge 1``). Two must agree;
     one that the gold doesn't have must be about a letter of the gold."""
     value = given.value if isinstance(given, Qualified) else given
     meant = gold.value if isinstance(gold, Qualified) else gold
@@ -461,7 +462,8 @@ def _equal_with_conditions(given: Answer, gold: Answer, question: str) -> bool:
 
 
 _CONDITION_WORDS = re.compile(
-    r"\b(?:for|where|if|when|with|such that|whenever|provided|that|all|any|every|each|real|numbers?|is|an?|are)\b|forall"
+    r"\b(?:for|where|if|when|with|such that|whenever|provided|that|all|any|every|each|real|numbers?"
+    r"|is|an?|are)\b|forall"
 )
 
 

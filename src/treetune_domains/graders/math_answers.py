@@ -1,5 +1,5 @@
-r"""The kinds of answers: a number with its unit, a time, a date, a ratio, a score, words, a pair, a set, an interval, a
-matrix, an equation, a system.
+r"""The kinds of answers: a number with its unit, a time, a date, a ratio, a score, words, a pair, a set, an
+interval, a matrix, an equation, a system.
 
 `read_answer` tells these apart by their brackets and signs at the top level, so that an open
 interval is never a closed one, and a pair never a set; all else is a formula (`Scalar`).
@@ -7,6 +7,7 @@ interval is never a closed one, and a pair never a set; all else is a formula (`
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -164,9 +165,9 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     plain = _without_latex(text)
     if plain is not None:
         for kind in (Clock, Date, Score):
-            answer = kind.read(plain)
-            if answer is not None:
-                return answer
+            special = kind.read(plain)
+            if special is not None:
+                return special
     quantity = sum_of_quantities(text)
     if quantity is not None:
         return quantity
@@ -219,7 +220,7 @@ _SETS_IN_WORDS = {
 
 
 def _reals(text: str) -> Answer | None:
-    r"""Reads all real numbers, perhaps but for some: ``\mathbb{R} \setminus \{0\}``, "all real numbers except 0"."""
+    r"""Reads all real numbers, perhaps but for some: ``\mathbb{R} \setminus \{0\}``."""
     if text.startswith("\\mathbb{R}"):
         rest = text[len("\\mathbb{R}") :].strip()
         match = _HOLES.fullmatch(rest)
@@ -261,7 +262,7 @@ def _all_but(holes: list[str]) -> Answer | None:
     if not numbers:
         return None
     ends = [_BELOW_ALL, *(Scalar(hole) for _, hole in sorted(set(numbers))), _ABOVE_ALL]
-    return Union(tuple(Group("tuple", pair) for pair in zip(ends, ends[1:])))
+    return Union(tuple(Group("tuple", pair) for pair in itertools.pairwise(ends)))
 
 
 def _rays_beside(hole: Scalar) -> Union:
@@ -310,7 +311,8 @@ def _transposed(text: str, depth: int) -> Answer | None:
 
 _NUMBER_SETS = r"\\mathbb ?\{ ?[ZNQRC] ?\}(?:\^?[+*]|_[^ ]{1,8}|\^\{\+\})?"
 _CONDITION_IN_WORDS = re.compile(
-    r"(?P<value>.*?\S)[ ,;(]*(?P<condition>(?:\\text ?\{ ?,? ?\(?(?:for|where|if|when|with|such that|whenever|provided)\b"
+    r"(?P<value>.*?\S)[ ,;(]*(?P<condition>(?:\\text ?\{ ?,? ?\(?"
+    r"(?:for|where|if|when|with|such that|whenever|provided)\b"
     r"|\\forall(?![a-z])|(?<![A-Za-z\\])(?:for (?:all|any|every|each)|where|whenever)\b).*)",
     re.DOTALL,
 )
@@ -323,7 +325,7 @@ _CONDITION_IN_SIGNS = re.compile(
 
 
 def _qualified(text: str) -> Qualified | None:
-    r"""Parts ``n = 3k, k \in \mathbb{Z}`` into the answer and a condition on its letters; None without one."""
+    r"""Parts ``n = 3k, k \in \mathbb{Z}`` into the answer and its condition; None without one."""
     match = _CONDITION_IN_WORDS.fullmatch(text) or _CONDITION_IN_SIGNS.fullmatch(text)
     if match is None or re.search(
         r"\b(?:only|not|except|unless|or|otherwise|else|but|maybe)\b", match["condition"]
@@ -487,15 +489,17 @@ def _region(text: str, depth: int) -> Answer | None:
     r"""Reads ``x > 3``, ``1 < x \le 2``, ``x < 1 \text{ or } x > 3`` as intervals of one unknown."""
     excluded = _EXCLUDED.fullmatch(text)
     if excluded is not None and not _SIGN.search(excluded["values"]):
-        region = _all_but(_values(excluded["values"]))
-        return Union(region.parts, named=excluded["name"]) if isinstance(region, Union) else None
+        allowed = _all_but(_values(excluded["values"]))
+        return Union(allowed.parts, named=excluded["name"]) if isinstance(allowed, Union) else None
     pieces = [piece for part in split_at_top(text, (",",)) for piece in _and_parts(part)]
     exclusions = [_EXCLUDED.fullmatch(piece.strip()) for piece in pieces]
     if len(pieces) > 1 and all(exclusions):
-        names = {match["name"] for match in exclusions if match is not None}
-        region = _all_but([match["values"].strip() for match in exclusions if match is not None])
+        excluded_names = {match["name"] for match in exclusions if match is not None}
+        allowed = _all_but([match["values"].strip() for match in exclusions if match is not None])
         return (
-            Union(region.parts, named=names.pop()) if len(names) == 1 and isinstance(region, Union) else None
+            Union(allowed.parts, named=excluded_names.pop())
+            if len(excluded_names) == 1 and isinstance(allowed, Union)
+            else None
         )
     meet = re.search(r"\\text ?\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])", text) is not None
     rays: list[Answer] = []
@@ -559,17 +563,20 @@ def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Ans
 
 _LABEL = re.compile(r"[A-Z]{2,8}'?")
 _FIGURE = re.compile(
-    r"\\(?P<kind>triangle|angle|overline|overleftrightarrow|overrightarrow|vec|odot) ?\{? ?(?P<letters>[A-Z]{1,4}) ?\}?"
+    r"\\(?P<kind>triangle|angle|overline|overleftrightarrow|overrightarrow|vec|odot)"
+    r" ?\{? ?(?P<letters>[A-Z]{1,4}) ?\}?"
 )
 _VERDICT = re.compile(r"(yes|no|true|false)(?:[,;:.!]| because| since| -) *(?P<reason>.+)", re.IGNORECASE)
 _CONTRARY = {
     "yes": r"\b(?:no|not|false|or|but|maybe|if|unless|impossible|cannot|never)\b|n't\b",
     "true": r"\b(?:no|not|false|or|but|maybe|if|unless)\b|n't\b",
-    "no": r"\b(?:yes|true|or|but|maybe|unless)\b|^(?:it|this|that|they) (?:is|are|can|does)\b(?! (?:not|im)|'t|n't)",
+    "no": r"\b(?:yes|true|or|but|maybe|unless)\b"
+    r"|^(?:it|this|that|they) (?:is|are|can|does)\b(?! (?:not|im)|'t|n't)",
     "false": r"\b(?:yes|true|or|but|maybe|unless)\b",
 }
 _NO_SOLUTION = re.compile(
-    r"(?:there (?:is|are) )?(?:no (?:real |such |integer |possible |valid |positive )?(?:solutions?|values?|numbers?|integers?|roots?)"
+    r"(?:there (?:is|are) )?(?:no (?:real |such |integer |possible |valid |positive )?"
+    r"(?:solutions?|values?|numbers?|integers?|roots?)"
     r"(?: exists?)?|none|(?:the )?empty set|does not have (?:any )?solutions?)"
 )
 

@@ -21,6 +21,7 @@ _BETWEEN_BOXES = re.compile(
 """Text between boxes that are parts of one answer: commas, "and", the names of values."""
 _NAME_BEFORE = re.compile(r"((?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w\}?)?)\s*=\s*[$\s]*\Z")
 _LONGEST_GAP = 80
+MOST_BOXES = 60
 
 _BOLD = re.compile(r"(?<![\w)\]}*])(\*\*|__)(?=[^\s*])([^*\n]{1,200}?)(?<=\S)\1(?![\w*])")
 _MARKER = re.compile(
@@ -47,8 +48,8 @@ def find_answer(response: str, gold_parts: int = 1) -> str | None:
 
     Args:
         response: what the model wrote.
-        gold_parts: answers that the gold lists. Where there are several, as many boxes of the last paragraph are
-            one answer, with whatever words between them.
+        gold_parts: answers that the gold lists. Where there are several, as many boxes of the last
+            paragraph are one answer, with whatever words between them.
     """
     in_boxes = boxes(response)
     tagged_at = response.rfind(ANSWER)
@@ -64,7 +65,7 @@ def find_answer(response: str, gold_parts: int = 1) -> str | None:
 
 
 def find_gold(gold: str) -> str:
-    """Returns the answer in a gold of a data set: a worked solution with a box, a JSON list, or a bare answer."""
+    """Returns the answer in a gold of a data set: a solution with a box, a JSON list, or a bare one."""
     if in_boxes := boxes(gold):
         return _join_boxes(gold, in_boxes)
     items = json_list(gold)
@@ -106,7 +107,8 @@ def _from_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts:
     joined = _join_boxes(response, in_boxes)
     if joined != in_boxes[-1][2].strip():
         return joined
-    last = [box for box in in_boxes if "\n\n" not in response[box[1] : in_boxes[-1][0]]]
+    paragraph = response.rfind("\n\n", 0, in_boxes[-1][0])
+    last = [box for box in in_boxes[-gold_parts:] if box[0] > paragraph]
     holds_all = re.search(r",|\\text\{|\bor\b|\band\b", in_boxes[-1][2])
     if gold_parts > 1 and len(last) >= gold_parts and not holds_all:
         return ", ".join(content for _, _, content in last[-gold_parts:])
@@ -114,9 +116,9 @@ def _from_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts:
 
 
 def _join_boxes(text: str, in_boxes: list[tuple[int, int, str]]) -> str:
-    """Returns the content of the last box, and of those before it that only commas, names or "and" part from it."""
+    """Returns the last box's content, and of those before that only commas, names or "and" part from it."""
     first = len(in_boxes) - 1
-    while first > 0:
+    while first > 0 and len(in_boxes) - first < MOST_BOXES:
         gap = text[in_boxes[first - 1][1] : in_boxes[first][0]]
         is_new_line = "\n" in gap and not gap.strip(" \n\r\t$.*")  # says it again, or anew
         if len(gap) > _LONGEST_GAP or "\n\n" in gap or is_new_line or _BETWEEN_BOXES.fullmatch(gap) is None:

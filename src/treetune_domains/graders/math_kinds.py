@@ -1,5 +1,5 @@
-"""Answers that look like arithmetic and are none: times, dates, ratios and scores. Each reads itself and says what
-it equals."""
+"""Answers that look like arithmetic and are none: times, dates, ratios and scores. Each reads
+itself and says what it equals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 _ASKS_FOR_TIME = re.compile(
-    r"\b(?:what time|time|clock|o'clock|[ap]\.?m\.?|noon|midnight|when|hour hand|arrive[sd]?|depart|schedule)\b",
+    r"\b(?:what time|time|clock|o'clock|[ap]\.?m\.?|noon|midnight|when|hour hand|arrive[sd]?"
+    r"|depart|schedule)\b",
     re.IGNORECASE,
 )
 _ASKS_FOR_RATIO = re.compile(r"\b(?:ratio|ratios|proportion|proportional|odds|scale)\b", re.IGNORECASE)
@@ -18,7 +19,7 @@ _MOST_MINUTES = 60
 
 @dataclass(frozen=True)
 class Clock:
-    """A time of the day, ``4:30 p.m.``. Of ``4 p.m.`` the minutes are None; `half` is "" where nothing says it.
+    """A time of the day, ``4:30 p.m.``. Of ``4 p.m.`` the minutes are None; `half` may be "".
 
     `is_sure` is False for ``1:20``, which may be a ratio.
     """
@@ -67,9 +68,10 @@ class Clock:
 
     def equals(self, other: Clock) -> bool:
         """Compares two times; a half of the day that one of them leaves out is what the other says."""
-        if (self.minute is None) != (other.minute is None):
-            if not (self.half and other.half) or (self.minute or 0) or (other.minute or 0):
-                return False
+        is_one_whole_hour = (self.minute is None) != (other.minute is None)
+        are_both_halves = bool(self.half and other.half)
+        if is_one_whole_hour and (not are_both_halves or self.minute or other.minute):
+            return False
         if (self.minute or 0, self.second or 0) != (other.minute or 0, other.second or 0):
             return False
         if self.half and other.half:
@@ -157,7 +159,7 @@ class Date:
 
     @classmethod
     def read(cls, text: str) -> Date | None:
-        """Reads plain text; None where it is no date. Of ``2/1/2024`` the month comes first, unless it can't."""
+        """Reads plain text; None where it is no date. Of ``2/1/2024`` the month comes first if it can."""
         for pattern in _DATES:
             match = pattern.fullmatch(text)
             if match is None:

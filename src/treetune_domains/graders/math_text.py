@@ -1,7 +1,7 @@
 r"""One plain way of writing an answer to a mathematical problem.
 
-Dress alone (``\left``, ``\,``, ``\dfrac``, colours, full-width digits, dollars) is taken off; content stays. Reading
-it is the business of `math_answers`, finding it that of `math_endings`.
+Dress alone (``\left``, ``\,``, ``\dfrac``, colours, full-width digits, dollars) is taken off; content stays.
+Reading it is the business of `math_answers`, finding it that of `math_endings`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ _DRESS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\\(?:rbrack)(?![A-Za-z])", "]"),
         (r"\\(?:varnothing)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset"),
         (r"\\(?:ldots|cdots|dotsc|dotsb)(?![A-Za-z])", r"\\dots"),
-        (_UPRIGHT + r"\{ ?(sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan|sinh|cosh|tanh|pi|gcd|lcm|det) ?\}", r"\\\1 "),
+        (_UPRIGHT + r"\{ ?(sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan|"
+         r"sinh|cosh|tanh|pi|gcd|lcm|det) ?\}", r"\\\1 "),
         (_UPRIGHT + r"\{ ?([ei]) ?\}(?=.)|(?<=.)" + _UPRIGHT + r"\{ ?([ei]) ?\}", _constant),
         (r"\\(?:mathrm|operatorname\*?|mathit) ?\{ ?([eiCP]) ?\}", r" \1"),
         (r"\\(?:mathrm|mathit|mathbf|mathsf|textbf|textit|textrm|textsf|texttt|textsc|textup|textnormal|mbox|hbox|operatorname\*?|bm|boldsymbol)(?=\s*\{)",
@@ -101,7 +102,8 @@ _DRESS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\^\\circ ?\\text ?\{ ?([CF]) ?\}", r"^\\circ \1"),
         (r"(?<=\d) ?(?:\\text ?\{ ?[x*] ?\}|x) ?(?=10 ?\^)", r"\\times "),
         (r"(?<=\d) ?\\text ?\{ ?(?:x|times) ?\} ?(?=\d)", r"\\times "),
-        (r"\\frac ?\{ ?\\text ?\{([^{}]{1,30})\} ?\} ?\{ ?\\text ?\{([^{}]{1,30})\} ?(\^ ?\{?\d\}?)? ?\}", r"\\text{\1/\2}\3"),
+        (r"\\frac ?\{ ?\\text ?\{([^{}]{1,30})\} ?\}"
+         r" ?\{ ?\\text ?\{([^{}]{1,30})\} ?(\^ ?\{?\d\}?)? ?\}", r"\\text{\1/\2}\3"),
         (r"\A ?(?:\\text ?\{ ?)?(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is ?:?| ?:) ?\}?", ""),
     )
 ]  # fmt: skip
@@ -133,7 +135,7 @@ def undressed(text: str) -> str:
 
 
 def _undress_groups(text: str) -> str:
-    r"""Takes off ``\textcolor{red}{…}``, ``\underline{…}`` and a font around a formula; a font around letters stays."""
+    r"""Takes off colours, underlines and a font around a formula; a font around letters stays."""
     position = 0
     for _ in range(_DEEPEST_DRESS):
         dressing = _DRESSING.search(text, position)

@@ -1,13 +1,15 @@
 r"""Units behind a number: what they measure, how they convert, and which text is no unit at all.
 
-A unit is a product of powers of dimensions with a factor: ``km/h`` is length per time, 5/18 of a ``m/s``. A noun that
-measures nothing known ("apples") is a dimension of its own, so that 5 apples are not 5 pears. Text that
+A unit is a product of powers of dimensions with a factor: ``km/h`` is length per time, 5/18 of a
+``m/s``. A noun
+that measures nothing known ("apples") is a dimension of its own, so that 5 apples are not 5 pears. Text that
 scales, negates or comments on its number ("dozen", "squared", "is wrong") is no unit.
 The table is our own: pint reads ordinary nouns as units ("points", "hands"), and has no money.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -64,7 +66,8 @@ _DERIVED: dict[str, tuple[dict[str, int], Fraction]] = {
 }  # fmt: skip
 
 _SPELLINGS = {
-    "meter": "m", "metre": "m", "millimeter": "mm", "millimetre": "mm", "centimeter": "cm", "centimetre": "cm",
+    "meter": "m", "metre": "m", "millimeter": "mm", "millimetre": "mm", "centimeter": "cm",
+    "centimetre": "cm",
     "kilometer": "km", "kilometre": "km", "decimeter": "dm", "decimetre": "dm", "inch": "in", "inche": "in",
     "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi", "gram": "g", "kilogram": "kg", "kilo": "kg",
     "milligram": "mg", "ton": "tonne", "pound": "lb", "lbs": "lb", "ounce": "oz", "second": "s", "sec": "s",
@@ -88,22 +91,23 @@ _TEMPERATURE = re.compile(
 _TEMPERATURE_SYMBOLS = {"C": "celsius", "F": "fahrenheit"}
 _SYMBOLS_OF_MONEY = {"USD": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee"}
 
-_NO_NOUNS = frozenset(
-    # what comments on a number, negates it, compares it or joins it with something
-    "is are was were be been isn't not no nor or and but if than to too also only just about around nearly almost "
-    "roughly approximately approx exactly maybe perhaps probably likely possibly unless except off over under above "
-    "below up down more less fewer greater larger smaller bigger least most minus plus times divided "
-    "multiplied multiply mod modulo base remainder out between from with without for where when as because since "
-    "correct incorrect wrong right false true error invalid unknown unsure guess either neither both all none "
-    "any some plus/minus vs versus before after ago later instead however rather hence so thus then that this "
-    "which who it i we you they he she my your final answer infinity infinite undefined "
-    # what scales it
-    "dozen dozens score scores gross pair pairs couple hundred hundreds thousand thousands million millions "
-    "billion billions trillion trillions lakh crore k m.n. mn bn mil b t half halves quarter quarters third thirds "
-    "fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths percent "
-    "percentage permille ppm point squared cubed square-root root factorial inverse reciprocal squares cubes twice "
-    "thrice double triple squared cubed power powers negative positive".split()
-)  # fmt: skip
+# Words that comment on a number, negate it, compare it or scale it, and so are no part of a noun.
+_WORDS_THAT_ARE_NO_NOUNS = """
+is are was were be been isn't not no nor or and but if than to too also only just about around
+nearly almost roughly approximately approx exactly maybe perhaps probably likely possibly unless
+except off over under above below up down more less fewer greater larger smaller bigger least most
+minus plus times divided multiplied multiply mod modulo base remainder out between from with without
+for where when as because since correct incorrect wrong right false true error invalid unknown
+unsure guess either neither both all none any some plus/minus vs versus before after ago later
+instead however rather hence so thus then that this which who it i we you they he she my your final
+answer infinity infinite undefined dozen dozens score scores gross pair pairs couple hundred
+hundreds thousand thousands million millions billion billions trillion trillions lakh crore k m.n.
+mn bn mil b t half halves quarter quarters third thirds fourth fourths fifth fifths sixth sixths
+seventh sevenths eighth eighths ninth ninths tenth tenths percent percentage permille ppm point
+squared cubed square-root root factorial inverse reciprocal squares cubes twice thrice double triple
+power powers negative positive
+"""
+_NO_NOUNS = frozenset(_WORDS_THAT_ARE_NO_NOUNS.split())  # fmt: skip
 _ORDINAL_PART = re.compile(
     r"(?:\w+-)?(?:ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|million|billion)ths?"
 )
@@ -243,8 +247,9 @@ class Scalar:
     percent: bool = False
 
 
-_SCALES = {
-    "dozen": 12, "score": 20, "gross": 144, "pair": 2, "pairs": 2, "k": 10**3, "hundred": 10**2, "thousand": 10**3,
+_SCALES: dict[str, int | Fraction] = {
+    "dozen": 12, "score": 20, "gross": 144, "pair": 2, "pairs": 2, "k": 10**3, "hundred": 10**2,
+    "thousand": 10**3,
     "million": 10**6, "billion": 10**9, "trillion": 10**12, "bn": 10**9, "tenths": Fraction(1, 10),
     "hundredths": Fraction(1, 100), "thousandths": Fraction(1, 1000), "halves": Fraction(1, 2),
     "thirds": Fraction(1, 3), "quarters": Fraction(1, 4),
@@ -278,7 +283,8 @@ _NO_UNITS = {
     "min",
 }
 _QUANTITY = re.compile(
-    r"(?P<number>USD ?\d+(?:\.\d+)?|\d+(?:\.\d+)?) ?(?P<unit>[A-Za-z]{1,12}\.?)?(?:\s*(?:,|and|, and)\s*|\s+|\Z)"
+    r"(?P<number>USD ?\d+(?:\.\d+)?|\d+(?:\.\d+)?) ?(?P<unit>[A-Za-z]{1,12}\.?)?"
+    r"(?:\s*(?:,|and|, and)\s*|\s+|\Z)"
 )
 
 
@@ -314,7 +320,7 @@ def split_unit(text: str) -> Scalar:
 
 
 def _split_words(text: str) -> tuple[str, str]:
-    r"""Returns the number and the words behind it: after the first ``\text``, or plain words of several letters."""
+    r"""Returns the number and the words behind it: after the first ``\text``, or plain words."""
     upright = _TEXT.search(text)
     if upright is not None:
         number = text[: upright.start()].rstrip(" (~")
@@ -363,11 +369,14 @@ def _measured(number: str, words: str) -> Scalar | None:
 
 
 def with_short_unit(answer: Scalar, other: Scalar, other_is_number: bool) -> Scalar:
-    """Reads ``5 m`` as a length where the other answer is a number, and as a product where that is a formula."""
+    """Reads ``5 m`` as a length where the other is a number, and as a product where it is a formula."""
     match = _SHORT_UNIT.fullmatch(answer.formula)
     if match is None or answer.unit is not None or not (other_is_number or other.unit is not None):
         return answer
     return Scalar(match["number"], read_unit(match["unit"]))
+
+
+_SUMMED = [((name, 1),) for name in ("time", "money", "length", "mass", "months", "angle", "sterling")]
 
 
 def sum_of_quantities(text: str) -> Scalar | None:
@@ -384,14 +393,13 @@ def sum_of_quantities(text: str) -> Scalar | None:
             return None
         number = match["number"]
         unit = read_unit("dollar") if number.startswith("USD") else read_unit(match["unit"] or "")
-        if unit is None or unit.dimensions not in ((("time", 1),), (("money", 1),), (("length", 1),), (("mass", 1),),
-                                                   (("months", 1),), (("angle", 1),), (("sterling", 1),)):  # fmt: skip
+        if unit is None or unit.dimensions not in _SUMMED:
             return None
         parts.append((Fraction(number.removeprefix("USD").strip()), unit))
         position = match.end()
     if len(parts) < 2:
         return None
-    for (_, larger), (value, smaller) in zip(parts, parts[1:]):
+    for (_, larger), (value, smaller) in itertools.pairwise(parts):
         if larger.dimensions != smaller.dimensions or value * smaller.factor >= larger.factor:
             return None
     smallest = parts[-1][1]
@@ -405,8 +413,8 @@ def sum_of_quantities(text: str) -> Scalar | None:
 
 
 def conversion(unit: Unit, other: Unit) -> tuple[Fraction, Fraction] | None:
-    """Returns factor and summand that make a number of `unit` one of `other`; None where they measure different
-    things. A bare degree is one of whatever temperature the other is."""
+    """Returns factor and summand that make a number of `unit` one of `other`; None where they measure
+    different things. A bare degree is one of whatever temperature the other is."""
     if (
         unit == other
         or (bare_degrees(unit) and is_temperature(other))

@@ -1,7 +1,7 @@
 """Exact arithmetic with numbers that are too large to be written down: remainders modulo a large prime.
 
-``2^{10^9}`` has 300 million digits, but its remainder is one call of `pow`. Two rational numbers whose remainders
-agree modulo a random prime of 127 bits are equal but for a chance of less than 2^-80.
+``2^{10^9}`` has 300 million digits, but its remainder is one call of `pow`. Two rational numbers whose
+remainders agree modulo a random prime of 127 bits are equal but for a chance of less than 2^-80.
 """
 
 from __future__ import annotations

@@ -231,10 +231,9 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
         if boxed and box.start() < boxed[-1][1]:
             continue  # within the box before
         if box["bare"]:
-            end = box.end()
-            if box["bare"].startswith("\\"):
-                end = _end_of_arguments(text, box, pairs)
-            boxed.append((box.start(), end, text[box.start("bare") : end]))
+            is_command = box["bare"].startswith("\\")
+            bare_end = _end_of_arguments(text, box, pairs) if is_command else box.end()
+            boxed.append((box.start(), bare_end, text[box.start("bare") : bare_end]))
             continue
         end = pairs.get(box.end() - 1)
         if end is not None:
