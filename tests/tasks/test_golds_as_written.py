@@ -1,7 +1,7 @@
-"""A gold is what its file says, whichever format the file has; what can't be read is refused by row and field.
+"""A gold is what its file says, whatever the format; what can't be read is refused by row and field.
 
-Held: nulls of structured golds, whole numbers beside a null, decimals, dates and bytes, chats written as text,
-calls of tools, files that are one JSON array, and what `check` says of fields that no row has.
+Held: nulls of structured golds, whole numbers beside a null, decimals, dates and bytes, chats written as
+text, calls of tools, files that are one JSON array, and what `check` says of fields that no row has.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_a_null_in_a_structured_gold_is_part_of_it(tmp_path: Path) -> None:
 
 
 def test_golds_with_other_keys_in_each_row_are_refused_where_nulls_fill_them_in(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="have other keys from row to row .* write golds as JSON text"):
+    with pytest.raises(ValueError, match=r"have other keys from row to row .* write golds as JSON text"):
         golds(tmp_path, [routed_row({"x": 1}), routed_row({"y": 2})])
 
 
@@ -52,7 +52,7 @@ def test_golds_with_other_keys_in_each_row_are_refused_where_nulls_fill_them_in(
     [
         (Decimal("42.50"), "42.50"),
         (date(2025, 1, 2), "2025-01-02"),
-        (b"Paris", "Paris"),
+        (b"Rome", "Rome"),
         (7.0, "7"),
         (2.5, "2.5"),
     ],
@@ -112,6 +112,7 @@ def test_a_file_that_is_one_array_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([routed_row("1"), routed_row("2")], indent=1))
     assert [problem.gold for problem in routed(path).problems("train")] == ["1", "2"]
+    path = tmp_path / "torn.json"
     path.write_text('[\n {"data_source": "a__b"')
     with pytest.raises(ValueError, match="begins as one JSON array, and can't be read as that"):
         routed(path).problems("train")

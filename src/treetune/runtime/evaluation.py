@@ -139,7 +139,8 @@ def measure(
             raise ValueError(
                 f"evaluating {name}: the rollout {type(rollout).__name__} gave {found[1]} answers to the"
                 f" problem {found[0]}, and the set asks for {chosen.samples} of each, so that its numbers"
-                " would be of something else: leave out the rollout's property sampler, and answers are sampled plainly"
+                " would be of something else: leave out the rollout's property sampler, and answers"
+                " are sampled plainly"
             )
         if session.ranks.is_first:
             trajectories += [
