@@ -137,9 +137,10 @@ def measure(
         found = (other, counts[other]) if other is not None else None
         if found := session.ranks.from_first("answers to each", found):
             raise ValueError(
-                f"evaluating {name}: the rollout {type(rollout).__name__} gave {found[1]} answers to the problem"
-                f" {found[0]}, and the set asks for {chosen.samples} of each, so that its numbers would be of"
-                " something else: leave out the rollout's property sampler, and answers are sampled plainly"
+                f"evaluating {name}: the rollout {type(rollout).__name__} gave {found[1]} answers to the"
+                f" problem {found[0]}, and the set asks for {chosen.samples} of each, so that its numbers"
+                " would be of something else: leave out the rollout's property sampler, and answers"
+                " are sampled plainly"
             )
         if session.ranks.is_first:
             trajectories += [

@@ -46,6 +46,7 @@ _LABELLED = re.compile(
     re.IGNORECASE,
 )
 _TAG = re.compile(r"<answer>(?P<text>[^<]{0,2000})(?:</answer>|\Z)", re.IGNORECASE)
+_FORMULA_OF_LETTERS = re.compile(r"\s*[A-Za-z](?:\s*[-+*=^]\s*[A-Za-z\d]{1,20})+\s*")
 _FORMULA = re.compile(r"[+=^<>|\\\d]|[A-Za-z]\s*[-*]\s*[A-Za-z]")
 """In a box without a letter: what holds one of these is a formula about something else, not a choice."""
 
@@ -95,6 +96,8 @@ class MultipleChoice(Grader):
         answer = response.translate(_WIDTH)
         stated: list[tuple[int, str | None, str]] = []
         for start, end, content in boxes(answer):
+            if _FORMULA_OF_LETTERS.fullmatch(content):
+                continue
             letter, rest = self._letter(content)
             behind = answer[end : end + 200].partition("\n")[0]
             if letter or not _FORMULA.search(_DRESS.sub("", content[:2000])):

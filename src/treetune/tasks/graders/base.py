@@ -126,7 +126,7 @@ class Grader(Registrable):
     """Whether it reads all turns of an answer (`Problem.transcript`), and not the last one's text alone."""
     votes_by_value: ClassVar[bool] = False
     """Whether `verdict` may compare an answer with another answer in the gold's place, so that a majority
-    vote counts equal answers (½ and 0.5) as one. Not for golds of another kind than answers, such as tests."""
+    vote counts equal answers (½ and 0.5) as one. Not where golds are of another kind than answers (tests)."""
     deadline: float | None = None
     """Seconds for one answer; None: the run's `grader_deadline`."""
     concurrency: int = 16
