@@ -56,11 +56,14 @@ _PLAIN = str.maketrans({
 })  # fmt: skip
 
 
-def read_expression(text: str) -> Any:
-    """Reads the sympy expression. Raises NotAFormula, or Absurd for what would be huge."""
+def read_expression(text: str, *, reads_choices: bool = True) -> Any:
+    """Reads the sympy expression. Raises NotAFormula, or Absurd for what would be huge.
+
+    `reads_choices`: whether ``C(10,3)`` is a binomial coefficient, and no variable before a pair.
+    """
     if len(text) > LONGEST:
         raise Absurd(f"a formula of {len(text)} characters")
-    parser = _Parser(_tokens(text))
+    parser = _Parser(_tokens(text), reads_choices)
     expression = parser.sum(0)
     if parser.peek is not None:
         raise NotAFormula(f"what is {parser.peek[1]!r} doing there?")
@@ -100,8 +103,10 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 class _Parser:
     """Recursive descent, one method for each precedence; `depth` bounds the recursion."""
 
-    def __init__(self, tokens: list[tuple[str, str]]) -> None:
+    def __init__(self, tokens: list[tuple[str, str]], reads_choices: bool = True) -> None:
         import sympy
+
+        self._reads_choices = reads_choices
 
         self._sympy = sympy
         self._tokens = tokens
@@ -204,7 +209,8 @@ class _Parser:
                 raise Absurd(f"a number of {len(value)} digits")
             return self._number(value.rstrip("."))
         if kind == "letter":
-            if value in ("C", "P") and (chosen := self._chosen(value, depth)) is not None:
+            reads_choice = self._reads_choices and value in ("C", "P")
+            if reads_choice and (chosen := self._chosen(value, depth)) is not None:
                 return chosen
             if value in ("i", "e") and not self._is("_"):
                 return self._constant(value)

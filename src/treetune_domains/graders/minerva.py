@@ -289,6 +289,6 @@ def _symbolic(given: str, gold: str) -> bool:
 
 def _expression(text: str) -> Any:
     try:
-        return read_expression(mixed_numbers_added(_DRESS.sub("", text)))
+        return read_expression(mixed_numbers_added(_DRESS.sub("", text)), reads_choices=False)
     except (NotAFormula, Absurd):
         return None
