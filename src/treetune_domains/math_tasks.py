@@ -45,7 +45,7 @@ _WIDE_CLOSINGS = r"(?:[$)\"'”’*」』）】》〉]|\\[)\]])*+"
 _SENTENCE_END = re.compile(
     rf"[.!?]{_CLOSINGS}(?=\s+[A-Z(\"“‘*$\\{_CAPITAL}{_ONE_CASE}])"
     rf"|[.!?]{_CLOSINGS}(?=[{_NO_SPACES}])"
-    rf"|[{_STOPS}]++{_WIDE_CLOSINGS}(?=\s*\S)"
+    rf"|(?<![{_STOPS}])[{_STOPS}]++{_WIDE_CLOSINGS}(?=\s*\S)"  # a run of stops is tried once
     rf"|．{_WIDE_CLOSINGS}(?=\s*[^\s\d])"
     rf"|(?:\u037e|(?<=[\u0370-\u03ff]);){_CLOSINGS}(?=\s+[{_CAPITAL}])"  # the question mark of Greek
 )
