@@ -13,6 +13,7 @@ from tests.support.architectures import (
     CHECKS,
     Case,
     check_in_process,
+    check_lora,
     check_neighbours,
     check_packed,
     make,
@@ -192,3 +193,20 @@ def test_every_column_of_the_sweep_can_fail(monkeypatch: pytest.MonkeyPatch) -> 
     )
     for column in ("log-probs", "neighbours", "packed", "checkpoint", "reload", "in-process"):
         assert CHECKS[column](wrong).kind == "WRONG", column
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("jamba", "dt_proj, which JambaForCausalLM never calls"),
+        ("gpt2", "a Conv1D of GPT2LMHeadModel"),
+        ("phimoe", "a PhimoeTopKRouter of PhimoeForCausalLM"),
+    ],
+)
+def test_adapters_that_would_be_lost_or_merged_wrongly_are_refused(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        check_lora(make(name))
+
+
+def test_adapters_of_plain_linear_layers_are_merged_as_they_were_trained() -> None:
+    assert check_lora(make("llama")).kind == "right"

@@ -72,6 +72,7 @@ class Lora:
             except ValueError as error:
                 raise ValueError(f"trainer.lora.target_modules: {error}") from error
         self._refuse_tensors(model)
+        self._refuse_unlike_linear(model)
         for layer in model.modules():
             if isinstance(layer, LoraLayer):  # its adapters in the precision that the trainer was given
                 layer.lora_A.to(dtype)
@@ -114,6 +115,23 @@ class Lora:
                 f" {type(model).__name__}, and adapters are merged into linear layers alone: name the layers,"
                 f" such as {sorted(linear) or ['q_proj', 'v_proj']}"
             )
+
+    def _refuse_unlike_linear(self, model: nn.Module) -> None:
+        """Raises ValueError where peft has put adapters on layers that do something else than a linear layer:
+        GPT-2's hold their weight transposed, and a router of PhiMoE returns more than a product."""
+        import torch
+        from peft.tuners.lora import LoraLayer
+
+        for path, layer in model.named_modules():
+            if not isinstance(layer, LoraLayer):
+                continue
+            base = layer.get_base_layer()
+            if type(base).forward is not torch.nn.Linear.forward:
+                raise ValueError(
+                    f"trainer.lora.target_modules is {self.target_modules!r}, which puts adapters on {path},"
+                    f" a {type(base).__name__} of {type(model).__name__}, and adapters are merged into plain"
+                    " linear layers alone: name such layers, or train all weights"
+                )
 
     def _config(self) -> LoraConfig:
         from peft import LoraConfig
@@ -190,6 +208,36 @@ def _is_adapted(layer: nn.Module) -> bool:
     from peft.tuners.lora import Linear
 
     return isinstance(layer, Linear)
+
+
+@contextmanager
+def refusing_idle_adapters(model: nn.Module) -> Iterator[None]:
+    """Raises ValueError at its end, where the model has run forward inside and never called an adapted layer.
+
+    Some models read a layer's weight and compute with it themselves, as Jamba does with its `dt_proj`: an
+    adapter there is never applied in training, and would be merged into what the engine gets. A layer is told
+    by the last part of its name, since not every expert of a mixture is called for every text.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    adapted = {path: layer for path, layer in model.named_modules() if isinstance(layer, LoraLayer)}
+    called: set[str] = set()
+    hooks = [
+        layer.register_forward_hook(lambda *_, path=path: called.add(path.rpartition(".")[2]))
+        for path, layer in adapted.items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+    idle = sorted({path.rpartition(".")[2] for path in adapted} - called)
+    if idle:
+        used = sorted(called)
+        raise ValueError(
+            f"trainer.lora puts adapters on {', '.join(idle)}, which {type(model).__name__} never calls as"
+            f" layers: they would not be trained. Set trainer.lora.target_modules to others, such as {used}"
+        )
 
 
 @contextmanager

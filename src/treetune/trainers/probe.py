@@ -16,6 +16,7 @@ from torch import Tensor
 
 from treetune.architectures import probe_rows
 from treetune.models.logprobs import ModelInputs, probe_limit
+from treetune.models.lora import refusing_idle_adapters
 from treetune.trainers.base import Trainer
 from treetune.trainers.deepspeed_model import DeepSpeedModel
 from treetune.trainers.ranks import Ranks
@@ -42,7 +43,9 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
         return torch.cat([_logprobs_of_row(policy, row_T.to(ranks.device), whole) for row_T in rows])
 
     with torch.random.fork_rng(devices=[ranks.device] if ranks.device.type == "cuda" else []):
-        first_N, second_N = alone(), alone()
+        with refusing_idle_adapters(model):
+            first_N = alone()
+        second_N = alone()
         _refuse(
             first_N - second_N,
             limit,
