@@ -20,7 +20,7 @@ from treetune_data.parallel_solutions import make_parallel
 from treetune_data.pipelines import MakeThreads
 from treetune_data.thread_blocks import Rule
 from treetune_domains.endpoints.asking import AnswerJournal
-from treetune_domains.endpoints.client import SECRET_CHARACTERS, Client, EndpointError, Refused, Unanswered
+from treetune_domains.endpoints.client import SECRET_CHARACTERS, Client, EndpointError, Unanswered
 
 NOT_ALL = 1
 """The exit code where solutions are left that the endpoint didn't answer."""
@@ -197,9 +197,6 @@ class _Making:
             return await make_parallel(
                 questions, solution.problem, solution.text, rule=rule, self_check=check
             )
-        except Refused as error:
-            reason = "the endpoint refused the request"
-            return {"outcome": "rejected", "reason": reason, "detail": str(error)}
         except Unanswered as error:
             reason = "the endpoint gave no answer"
             return {"outcome": "unanswered", "reason": reason, "detail": str(error)}

@@ -144,7 +144,9 @@ class Client:
                 output_tokens=reading.output_tokens,
                 why_empty=reading.why if reading.kind == "empty" else None,
             )
-        told = f"HTTP {status}: {reading.why}: {text[:SHOWN]}"
+        told = f"HTTP {status}: {text[:SHOWN]}"
+        if status == 200:
+            told = f"HTTP 200, and {reading.why}: {text[:SHOWN]}"
         if reading.kind == "refused_all":
             key = place.key_of
             whose = f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
