@@ -18,7 +18,7 @@ from treetune.config import folders
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Message, Problem
 from treetune_domains.environments.base import Again, Environment, Game, Turn
-from treetune_domains.environments.tools import NATIVE, native_calls
+from treetune_domains.environments.calls import NATIVE, calls_of_turn
 
 PLAYER = Path(__file__).with_name("verifiers_player.py")
 
@@ -107,14 +107,15 @@ class Verifiers(Game):
     def message(self, action: str) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": action}
         if self.format is not None:
-            found = [
-                call for match in NATIVE[self.format].finditer(action) for call in native_calls(match[1])
-            ]
-            message["content"] = NATIVE[self.format].sub("", action).strip()
+            calls, message["content"] = calls_of_turn(self.format, action)
             message["tool_calls"] = [
-                {"id": one.id, "type": "function", "function": {"name": one.tool, "arguments": one.arguments}}
-                for one in found
-                if one.fault is None  # unreadable ones are none
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.tool, "arguments": call.arguments},
+                }
+                for call in calls
+                if call.fault is None  # unreadable ones are none
             ]
         return message
 

@@ -13,7 +13,7 @@ from treetune.tasks.thoughts import read_thoughts
 from treetune_data.prompts import AGAIN
 from treetune_domains.endpoints import asking
 from treetune_domains.endpoints.asking import Answer, AnswerJournal
-from treetune_domains.endpoints.client import Client, EndpointError, Unanswered
+from treetune_domains.endpoints.client import Client, EndpointError, Refused, Unanswered
 from treetune_domains.endpoints.settings import EndpointSettings, Message, Prices
 
 
@@ -124,6 +124,7 @@ class Asker(asking.Asker):
         self._endpoint, self._ledger, self._extra_for = endpoint, ledger, extra_for
         self._room = asyncio.Semaphore(endpoint.concurrency)
         self._unanswered_in_a_row = 0
+        self._is_answering = False
 
     @property
     def stopping(self) -> bool:
@@ -143,6 +144,8 @@ class Asker(asking.Asker):
             try:
                 answer = await super()._ask(key, step, body, keep)
             except Unanswered as error:
+                if isinstance(error, Refused) and self._is_answering:
+                    raise  # it concerns this request alone
                 self._unanswered_in_a_row += 1
                 if self._unanswered_in_a_row >= self._endpoint.give_up_after:
                     self.failure = EndpointError(
@@ -153,6 +156,7 @@ class Asker(asking.Asker):
                 self.failure = error
                 raise
             self._unanswered_in_a_row = 0
+            self._is_answering = True
             self._ledger.steps[step].add(answer.input_tokens, answer.output_tokens, answer.estimated)
             return answer
 

@@ -89,11 +89,11 @@ def test_calls_are_read_as_models_write_them(form: str, text: str, read: list) -
 
 
 @pytest.mark.parametrize(
-    "text", ['{"name": "a"', "[]x", '{"name": 3}', '{"arguments": {}}', '{"name": "a", "arguments": 3}']
+    "text", ['{"name": "a', "[]x", '{"name": 3}', '{"arguments": {}}', '{"name": "a", "arguments": 3}']
 )
 def test_a_call_that_can_not_be_read_is_answered_with_its_fault(text: str) -> None:
     (told,) = results(Tools(tools=(MULTIPLY,), format="hermes"), wrapped(text))
-    assert told is not None and told[-1].startswith(("The call is no JSON", "A call is an object"))
+    assert told is not None and "A call is JSON with a name and an object of arguments" in told[-1]
 
 
 def test_all_calls_of_a_turn_are_answered_and_wrong_arguments_are_told() -> None:

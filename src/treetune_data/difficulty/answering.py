@@ -21,7 +21,7 @@ from treetune.models.sources import ModelSource
 from treetune.store import held_folders
 from treetune.store.files import new_own_folder, remove_folder
 from treetune.vocabulary import Problem
-from treetune_domains.endpoints.client import Client, EndpointError, Unanswered
+from treetune_domains.endpoints.client import Client, EndpointError, Refused, Unanswered
 from treetune_domains.endpoints.settings import EndpointSettings
 
 if TYPE_CHECKING:
@@ -50,7 +50,19 @@ class Reply:
     tokens: int | None
 
 
-Keep = Callable[[Question, Reply | None], None]
+REFUSED, EMPTY = "refused", "empty"
+
+
+@dataclass(frozen=True)
+class NoReply:
+    """A question to which the policy says nothing that could be right or wrong. The outcome is `REFUSED`
+    where the endpoint refuses it, and `EMPTY` where the answer has no text."""
+
+    outcome: str
+    why: str
+
+
+Keep = Callable[[Question, Reply | NoReply | None], None]
 """Called with every answer as it comes; None for a question that can't be asked: its prompt is too long."""
 
 Ask = Callable[[Sequence[Question], Keep], None]
@@ -204,9 +216,13 @@ class AtAddresses(Policy):
     """A model behind OpenAI-compatible addresses, of which the shards take turns: each asks one. What
     `answers` says takes the place of an address's own temperature and max_tokens. A seed is sent with each
     request; whether the same seed gives the same answer is the address's affair. Set `answers.top_k` to -1
-    for one that doesn't know it."""
+    for one that doesn't know it, and `send_seed` to false for one that refuses a seed.
+
+    A request that an address refuses for what is in it leaves out that answer, and ends nothing."""
 
     addresses: Annotated[tuple[EndpointSettings, ...], MinLen(1)]
+    send_seed: bool = True
+    """Whether requests say the seed with which an answer is to be drawn."""
 
     def identity(self) -> object:
         return [(one.model, one.api, one.extra) for one in self.addresses]
@@ -217,27 +233,50 @@ class AtAddresses(Policy):
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
 
         def ask(questions: Sequence[Question], keep: Keep) -> None:
-            asyncio.run(_ask(settings, sampling, questions, keep))
+            asyncio.run(_ask(settings, sampling, questions, keep, send_seed=self.send_seed))
 
         yield ask
 
 
 async def _ask(
-    settings: EndpointSettings, sampling: SamplingParams, questions: Sequence[Question], keep: Keep
+    settings: EndpointSettings,
+    sampling: SamplingParams,
+    questions: Sequence[Question],
+    keep: Keep,
+    *,
+    send_seed: bool = True,
 ) -> None:
     """Raises RuntimeError when requests come to nothing, after everything that was answered was kept."""
     failure: EndpointError | None = None
-    unanswered, in_a_row = 0, 0
+    unanswered: list[str] = []
+    in_a_row = 0
+    refused: list[tuple[Question, NoReply]] = []
+    """Refusals that came before any answer. Where nothing else comes, they concern all."""
+    is_answering = False
 
     async def worker(waiting: Iterator[Question]) -> None:
-        nonlocal failure, unanswered, in_a_row
+        nonlocal failure, in_a_row, is_answering
         for question in waiting:
             if failure is not None:
                 return
             try:
-                reply = await client.ask(_body(settings, sampling, question))
+                reply = await client.ask(_body(settings, sampling, question, send_seed=send_seed))
+            except Refused as error:
+                none = NoReply(REFUSED, str(error))
+                if is_answering:
+                    keep(question, none)
+                    continue
+                refused.append((question, none))
+                if len(refused) >= settings.give_up_after:
+                    failure = EndpointError(
+                        f"the first {len(refused)} requests were refused, and none was answered; the last:"
+                        f" {error}"
+                    )
+                    return
+                continue
             except Unanswered as error:
-                unanswered, in_a_row = unanswered + 1, in_a_row + 1
+                unanswered.append(f"row {question.row}: {error}")
+                in_a_row += 1
                 if in_a_row >= settings.give_up_after:
                     failure = EndpointError(
                         f"{in_a_row} requests in a row came to nothing; the last: {error}"
@@ -247,7 +286,11 @@ async def _ask(
                 failure = error
                 return
             in_a_row = 0
-            keep(question, Reply(reply.text, reply.complete, reply.output_tokens))
+            is_answering = True
+            if reply.why_empty is not None:
+                keep(question, NoReply(EMPTY, reply.why_empty))
+            else:
+                keep(question, Reply(reply.text, reply.complete, reply.output_tokens))
 
     async with Client.of(settings, lambda: failure is not None) as client:
         waiting = iter(questions)
@@ -256,11 +299,17 @@ async def _ask(
                 group.create_task(worker(waiting))
     if failure is not None:
         raise failure
+    for question, none in refused:
+        keep(question, none)
     if unanswered:
-        raise EndpointError(f"{unanswered} requests came to nothing; the others are kept")
+        raise EndpointError(
+            f"{len(unanswered)} requests came to nothing; the others are kept. The first: {unanswered[0]}"
+        )
 
 
-def _body(settings: EndpointSettings, sampling: SamplingParams, question: Question) -> dict[str, Any]:
+def _body(
+    settings: EndpointSettings, sampling: SamplingParams, question: Question, *, send_seed: bool
+) -> dict[str, Any]:
     body = settings.body((), {})
     for ours in ("messages", "prompt", "stop"):
         body.pop(ours, None)
@@ -270,7 +319,8 @@ def _body(settings: EndpointSettings, sampling: SamplingParams, question: Questi
         body["messages"] = asked or [{"role": "user", "content": problem.prompt}]
     else:
         body["prompt"] = problem.prompt
-    body["seed"] = question.seed
+    if send_seed:
+        body["seed"] = question.seed
     if sampling.top_p < 1:
         body["top_p"] = sampling.top_p
     if sampling.top_k > 0:

@@ -15,7 +15,7 @@ from treetune.store.journal import read_rows
 from treetune_data.difficulty.shard import (
     ANSWERS,
     GRADES,
-    NOT_ASKED,
+    WITHOUT_ANSWER,
     RowOfInput,
     input_rows,
     shard_folder,
@@ -130,6 +130,7 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
     write_rates(output / RATES_FILE, rates)
     write_parquet(output / "rows.parquet", _Again(with_rates))
     summary = _summary(rates, outcomes, answers, asked_twice)
+    summary["without_answer"] = _without_answer(graded)
     _draw(summary["bins"], output)
     write_json(output / "summary.json", summary)
     for words in _in_words(summary, output, pipeline.column):
@@ -148,7 +149,7 @@ class _Again(Iterable[Row]):
 
 
 def _rate(one: RowOfInput, lines: Mapping[int, Mapping[str, Any]], samples: int) -> RowRate:
-    known = [line for _, line in sorted(lines.items()) if line["outcome"] != NOT_ASKED]
+    known = [line for _, line in sorted(lines.items()) if line["outcome"] not in WITHOUT_ANSWER]
     tokens = [line["tokens"] for line in known if line["tokens"] is not None]
     answers, correct = len(known), sum(bool(line["correct"]) for line in known)
     return RowRate(
@@ -162,7 +163,7 @@ def _rate(one: RowOfInput, lines: Mapping[int, Mapping[str, Any]], samples: int)
         mean_reward=math.fsum(line["reward"] for line in known) / answers if answers else None,
         mean_tokens=sum(tokens) / len(tokens) if tokens else None,
         unfinished=sum(not line["complete"] for line in known),
-        unavailable=samples - len(lines) if answers == len(lines) else 0,
+        unavailable=samples - len(lines),
     )
 
 
@@ -195,6 +196,23 @@ def _summary(
     }
 
 
+def _without_answer(graded: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Returns, for each outcome without an answer, how many questions had it, their rows, and what was said
+    of the first."""
+    told: dict[str, dict[str, Any]] = {}
+    for row, lines in sorted(graded.items()):
+        for _, line in sorted(lines.items()):
+            if line["outcome"] not in WITHOUT_ANSWER:
+                continue
+            of_outcome = told.setdefault(
+                line["outcome"], {"answers": 0, "rows": [], "first": line.get("message", "")}
+            )
+            of_outcome["answers"] += 1
+            if row not in of_outcome["rows"]:
+                of_outcome["rows"].append(row)
+    return told
+
+
 def _mean(rows: Sequence[RowRate]) -> float | None:
     return math.fsum(row.correct / row.answers for row in rows) / len(rows) if rows else None
 
@@ -211,6 +229,14 @@ def _in_words(summary: dict[str, Any], output: Path, column: str) -> list[str]:
     lines.append("")
     if summary["without_a_rate"]:
         lines.append(f"{summary['without_a_rate']} rows have no rate: none of their answers could be graded")
+    for outcome, told in summary["without_answer"].items():
+        rows = ", ".join(map(str, told["rows"][:SHOWN_ROWS]))
+        more = f" and {len(told['rows']) - SHOWN_ROWS} more" if len(told["rows"]) > SHOWN_ROWS else ""
+        why = f"; the first: {told['first']}" if told["first"] else ""
+        lines.append(
+            f"{told['answers']:,} of {summary['answers']:,} answers are {outcome} and count in no rate (rows"
+            f" {rows}{more}){why}"
+        )
     if summary["unavailable"]:
         lines.append(
             f"{summary['unavailable']} answers could not be graded; the same command grades them again, and"
@@ -221,6 +247,8 @@ def _in_words(summary: dict[str, Any], output: Path, column: str) -> list[str]:
     lines.append(f"{output / 'rows.parquet'} has the rows with {column}; {output / RATES_FILE} the counts")
     return lines
 
+
+SHOWN_ROWS = 10
 
 BAR = 40
 """Characters of the longest bar."""

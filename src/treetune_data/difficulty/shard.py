@@ -21,7 +21,7 @@ from treetune.store.journal import Journal, read_rows
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.rows import RowsTask
 from treetune.vocabulary import Grade, Problem
-from treetune_data.difficulty.answering import AskingShard, Question, Reply
+from treetune_data.difficulty.answering import EMPTY, REFUSED, AskingShard, NoReply, Question, Reply
 from treetune_data.pipelines import EstimateDifficulty
 from treetune_domains.domain_rows import Row, read_domain_rows, row_key
 
@@ -136,11 +136,14 @@ class _Shard:
         write_json(self._folder / DONE, done)
         self._tell(now=True)
 
-    def _keep(self, question: Question, reply: Reply | None) -> None:
+    def _keep(self, question: Question, reply: Reply | NoReply | None) -> None:
         """Writes the answer down, so that a killed job doesn't lose it, and has it graded."""
         answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
         if reply is None:
             answer |= {"text": None, "complete": False, "tokens": None}
+        elif isinstance(reply, NoReply):
+            answer |= {"text": None, "complete": False, "tokens": None}
+            answer |= {"outcome": reply.outcome, "message": reply.why[:500]}
         else:
             answer |= {"text": reply.text, "complete": reply.complete, "tokens": reply.tokens}
         self._answers.add(answer)
@@ -154,7 +157,10 @@ class _Shard:
     def _grade(self, answer: dict[str, Any]) -> None:
         place = answer["row"], answer["sample"]
         if answer["text"] is None:
-            self._grades.add({"row": place[0], "sample": place[1], "outcome": NOT_ASKED})
+            line = {"row": place[0], "sample": place[1], "outcome": answer.get("outcome", NOT_ASKED)}
+            if "message" in answer:
+                line["message"] = answer["message"]
+            self._grades.add(line)
             self._graded += 1
             return
         text = before_stop(answer["text"], self._pipeline.answers.stop)
@@ -206,3 +212,5 @@ ANSWERS, GRADES, DONE, PROGRESS = "answers.jsonl", "grades.jsonl", "done.json", 
 FAILURE, CLAIMS = "failure.json", "claims"
 NOT_ASKED = "not asked"
 """The outcome of a row whose prompt fills the context."""
+WITHOUT_ANSWER = (NOT_ASKED, REFUSED, EMPTY)
+"""The outcomes of questions that got no answer which could be right or wrong: they count in no rate."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import logging
+import re
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from treetune_domains.endpoints.replies import read_reply
 from treetune_domains.endpoints.settings import Asking, EndpointSettings, Place
 
 log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "treetune"
@@ -21,15 +22,6 @@ LONGEST_WAIT_S = 120.0
 
 SHOWN = 300
 """Characters of a refusal that are worth showing."""
-
-_RETRIED = frozenset({408, 409, 425, 429})
-_FOR_ALL = {
-    401: "the key is wrong or missing",
-    402: "the account has nothing left",
-    403: "the key has no right to this model",
-    404: "there is no such address or model",
-    405: "this is no address of an OpenAI-compatible endpoint",
-}
 
 SECRET_CHARACTERS = 8
 """A key of fewer is a placeholder, such as local servers take, and may be an ordinary word."""
@@ -49,13 +41,14 @@ class Refused(Unanswered):
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer of the endpoint: its text, whether it came to its end, and what the endpoint says it used
-    (None where it says nothing that could be true)."""
+    """An answer of the endpoint: its text, whether it came to its end, what the endpoint says it used (None
+    where it says nothing that could be true), and why a whole answer has no text, where it has none."""
 
     text: str
     complete: bool
     input_tokens: int | None
     output_tokens: int | None
+    why_empty: str | None = None
 
 
 class Client:
@@ -142,34 +135,25 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:
             raise _Again(f"{url}: {_safe(f'{type(error).__name__}: {error}', place)}") from error
         status, text = response.status, _safe(raw.decode(errors="replace"), place)
-        if status in _FOR_ALL:
+        reading = read_reply(status, text, is_chat=self.settings.api == "chat")
+        if reading.kind in ("answered", "cut_off", "empty"):
+            return Reply(
+                text=reading.text,
+                complete=reading.kind != "cut_off",
+                input_tokens=reading.input_tokens,
+                output_tokens=reading.output_tokens,
+                why_empty=reading.why if reading.kind == "empty" else None,
+            )
+        told = f"HTTP {status}: {text[:SHOWN]}"
+        if status == 200:
+            told = f"HTTP 200, and {reading.why}: {text[:SHOWN]}"
+        if reading.kind == "refused_all":
             key = place.key_of
             whose = f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
-            raise EndpointError(f"{url} answered HTTP {status}: {_FOR_ALL[status]}{whose}: {text[:SHOWN]}")
-        if status in _RETRIED or status >= 500:
-            # A Retry-After's other form, a date, is not worth a clock that agrees with ours.
-            wait = (response.headers.get("Retry-After") or "").strip()
-            raise _Again(f"{url}: HTTP {status}: {text[:SHOWN]}", float(wait) if wait.isdigit() else 0.0)
-        if status != 200:
-            raise Refused(f"{url} refused a request with HTTP {status}: {text[:SHOWN]}")
-        return self._reply(text)
-
-    def _reply(self, text: str) -> Reply:
-        try:
-            answer = json.loads(text)
-            choice = answer["choices"][0]
-            content = choice["message"]["content"] if self.settings.api == "chat" else choice["text"]
-        except (ValueError, RecursionError, LookupError, TypeError) as error:
-            raise _Again(f"HTTP 200 with what is no answer: {text[:SHOWN]}") from error
-        usage = answer.get("usage")
-        usage = usage if isinstance(usage, dict) else {}
-        return Reply(
-            # A refusal and an answer that is all thought have no content.
-            text=content if isinstance(content, str) else "",
-            complete=choice.get("finish_reason") != "length",
-            input_tokens=_count(usage.get("prompt_tokens")),
-            output_tokens=_count(usage.get("completion_tokens")),
-        )
+            raise EndpointError(f"{url} answered HTTP {status}: {reading.why}{whose}: {text[:SHOWN]}")
+        if reading.kind == "refused":
+            raise Refused(f"{url} refused a request with {told}")
+        raise _Again(f"{url}: {told}", _wait_of(response.headers))
 
 
 class _Again(Exception):
@@ -185,8 +169,14 @@ def _safe(text: str, place: Place) -> str:
     return text.replace(place.key, "***") if place.key and len(place.key) >= SECRET_CHARACTERS else text
 
 
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**8 else None
+def _wait_of(headers: Mapping[str, str]) -> float:
+    """Returns the seconds that an endpoint asks to wait. A Retry-After's other form, a date, is not worth a
+    clock that agrees with ours."""
+    for name, unit in (("Retry-After-Ms", 0.001), ("Retry-After", 1.0)):
+        wait = (headers.get(name) or "").strip()
+        if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", wait):
+            return float(wait) * unit
+    return 0.0
 
 
 def _proxy_for(base_url: str) -> str | None:

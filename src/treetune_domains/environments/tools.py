@@ -7,12 +7,12 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt, MinLen
 from pydantic import ValidationError, validate_call
@@ -20,8 +20,10 @@ from pydantic import ValidationError, validate_call
 from treetune.config.registrable import Registrable
 from treetune.tasks.graders.base import Isolation, Unavailable
 from treetune.tasks.sources import json_lines
+from treetune.tasks.thoughts import read_thoughts
 from treetune.vocabulary import Problem
 from treetune_domains.environments.base import LONGEST_OBSERVATION, Again, Environment, Reward, Turn
+from treetune_domains.environments.calls import NATIVE, Call, calls_in, calls_of_turn
 from treetune_domains.extras import missing_extras
 from treetune_domains.sandbox.python_tool import PythonTool
 
@@ -32,27 +34,6 @@ vars(sys.modules.setdefault(_OLD, ModuleType(_OLD))).update(Calls=SimpleNamespac
 
 
 Functions = Mapping[str, Callable[..., Any]]
-
-NATIVE = {
-    "hermes": re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL),
-    # What begins otherwise is an answer, be it JSON.
-    "llama": re.compile(r"\A\s*(?:<\|python_tag\|>|(?=\{\s*\"(?:name|type)\"))(.*)\Z", re.DOTALL),
-    "mistral": re.compile(r"\[TOOL_CALLS\](.*?)(?=\[TOOL_CALLS\]|\Z)", re.DOTALL),
-}
-"""What holds the calls of a turn, by the format in which models were trained to write them. Those of Hermes
-and Qwen are `hermes`. Each holds objects of JSON, in Mistral's newer form behind ``name[ARGS]``."""
-
-_NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\](\w+))?\[ARGS\]")
-
-
-class Call(NamedTuple):
-    """A call as a turn has it. Arguments that are a text are the tool's only one. `fault` says why it is no
-    call that could be made."""
-
-    tool: str
-    arguments: Any
-    id: str = ""
-    fault: str | None = None
 
 
 class Tool(Registrable):
@@ -318,25 +299,37 @@ class Tools(Environment):
         return schemas
 
     def calls(self, action: str) -> list[Call]:
-        """Returns the calls of a turn in their order; none where it is the answer."""
+        """Returns the calls of a turn in their order; none where it is the answer. A call that a thought
+        speaks of isn't made."""
+        return self._told_apart(action)[0]
+
+    def _told_apart(self, action: str) -> tuple[list[Call], str]:
+        """Returns the calls of a turn and what the turn says beside them, its thought included."""
+        reading = read_thoughts(action)
         if self.tokenizer is not None:
-            return _calls_by_vllm(self.format.partition(":")[2], self.tokenizer, self.offered(), action)
+            name = self.format.partition(":")[2]
+            return _calls_by_vllm(name, self.tokenizer, self.offered(), reading.answer), action
         if self.is_native:
-            return [call for match in NATIVE[self.format].finditer(action) for call in native_calls(match[1])]
-        found = self._pattern.search(action)
-        if found is None:
-            return []
-        groups = found.groupdict()
-        return [Call(groups.get("tool") or self.tools[0].name, groups["argument"] or "")]
+            return calls_of_turn(self.format, action)
+        # Where calls are tags, models are also trained to call in the midst of a thought, which goes on
+        # behind the result: then the call is the last thing of the turn.
+        if reading.is_cut_off:
+            last = next(reversed(list(self._pattern.finditer(action))), None)
+            call = last if last is not None and not action[last.end() :].strip() else None
+        else:
+            call = self._pattern.search(reading.answer)
+        if call is None:
+            return [], action
+        groups = call.groupdict()
+        return [Call(groups.get("tool") or self.tools[0].name, groups["argument"] or "")], action
 
     def message(self, action: str) -> dict[str, Any]:
-        calls = [one for one in self.calls(action) if one.fault is None] if self.is_native else []
-        if not calls:
+        calls, said = self._told_apart(action)
+        functions = [{"name": call.tool, "arguments": call.arguments} for call in calls if call.fault is None]
+        if not self.is_native or not functions:
             return super().message(action)
-        made = [{"name": one.tool, "arguments": one.arguments} for one in calls]
-        text = NATIVE[self.format].sub("", action).strip() if self.format in NATIVE else action
-        named = [{"id": "", "type": "function", "function": one} for one in made]
-        return {"role": "assistant", "content": text, "tool_calls": named}
+        named = [{"id": "", "type": "function", "function": function} for function in functions]
+        return {"role": "assistant", "content": said, "tool_calls": named}
 
     def reset(self, problem: Problem, seed: int) -> SimpleNamespace:
         kept = {name: one for tool in self.tools if tool.state for name, one in tool.functions().items()}
@@ -368,7 +361,7 @@ class Tools(Environment):
         function = functions[call.tool]
         try:
             if isinstance(call.arguments, Mapping):
-                result = validate_call(function)(**call.arguments)
+                result = _called(function, call.arguments)
             else:
                 result = function(call.arguments)
         except Unavailable:
@@ -381,25 +374,24 @@ class Tools(Environment):
         return str(result).rstrip("\n")
 
 
-def native_calls(body: str) -> Iterator[Call]:
-    """Yields the calls that are written one after the other, up to what can't be read."""
-    named = _NAMED.match(body)
-    rest = body[named.end() :] if named else body
-    while rest := rest.strip(" \t\r\n,;"):
-        try:
-            value, end = json.JSONDecoder().raw_decode(rest)
-        except ValueError as error:
-            yield Call(named[1] if named else "", None, fault=f"The call is no JSON: {error}")
-            return
-        rest = rest[end:]
-        for one in value if isinstance(value, list) else [value]:
-            if named:
-                one = {"name": named[1], "arguments": one, "id": named[2]}
-            arguments = one.get("arguments", one.get("parameters", {})) if isinstance(one, Mapping) else None
-            if not isinstance(arguments, Mapping) or not isinstance(one.get("name"), str):
-                yield Call("", None, fault="A call is an object with a name and an object of arguments.")
-            else:
-                yield Call(one["name"], arguments, str(one.get("id") or ""))
+def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Calls a function with the arguments that a model wrote. An argument that doesn't fit and is the JSON
+    text of one that does is read. Raises ValidationError where they don't fit."""
+    checked = validate_call(function)
+    try:
+        return checked(**arguments)
+    except ValidationError as error:
+        unfitting = {str(each["loc"][0]) for each in error.errors() if each["loc"]}
+        read = dict(arguments)
+        for name in unfitting & arguments.keys():
+            if isinstance(arguments[name], str):
+                try:
+                    read[name] = json.loads(arguments[name], strict=False)
+                except ValueError:
+                    continue
+        if read == arguments:
+            raise
+    return checked(**read)
 
 
 def _calls_by_vllm(name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]], action: str) -> list[Call]:
@@ -412,7 +404,9 @@ def _calls_by_vllm(name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]]
     parser = ToolParserManager.get_tool_parser(name)(_tokenizer(tokenizer), request.tools)
     found = parser.extract_tool_calls(action, request).tool_calls
     return [
-        call for one in found for call in native_calls(f"{one.function.name}[ARGS]{one.function.arguments}")
+        call
+        for each in found
+        for call in calls_in(f"{each.function.name}[ARGS]{each.function.arguments or '{}'}")
     ]
 
 

@@ -1,0 +1,196 @@
+"""Tells what an endpoint's reply is, for all who ask one: the table of replies.
+
+An HTTP status of 200 is no answer yet, and a refusal need not concern more than its request:
+
+==============  ============================================================================================
+answered        200, and a text that came to its end
+cut_off         200, and ``finish_reason: length``, be it within a thought, where there is no text at all
+empty           200, and the model said nothing: its text is null or empty, or it called a tool
+refused         this request alone: 400, 403, 413, 422, a filter, a context that is too long
+refused_all     every request: a wrong key, no credit, no such model or address
+again           nobody knows yet: 408, 409, 425, 429, 5xx, ``finish_reason: abort``, what is no JSON
+==============  ============================================================================================
+
+The codes of an error's body decide before its status.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["answered", "cut_off", "empty", "refused", "refused_all", "again"]
+
+STATUSES: Mapping[int, tuple[Kind, str]] = {
+    400: ("refused", "the request was refused"),
+    401: ("refused_all", "the key is wrong or missing"),
+    402: ("refused_all", "the account has nothing left"),
+    403: ("refused", "the request is forbidden"),  # moderation answers so, too, for one prompt
+    404: ("refused_all", "there is no such address or model"),
+    405: ("refused_all", "this is no address of an OpenAI-compatible endpoint"),
+    408: ("again", "the endpoint waited too long"),
+    409: ("again", "the endpoint is busy"),
+    413: ("refused", "the request is too large"),
+    422: ("refused", "the request was refused"),
+    425: ("again", "the endpoint is busy"),
+    429: ("again", "the endpoint has too many requests"),
+}
+"""By the HTTP status. 5xx is ``again``, and every other one ``refused``."""
+
+CODES: Mapping[str, tuple[Kind, str]] = {
+    "invalid_api_key": ("refused_all", "the key is wrong or missing"),
+    "api_key_invalid": ("refused_all", "the key is wrong or missing"),
+    "authentication_error": ("refused_all", "the key is wrong or missing"),
+    "permission_denied": ("refused_all", "the key has no right to this model"),
+    "permission_error": ("refused_all", "the key has no right to this model"),
+    "insufficient_permissions": ("refused_all", "the key has no right to this model"),
+    "insufficient_quota": ("refused_all", "the account has nothing left"),
+    "billing_hard_limit_reached": ("refused_all", "the account has nothing left"),
+    "model_not_found": ("refused_all", "there is no such model"),
+    "context_length_exceeded": ("refused", "the request is longer than the context"),
+    "string_above_max_length": ("refused", "the request is longer than the context"),
+    "content_filter": ("refused", "a filter refused the request"),
+    "content_policy_violation": ("refused", "a filter refused the request"),
+    "moderation_blocked": ("refused", "a filter refused the request"),
+    "rate_limit_exceeded": ("again", "the endpoint has too many requests"),
+    "overloaded_error": ("again", "the endpoint is overloaded"),
+    "server_error": ("again", "the endpoint failed"),
+}
+"""By the `code` or `type` of an error's body."""
+
+FINISHES: Mapping[str, tuple[Kind, str]] = {
+    "length": ("cut_off", "the answer was cut off at max_tokens"),
+    "max_tokens": ("cut_off", "the answer was cut off at max_tokens"),
+    "content_filter": ("refused", "a filter ended the answer"),
+    "refusal": ("refused", "the endpoint refused to answer"),
+    "abort": ("again", "the server cut the answer off"),
+    "cancelled": ("again", "the server cut the answer off"),
+    "error": ("again", "the server failed in the midst of the answer"),
+}
+"""By `finish_reason`. Any other one, and none, says that the answer came to its end."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a reply is: its kind, the text of an answer, why there is none, and the tokens that the endpoint
+    says it used (None where it says nothing that could be true)."""
+
+    kind: Kind
+    text: str = ""
+    why: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+def read_reply(status: int, body: str, *, is_chat: bool) -> Reading:
+    """Reads a reply by the tables above. Raises nothing, whatever it is."""
+    value = _value(body)
+    error = value.get("error") if isinstance(value, Mapping) else None
+    if status != 200 or error:
+        return _refusal(status, error if error else value)
+    if not isinstance(value, Mapping):
+        return Reading("again", why="what came is no answer")
+    choices = value.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, Mapping):
+        return Reading("again", why="the reply has no choices")
+    message = choice.get("message") if is_chat else choice
+    if not isinstance(message, Mapping) or (not is_chat and "text" not in message):
+        return Reading("again", why="the reply has no message")
+    usage = value.get("usage")
+    usage = usage if isinstance(usage, Mapping) else {}
+    read, written = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    text = _text(message.get("content") if is_chat else message.get("text"))
+    finish = choice.get("finish_reason")
+    kind, why = FINISHES.get(finish, ("answered", "")) if isinstance(finish, str) else ("answered", "")
+    if kind == "answered" and isinstance(message.get("refusal"), str) and message["refusal"]:
+        return Reading("refused", why=f"the endpoint refused to answer: {message['refusal']}")
+    if kind == "answered" and not text.strip():
+        kind, why = "empty", _why_empty(message)
+    return Reading(kind, text, why, input_tokens=read, output_tokens=written)
+
+
+def _refusal(status: int, error: Any) -> Reading:
+    """Reads an error by its code or type, else by its status; one within a 200 may hold a status."""
+    codes = [error.get("code"), error.get("type")] if isinstance(error, Mapping) else []
+    for code in codes:
+        if isinstance(code, str) and code.lower() in CODES:
+            kind, why = CODES[code.lower()]
+            return Reading(kind, why=why)
+        if status == 200 and isinstance(code, int | str) and str(code).isdecimal() and len(str(code)) == 3:
+            status = int(code)
+    if status == 200:
+        return Reading("again", why="the reply is an error")
+    if status in STATUSES:
+        kind, why = STATUSES[status]
+        return Reading(kind, why=why)
+    if status >= 500:
+        return Reading("again", why="the endpoint failed")
+    if 300 <= status < 400:
+        return Reading("refused_all", why="the address sends requests elsewhere")
+    return Reading("refused", why="the request was refused")
+
+
+def _why_empty(message: Mapping[str, Any]) -> str:
+    if message.get("tool_calls") or message.get("function_call"):
+        return "the answer is empty: it is a call of a tool"
+    if message.get("reasoning_content") or message.get("reasoning"):
+        return "the answer is empty: all of it is thought"
+    return "the answer is empty"
+
+
+def _text(content: Any) -> str:
+    """Returns the text of a content, which some endpoints send in parts. A thought is none of it."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    parts = []
+    for part in content:
+        if isinstance(part, str):
+            parts.append(part)
+        elif isinstance(part, Mapping) and part.get("type", "text") in ("text", "output_text"):
+            parts.append(part["text"] if isinstance(part.get("text"), str) else "")
+    return "".join(parts)
+
+
+def _value(body: str) -> Any:
+    """Returns the JSON of a body, also of one that came as a stream; None where it is none."""
+    try:
+        if body.lstrip().startswith(("data:", ":", "event:")):
+            return _joined(body)
+        return json.loads(body)
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+
+
+def _joined(stream: str) -> dict[str, Any] | None:
+    """Returns a stream of events as the reply that it makes up; None where its end is missing."""
+    texts: list[str] = []
+    finish, usage, is_done = None, None, False
+    for line in stream.splitlines():
+        if not line.startswith("data:"):
+            continue
+        event = line.removeprefix("data:").strip()
+        if event == "[DONE]":
+            is_done = True
+            continue
+        value = json.loads(event)
+        if value.get("error"):
+            return {"error": value["error"]}
+        usage = value.get("usage") or usage
+        for choice in value.get("choices") or ():
+            said = choice.get("delta") or choice.get("message") or choice
+            texts.append(_text(said.get("content", said.get("text"))))
+            finish = choice.get("finish_reason") or finish
+    if not is_done and finish is None:
+        return None
+    text = "".join(texts)
+    choice = {"message": {"content": text}, "text": text, "finish_reason": finish}
+    return {"choices": [choice], "usage": usage}
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**8 else None
