@@ -30,7 +30,7 @@ from treetune_domains.graders.tagged import plain
 LONGEST = 50_000
 """Characters of an answer that are compared."""
 
-_BOLD = re.compile(r"\*\*+([^*\n]+)\*\*+")
+_BOLD = re.compile(r"(?<!\*)\*{2,}+([^*\n]+)\*\*+")  # from the first asterisk of a row alone: linear
 
 _WHOLE = ("typos", "plot_unscrambling", "cta", "tablejoin", "tablereformat")
 """Tasks whose answer may be all that is said."""
