@@ -4,7 +4,7 @@ After each parallel region, threads that are done wait for the others. By defaul
 wheels for CPUs bring along, spins for milliseconds before it sleeps. On a machine that others use too, the
 thread that all wait for is often off its core because one that only spins is on it, and an iteration takes up
 to 16 times as long as alone. Threads that spin for microseconds and then sleep lose nothing on an idle
-machine, and give their cores away on a busy one. Nothing here changes a sum.
+machine, and give their cores away on a busy one. No numerical result changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from collections.abc import MutableMapping
 
 SHORT_SPIN = {
-    # libgomp: turns of its waiting loop before a thread sleeps. It goes before the policy below.
+    # libgomp: turns of its waiting loop before a thread sleeps. It takes precedence over the policy below.
     "GOMP_SPINCOUNT": "10000",
     # Other OpenMP libraries (LLVM's, Intel's): sleep at once.
     "OMP_WAIT_POLICY": "PASSIVE",

@@ -18,9 +18,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "data sets and pipelines": ("data", "data_pipelines"),
     "presets": ("presets",),
 }  # fmt: skip
-"""The folders below configs/ whose files are whole configurations; "." is configs/ itself. Each file in a
-folder of experiments can be run. The files of all other folders are fragments: put on the right of an
-experiment, they change it. What is no configuration by itself, such as a function, is a .libsonnet."""
+"""The folders below configs/ whose files are whole; "." is configs/ itself. Those under "experiments" can be
+run. Files of folders that are not named here are fragments: put on the right of an experiment, they change
+it. Helpers, such as functions, are .libsonnet files and are not listed."""
 
 FRAGMENTS = "fragments"
 

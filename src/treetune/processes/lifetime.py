@@ -160,8 +160,8 @@ class GracefulStop:
     """An end that waits for the next boundary: the point of a loop from where nothing has to be done again.
 
     The loop says with `begin` what an end at once would lose, looks at `asked_by` at its boundaries, and ends
-    there. A signal ends the process at once all the same where that loses nothing, where the boundary is
-    further away than `grace_s`, and when it comes for the second time.
+    there. A signal of ENDING ends the process at once all the same where no finished iteration would be lost,
+    where the boundary is further away than `grace_s`, and when it is the second one. CHECKPOINT always waits.
     """
 
     def __init__(self, grace_s: float, say: Callable[[str], None] = lambda message: None) -> None:
@@ -193,7 +193,7 @@ class GracefulStop:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Within the block, a signal ends the process at once: the caller can still keep everything."""
+        """Within the block, a signal raises Stopped at once: the caller catches it to write a checkpoint."""
         self._may_interrupt = True
         try:
             if self.asked_by is not None:
@@ -240,7 +240,8 @@ class GracefulStop:
         )
 
     def reach_boundary(self) -> None:
-        """Ends the grace: what follows, such as writing a checkpoint, may take its time."""
+        """Ends the grace: writing a checkpoint, which follows, has no deadline of its own. DeepSpeed's
+        launcher still kills its ranks 30 s after the signal (OTHERS_GRACE_S)."""
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def grace_is_over(self) -> int:

@@ -1,5 +1,5 @@
-"""Commits an iteration: metrics, checkpoint, signs of collapse; from there on a crash costs nothing before
-it."""
+"""Commits an iteration: its metrics, signs of collapse and, where one is due, a checkpoint. A restart
+continues from the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -182,7 +182,8 @@ class Record:
         """Makes a boundary of the time before an iteration's training, since the weights are still those that
         the iteration began with: where a signal asks for the end, they are written, and Stopped is raised.
 
-        A single rank stops within the block, several at its end, where they agree. Collective.
+        A single rank without overlap stops within the block, all others at its end, where they agree.
+        Collective.
         """
         session, stop = self._session, self._stop
         self._expect_end_of(iteration)
@@ -423,7 +424,7 @@ class Watch:
 
     @property
     def last_good(self) -> int | None:
-        """Returns the newest checkpoint from before any sign: see `diagnostics.last_good`."""
+        """Returns the newest number of finished iterations before any sign: see `diagnostics.last_good`."""
         return last_good(self.session.config.diagnostics, self.signs, _done(self.rows) - 1)
 
     def stop_if_collapsed(self) -> None:
@@ -441,7 +442,8 @@ def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) ->
 
 
 def kept_for_good(config: PolicyIteration, directory: ExperimentDirectory) -> int | None:
-    """Returns the last good checkpoint of the run so far; None where none is kept for that."""
+    """Returns the newest number of finished iterations before any sign of collapse; None where no sign may
+    stop the run."""
     rows = history(directory, directory.resumable() or 0)
     return last_good(config.diagnostics, _look(config, rows), _done(rows) - 1)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LARGEST_EXACT = 2.0**53
-"""Beyond it floats leave whole numbers out."""
+"""The largest size up to which a float of 64 bits holds every whole number."""
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,8 @@ def check_plain(value: Any, name: str) -> None:
 
 def text_of_value(value: Any) -> str:
     """Returns a value as the text of a gold or a question: text as it is, all else as JSON. A float that is a
-    whole number is written as one (7.0 as ``7``): it was one before a table made a float of it."""
+    whole number is written as one (7.0 as ``7``), whoever wrote it: most were whole before a table made
+    floats of them."""
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) <= LARGEST_EXACT:
@@ -94,7 +95,7 @@ def text_of_value(value: Any) -> str:
 
 
 def is_empty(value: Any) -> bool:
-    """Returns whether a value says nothing: null, white space, or not a number."""
+    """Returns whether a value says nothing: null, white space or NaN."""
     if isinstance(value, float):
         return math.isnan(value)
     return value is None or (isinstance(value, str) and not value.strip())

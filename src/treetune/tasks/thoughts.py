@@ -8,7 +8,8 @@ A response holds its thoughts in one of these ways:
 * several: ``<think>a</think> One. <think>b</think> Two.`` says what stands behind the last, ``Two.``;
 * opened and never closed, since the answer was cut off in it: ``<think>six sev`` says nothing.
 
-A tag in quotes or backticks is a mention and opens or closes nothing.
+A tag in quotes or backticks is a mention and opens or closes nothing. Before the first thought, only a tag at
+the beginning of a line opens one.
 """
 
 from __future__ import annotations
@@ -80,30 +81,31 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
     if think_end == THINK_END and (bare := _BARE_CHANNELS.match(response)):
         return Reading(bare[0], response[bare.end() :], False)
     pairs = _pairs(think_end)
-    within: Tags | None = None
+    opened_by: Tags | None = None
     is_within = is_open
     thoughts = 0
-    begins = 0
+    answer_start = 0
     for start, end in _tags(response, pairs):
         tag = response[start:end]
         closed = next((pair for pair in pairs if tag in pair.closings), None)
         if closed is not None:
-            is_alone = within is None and tag == closed.closings[0]
-            if within is closed or is_alone:  # another model's tag within a thought is its text
-                is_within, within = False, None
-                begins = end
+            closes_prompts_thought = opened_by is None and tag == closed.closings[0]
+            # Another model's tag within a thought is a part of its text.
+            if opened_by is closed or closes_prompts_thought:
+                is_within, opened_by = False, None
+                answer_start = end
                 thoughts += 1
         # Before the first thought a tag in the middle of a line is more likely one that is spoken of.
         elif not is_within and (thoughts or _begins_line(response, start)):
-            is_within, within = True, next(pair for pair in pairs if pair.opening == tag)
+            is_within, opened_by = True, next(pair for pair in pairs if pair.opening == tag)
     if is_within:
         return Reading(response, "", True)
-    return Reading(response[:begins], response[begins:], False)
+    return Reading(response[:answer_start], response[answer_start:], False)
 
 
 def after_thought(response: str, think_end: str = THINK_END) -> str:
     """Returns what stands behind the last thought: all of a response without one, nothing of a response that
-    was cut off in one."""
+    was cut off in one that it opened itself."""
     return read_thoughts(response, think_end).answer
 
 
@@ -142,5 +144,6 @@ def _tags(text: str, pairs: tuple[Tags, ...]) -> Iterator[tuple[int, int]]:
 def _begins_line(text: str, position: int) -> bool:
     """Returns whether nothing stands before a position on its line but spaces and special tokens, such as a
     beginning of text: ``<｜begin▁of▁sentence｜><think>``."""
+    # Special tokens are short: 80 characters hold them.
     line = text[max(0, position - 80) : position].rpartition("\n")[2]
     return not re.sub(r"<[|｜][^<>\s]{1,40}[|｜]>(?:assistant)?|<s>", "", line).strip()

@@ -3,7 +3,7 @@
 The trainer computes log-probs by a way of its own: a backbone in training mode, rows padded or packed, the
 head on a few positions at a time. Any architecture of transformers may be given to it, and each of these
 steps has been wrong for some. So a few short rows are run at the start, and held to the model's own logits.
-It takes as long as a handful of short forward passes; it draws no random number and changes no weight.
+It takes as long as a handful of short forward passes, leaves the random state as it was, and changes no weight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from treetune.trainers.scoring import Scorer
 from treetune.trainers.tokens import Row, Sequences, likeness_of
 
 LENGTHS = (12, 23, 17)
-"""Tokens of the rows; each rank gets as many rows of each length, so that there are neighbours on all."""
+"""Tokens of the rows. Each group of ranks that shares a model gets a row of each length, so that there are
+neighbours on all."""
 
 
 def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks) -> None:
@@ -34,7 +35,7 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
     name = type(model).__name__
     dtype = next(parameter.dtype for parameter in policy.module.parameters())
     limit = probe_limit(dtype, ranks.device)
-    groups = ranks.world_size // settings.model_parallel_size
+    data_parallel_size = ranks.world_size // settings.model_parallel_size
     rows = [torch.tensor(row) for row in probe_rows(model.config, LENGTHS)]
     scorer = Scorer(settings, ranks, temperature=1.0)
 
@@ -44,10 +45,10 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
 
     with torch.random.fork_rng(devices=[ranks.device] if ranks.device.type == "cuda" else []):
         with refusing_idle_adapters(model):
-            first_N = alone()
-        second_N = alone()
+            once_N = alone()
+        again_N = alone()
         _refuse(
-            first_N - second_N,
+            once_N - again_N,
             limit,
             f"{name} computes other log-probs of the same tokens when it is asked twice, so that something"
             " random stays on in training mode (dropout, noise, skipped layers)",
@@ -56,15 +57,15 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
         # Ranks that share every sequence have an attention that only works in common.
         if settings.sequence_parallel_size == 1:
             _refuse(
-                first_N - alone(whole=True),
+                once_N - alone(whole=True),
                 limit,
                 f"the trainer's log-probs are not those of {name}'s own forward pass, which does something"
                 " that the trainer doesn't know",
                 "train another architecture, or report this one",
             )
-        together_N = scorer.logprobs(policy, _sequences(rows, copies=groups))
+        together_N = scorer.logprobs(policy, _sequences(rows, copies=data_parallel_size))
         _refuse(
-            together_N - first_N.repeat(groups),
+            together_N - once_N.repeat(data_parallel_size),
             limit,
             f"{name}'s log-probs of a row depend on the rows beside it (trainer.layout {settings.layout!r})",
             "set trainer.layout to 'padded'"
@@ -83,7 +84,7 @@ def _logprobs_of_row(policy: DeepSpeedModel, row_T: Tensor, whole: bool) -> Tens
 
 def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
     gap = float(gap_N.abs().mean())
-    if not gap <= limit:
+    if not gap <= limit:  # NaN is refused, too
         raise ValueError(
             f"{problem}: they differ by {gap:.2g} nats a token in the mean, where rounding explains"
             f" {limit:g}. Remedy: {remedy}"

@@ -5,10 +5,10 @@ An HTTP status of 200 is no answer yet, and a refusal need not concern more than
 ==============  ============================================================================================
 answered        200, and a text that came to its end
 cut_off         200, and ``finish_reason: length``, be it within a thought, where there is no text at all
-empty           200, and the model said nothing: its text is null or empty, or it called a tool
+empty           200, and there is no text, be it that the model called a tool instead
 refused         this request alone: 400, 403, 413, 422, a filter, a context that is too long
 refused_all     every request: a wrong key, no credit, no such model or address
-again           nobody knows yet: 408, 409, 425, 429, 5xx, ``finish_reason: abort``, what is no JSON
+again           nobody knows yet: 408, 409, 425, 429, 5xx, ``finish_reason: abort``, a 200 that is no JSON
 ==============  ============================================================================================
 
 The codes of an error's body decide before its status.
@@ -37,7 +37,7 @@ STATUSES: Mapping[int, tuple[Kind, str]] = {
     425: ("again", "the endpoint is busy"),
     429: ("again", "the endpoint has too many requests"),
 }
-"""By the HTTP status. 5xx is ``again``, and every other one ``refused``."""
+"""By the HTTP status. 5xx is ``again``, 3xx ``refused_all``, and every other one ``refused``."""
 
 CODES: Mapping[str, tuple[Kind, str]] = {
     "invalid_api_key": ("refused_all", "the key is wrong or missing"),

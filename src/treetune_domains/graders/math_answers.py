@@ -1,5 +1,5 @@
 r"""The kinds of answers: a number with its unit, a time, a date, a ratio, a score, words, a pair, a set, an
-interval, a matrix, an equation, a system.
+interval, a matrix, an equation, a system. Times, dates and words are read before (`math_kinds`).
 
 `read_answer` tells these apart by their brackets and signs at the top level, so that an open
 interval is never a closed one, and a pair never a set; all else is a formula (`Scalar`).
@@ -45,6 +45,7 @@ class Union:
 
     parts: tuple[Answer, ...]
     named: str = ""
+    """The name that is given to it, as in ``A = …``; empty where there is none."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     if matrix is not None:
         rows = [row for row in re.split(r"\\\\(?:\[[^\]]{0,12}\])?|\\cr", matrix[2]) if row.strip(" \\hline")]
         if len(rows) > MOST_PARTS or matrix[1] in ("v", "V"):
-            return Scalar(matrix[0])  # a determinant or a norm, not a matrix
+            return Scalar(matrix[0])  # too large to read, or a determinant or a norm
         cells = [split_at_top(row, ("&",)) for row in rows]
         return Matrix(tuple(tuple(read_answer(cell, depth + 1) for cell in row) for row in cells))
     if (number := _NUMBER_IN_TEXT.fullmatch(text)) is not None:

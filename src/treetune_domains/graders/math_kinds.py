@@ -1,5 +1,5 @@
 """Answers that look like arithmetic and are none: times, dates, ratios and scores. Each reads
-itself and says what it equals."""
+itself; the grader `math` compares them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ASKS_FOR_TIME = re.compile(
     re.IGNORECASE,
 )
 _ASKS_FOR_RATIO = re.compile(r"\b(?:ratio|ratios|proportion|proportional|odds|scale)\b", re.IGNORECASE)
-_MOST_MINUTES = 60
+_SIXTY = 60
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Clock:
             return None
         hour, minute = int(match["hour"]), None if match["minute"] is None else int(match["minute"])
         second = None if match["second"] is None else int(match["second"])
-        if hour > 24 or (minute or 0) >= _MOST_MINUTES or (second or 0) >= _MOST_MINUTES:
+        if hour > 24 or (minute or 0) >= _SIXTY or (second or 0) >= _SIXTY:
             return None
         half = _half_of_day(match["half"] or "")
         if half and not 1 <= hour <= 12:
@@ -62,9 +62,8 @@ class Clock:
             return True
         if _ASKS_FOR_RATIO.search(question):
             return False
-        return (
-            math.gcd(self.hour, self.minute or 0, self.second or 0) != 1
-        )  # a ratio is given in its lowest terms
+        # A ratio is given in its lowest terms, so 2:30 must be a time.
+        return math.gcd(self.hour, self.minute or 0, self.second or 0) != 1
 
     def equals(self, other: Clock) -> bool:
         """Compares two times; a half of the day that one of them leaves out is what the other says."""

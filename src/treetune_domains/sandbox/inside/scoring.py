@@ -3,14 +3,14 @@
     outside                    the server                          a child for each answer
     ───────                    ──────────                          ───────────────────────
     starts the sandbox ──────► imports the library, replies
-    sends a request ─────────► makes the scorer (not of the
-                               answer), forks ───────────────────► takes limits, closes all but its pipe,
+    sends a request ─────────► makes the scorer (without
+                               the answer), forks ───────────────────► takes limits, closes all but its pipe,
                                waits until its deadline            scores, writes the score, ends
     takes the reply ◄───────── says what the child wrote ◄──────── (or is killed)
 
 A child is a copy of a process that has never executed an answer. It can start no process, so that nothing of
-it is there when it has ended, and can write to no file. Where one leaves as much as an empty file, the server
-ends: the next answer has another sandbox.
+it is there when it has ended, and can write no byte to a file. Where one leaves as much as an empty file, the
+server ends: the next answer has another sandbox.
 
 Requests and replies are JSON below a line with the number of their bytes.
 """
@@ -115,18 +115,18 @@ def _scored(
         gc.freeze()  # or else a collection in a child would copy every page
         if confined:
             _empty_work_folder()
-    verdict, verdict_write = os.pipe()
+    verdict_read, verdict_write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            for descriptor in (replies, requests, verdict):
+            for descriptor in (replies, requests, verdict_read):
                 os.close(descriptor)
             _be_the_child(score, request["answer"], verdict_write)
         finally:
-            os._exit(1)
+            os._exit(1)  # also after a success: the status counts only where there is no verdict
     os.close(verdict_write)
-    text, is_late = _read_until(verdict, time.monotonic() + seconds)
-    os.close(verdict)
+    text, is_late = _read_until(verdict_read, time.monotonic() + seconds)
+    os.close(verdict_read)
     os.kill(child, _SIGKILL)
     _, status = os.waitpid(child, 0)
     if is_late:
@@ -165,5 +165,5 @@ def _be_the_child(score: Score, answer: str, verdict: int) -> None:
         told = {"raised": repr(error)[:_MESSAGE]}
     if refused:
         told["refused"] = refused[0]
-    # In one piece: what is shorter than a pipe's buffer isn't cut.
+    # At most what a pipe's buffer holds, so that one write is enough.
     os.write(verdict, json.dumps(told).encode()[:_REPLY_BYTES])

@@ -2,7 +2,7 @@
 
 A file is read row by row (`files.py`), and each row is mapped by the reader of its format: Inspect's samples
 (`inspect_logs.py`), rollouts of verifiers and prime-rl (`verifiers.py`), and rows that name their fields, as
-verl, SkyRL, slime, TRL and W&B write them (`named_fields.py`). A row that none of them can map is shown as it
+verl, SkyRL, slime, TRL and W&B write them (`named_fields.py`). A row whose reader fails is shown as it
 is, and counted with its reason.
 """
 
@@ -32,7 +32,7 @@ from treetune_view.store.foreign.line import line
 __all__ = ["ENDINGS", "Reading", "answer_at", "answers_in", "holds_answers", "json_lines"]
 
 AS_IT_IS = "shown as it is"
-"""The problem of rows that can't be mapped."""
+"""The id of the problem that rows which can't be mapped are shown under."""
 
 EXAMPLES = 3
 """Places of rows that can't be mapped which the page names, for each reason."""
@@ -74,7 +74,8 @@ def _reasons(places: Mapping[str, list[str]]) -> str:
 
 def answers_in(path: Path, reading: Reading | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the answers of a file as lines of an evaluation, each with its place: the byte where its line
-    begins, or its number. Samples of a problem are numbered as they come, where the file has no number.
+    begins, or its number. Samples of a problem are numbered as they come, where the file
+    has no number, or one twice.
 
     What can't be mapped is counted in `reading`. Raises ValueError for a file that can't be read.
     """
@@ -125,7 +126,8 @@ def _answer_of(row: Row) -> dict[str, Any]:
 
 
 def answer_at(path: Path, place: int) -> Mapping[str, Any]:
-    """Returns one of them."""
+    """Returns the answer at a place that `answers_in` gave. In a .jsonl file its `sample` is the
+    row's own."""
     if path.suffix == ".jsonl":
         return _mapped(row_at(path, place))[0]
     return _answers_by_place(path, stat_of(path))[place]
@@ -133,7 +135,7 @@ def answer_at(path: Path, place: int) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=2)
 def _answers_by_place(path: Path, _: object) -> dict[int, dict[str, Any]]:
-    """Reads the file again only when it is another."""
+    """Is cached until the file's size or time changes."""
     return dict(answers_in(path))
 
 
