@@ -3,7 +3,7 @@
 The trainer computes log-probs by a way of its own: a backbone in training mode, rows padded or packed, the
 head on a few positions at a time. Any architecture of transformers may be given to it, and each of these
 steps has been wrong for some. So a few short rows are run at the start, and held to the model's own logits.
-It takes as long as a handful of short forward passes, leaves the random state as it was, and changes no weight.
+It takes as long as a few short forward passes, leaves the random state as it was, and changes no weight.
 """
 
 from __future__ import annotations
