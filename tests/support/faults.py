@@ -260,12 +260,16 @@ def _mark(experiment: Experiment, phase: Phase, iteration: int) -> Callable[[], 
     folder = experiment.directory.iteration(iteration)
     done = iteration + 1
     place = experiment.directory.checkpoint(done)
-    weights = experiment.weights_folder / f"{done:04d}"
+
+    def weights_are_written() -> bool:
+        # Looked up each time: a start gives its folder a new name, which it may not have done yet.
+        return any((experiment.weights_folder / f"{done:04d}").glob("model*.safetensors"))
+
     marks: dict[Phase, Callable[[], bool]] = {
         "generation": lambda: _has_lines(folder / "journal" / "rollout-0.jsonl"),
         "credit": lambda: _has_lines(folder / "journal" / "credit-0.jsonl"),
         "training": (folder / "episodes.arrow").is_file,
-        "sync": lambda: any(weights.glob("model*.safetensors")),
+        "sync": weights_are_written,
         "commit": place.with_name(f".{place.name}.partial").is_dir,
     }
     return marks[phase]
@@ -273,13 +277,18 @@ def _mark(experiment: Experiment, phase: Phase, iteration: int) -> Callable[[], 
 
 def _end(experiment: Experiment, phase: Phase, iteration: int) -> Callable[[], bool]:
     folder = experiment.directory.iteration(iteration)
-    weights = experiment.weights_folder / f"{iteration + 1:04d}"
+    done = iteration + 1
+
+    def training_is_over() -> bool:
+        weights = experiment.weights_folder / f"{done:04d}"
+        return weights.exists() or (folder / "metrics.json").is_file()
+
     ends: dict[Phase, Callable[[], bool]] = {
         "generation": (folder / "rollout.json").is_file,
         "credit": (folder / "credit.json").is_file,
-        "training": lambda: weights.exists() or (folder / "metrics.json").is_file(),
+        "training": training_is_over,
         "sync": (folder / "metrics.json").is_file,
-        "commit": experiment.directory.checkpoint(iteration + 1).is_dir,
+        "commit": experiment.directory.checkpoint(done).is_dir,
     }
     return ends[phase]
 
