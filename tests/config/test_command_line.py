@@ -166,7 +166,7 @@ def test_a_table_is_no_experiment(config: str, command: str, capsys: pytest.Capt
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(ValueError("too long"), 2), (RuntimeError("died"), 1), (OSError(28, "No space left"), 1)],
+    [(ValueError("too long"), 2), (RuntimeError("died"), 1), (OSError(5, "Input/output error"), 1)],
 )
 def test_a_failure_is_one_message_and_its_traceback_goes_to_the_log(
     error: Exception, code: int, commands: Commands, capsys: pytest.CaptureFixture[str]

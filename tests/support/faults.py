@@ -97,6 +97,8 @@ class Experiment:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
+                # Under nohup the tests ignore SIGHUP, and so would the run, which some of them hang up on.
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             )
         return Running(self, process, output, begins)
 
