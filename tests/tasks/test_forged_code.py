@@ -107,7 +107,7 @@ def test_no_message_that_an_answer_writes_itself_leads_there(reach: str, given: 
 
 def test_the_forgeries_are_forgeries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the tests let an answer do with their objects what it likes, it finds the number."""
-    open_to_all = inside.bundle("tests", "peers").replace("_check(operation, args, self)", "pass")
+    open_to_all = inside.bundle("tests", "joining", "peers").replace("_check(operation, args, self)", "pass")
     open_to_all = open_to_all.replace("isinstance(value, _NEVER)", "False")
     monkeypatch.setattr(inside, "bundle", lambda *_: open_to_all)
     for reach, given in (("all attributes", "a generator"), ("formats", "a function")):

@@ -283,3 +283,12 @@ def test_a_difference_of_kind_or_of_one_digit_decides(answer: str, gold: str, ve
 
 def test_an_empty_gold_is_no_answers_gold() -> None:
     assert grade(r"\,", "").outcome == "error"
+
+
+def test_a_solution_that_gives_one_value_in_two_forms_has_one_answer() -> None:
+    gold = r"So $d = \boxed{12\frac{3}{4}},$ or $\boxed{\frac{51}{4}}$ litres."
+    assert grade(r"\frac{51}{4}", gold).reward == 1.0
+    assert grade("12.75", gold).reward == 1.0
+    assert grade("12", gold).reward == 0.0
+    two_values = r"The roots are \(\boxed{4}\) or \(\boxed{-9}\)."
+    assert grade("4", two_values).reward == 0.0

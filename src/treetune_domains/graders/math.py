@@ -103,9 +103,12 @@ class MathGrader(Grader):
             plain = undressed(extracted)
             if json_list(problem.gold) is not None and plain.startswith("[") and plain.endswith("]"):
                 plain = plain[1:-1]
+            answer = read_answer(plain)
             correct = _plain(plain) == _plain(undressed(gold_text)) or equal_answers(
-                read_answer(plain), gold, problem.prompt
+                answer, gold, problem.prompt
             )
+            if not correct and (value := _value_in_several_forms(gold, problem.prompt)) is not None:
+                correct = equal_answers(answer, value, problem.prompt)
         except Absurd as error:
             return _refused(extracted, str(error))
         return float(correct)
@@ -119,6 +122,15 @@ def _refused(extracted: str | None, why: str) -> Grade:
 def _read_gold(gold: str) -> tuple[str, Answer]:
     text = find_gold(gold)
     return text, read_answer(undressed(text))
+
+
+def _value_in_several_forms(gold: Answer, question: str) -> Answer | None:
+    """Returns the one value of a gold that gives it in several forms, as a solution may:
+    ``\\boxed{15\\frac{39}{40}}, or \\boxed{\\frac{639}{40}}``. None for every other gold."""
+    if not isinstance(gold, Group) or gold.kind != "list" or len(gold.parts) < 2:
+        return None
+    value, *others = gold.parts
+    return value if all(equal_answers(other, value, question) for other in others) else None
 
 
 def _plain(text: str) -> str:
