@@ -374,6 +374,7 @@ class _Slurm:
             )
         by_reason: dict[str, list[int]] = {}
         for shard, reason in self._reasons.items():
+            # "ReqNodeNotAvail, UnavailableNodes:…" names other nodes each time: the comma ends the reason.
             by_reason.setdefault(reason.partition(",")[0] or self._alive[shard], []).append(shard)
         for reason, shards in by_reason.items():
             count = f"{len(shards)} of the jobs " + ("wait" if len(shards) > 1 else "waits")

@@ -104,11 +104,12 @@ class TrackioSink(Sink):
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         trackio = import_module("trackio")  # in no lock file
         kept = _Kept.read(directory, "trackio", project=self.project, name=name)
-        # It knows runs by their names: one of this name may be another directory's, which isn't gone on with.
+        # trackio knows runs by their names alone. A run of this name that this directory did not begin
+        # belongs to another directory, and is not continued.
         is_others = "first_missing" not in kept.values and name in _trackio_runs(trackio, self.project)
         resume = "never" if is_others else "allow"
         run = trackio.init(project=self.project, name=name, config=dict(config), resume=resume, embed=False)
-        # It writes in the background: after a kill it knows better than we what it has.
+        # trackio writes in the background, so after a kill only it knows which steps it has.
         first_missing = getattr(run, "_next_step", kept.values.get("first_missing", 0))
         kept.write(first_missing=first_missing)
         return _CountedRun(run, kept, first_missing)

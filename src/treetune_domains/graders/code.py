@@ -161,7 +161,7 @@ class Code(SandboxedGrader):
     ) -> tuple[int, int, str | None]:
         """Calls the function with each input; returns as `_program`."""
         inputs = [_arguments(one) for one in gold["inputs"]]
-        expected = [_value(one) for one in gold["outputs"]]
+        expected = [_json_value_or_text(one) for one in gold["outputs"]]
         order = {"kind": "calls", "function": function.rpartition(".")[2], "inputs": inputs}
         _, results, message = self._results(self.sandbox, prefix, code, order)
         passed = 0
@@ -249,11 +249,12 @@ def _text(value: Any) -> str:
 def _arguments(value: Any) -> list[Any]:
     """Returns the arguments of one call, from a list, or from text with the JSON of one on each line."""
     if isinstance(value, str):
-        return [_value(line) for line in value.splitlines() if line.strip()]
+        return [_json_value_or_text(line) for line in value.splitlines() if line.strip()]
     return value if isinstance(value, list) else [value]
 
 
-def _value(value: Any) -> Any:
+def _json_value_or_text(value: Any) -> Any:
+    """Reads a text that is JSON; every other value, and text that is none, stays as it is."""
     try:
         with _any_digits():
             return json.loads(value) if isinstance(value, str) else value
