@@ -64,8 +64,9 @@ def test_a_run_killed_where_its_server_is_busy_ends_with_the_weights_of_an_undis
 def test_a_signal_ends_a_run_that_trains_whole_and_the_same_command_continues_it(
     undisturbed: Experiment, tmp_path: Path
 ) -> None:
-    """Everything is sampled and nothing trained: no server has to come up for it. Other ends, and the exit
-    codes of them: test_ends_of_a_run.py."""
+    """The signal comes while the first iteration's metrics have just been written, and before its checkpoint:
+    none is due, and still nothing is done again. Everything is sampled and nothing trained: no server has to
+    come up for it. Other ends, and the exit codes of them: test_ends_of_a_run.py."""
     experiment = undisturbed.copy(tmp_path)
     first, last = experiment.directory.iteration(0), experiment.directory.iteration(ITERATIONS - 1)
     experiment.forget_training()
@@ -76,8 +77,10 @@ def test_a_signal_ends_a_run_that_trains_whole_and_the_same_command_continues_it
     os.killpg(running.launcher.pid, signal.SIGTERM)
     running.signal_ranks(signal.SIGCONT)
     assert running.wait() == 128 + signal.SIGTERM, running.tail()
-    assert "ended by SIGTERM in iteration " in (said := running.tail())
-    assert not any(word in said for word in ("aiohttp", "Unclosed", "Traceback"))
+    said = running.tail()
+    assert "ended by SIGTERM in iteration 2" in said
+    assert not any(word in said for word in ("again", "aiohttp", "Unclosed", "Traceback"))
+    assert experiment.directory.resumables() == [1]
     running.assert_all_gone()
     experiment.run()
     experiment.assert_consistent(undisturbed)

@@ -22,7 +22,7 @@ ITERATIONS = 5
 
 SPARSE = (
     f"{{iterations: {ITERATIONS}, checkpoints: {{every: {ITERATIONS}}}, evaluation+: {{sets: []}},"
-    " trainer+: {epochs: 12}}"
+    " trainer+: {epochs: 60}}"
 )
 IN_PROCESS = "{engines: {policy: {type: 'in_process'}}}"
 
@@ -54,7 +54,7 @@ def start_and_signal(experiment: Experiment, number: int, *overrides: str) -> Ru
     over = (experiment.directory.iteration(ITERATIONS - 1) / "metrics.json").is_file
 
     def is_training() -> bool:
-        return episodes.is_file() and time.time() - episodes.stat().st_mtime > 0.3
+        return episodes.is_file() and time.time() - episodes.stat().st_mtime > 0.2
 
     running.freeze(is_training, over, "the training of iteration 4")
     os.kill(running.launcher.pid, number)
@@ -99,7 +99,7 @@ def test_a_signal_writes_a_checkpoint_from_which_the_run_ends_with_the_same_bits
 def test_a_second_ctrl_c_ends_at_once_and_the_next_start_says_what_is_done_again(tmp_path: Path) -> None:
     kind = KINDS["supervised, one rank"]
     # Iterations are long enough that the second signal comes in the midst of one.
-    longer = "{trainer+: {epochs: 60}}"
+    longer = "{trainer+: {epochs: 200}}"
     experiment = kind.experiment(tmp_path)
     running = start_and_signal(experiment, signal.SIGINT, *kind.overrides, longer)
     running.until(lambda: "once more ends at once" in running.tail(), 60, "the answer to the first Ctrl-C")

@@ -186,7 +186,9 @@ class Record:
         Collective.
         """
         session, stop = self._session, self._stop
-        self._expect_end_of(iteration)
+        self._expect_boundary(
+            f"the end of iteration {iteration + 1}", finished=session.done, expected_s=self._iteration_s
+        )
         alone = session.ranks.world_size == 1 and session.config.overlap == "none"
         try:
             with stop.interruptible() if alone else contextlib.nullcontext():
@@ -199,13 +201,14 @@ class Record:
             self._keep_unkept()
             raise Stopped(128 + number)
 
-    def _expect_end_of(self, iteration: int) -> None:
-        """Tells the graceful stop how far the end of the iteration is, and what an end before it loses."""
-        session = self._session
+    def _expect_boundary(self, boundary: str, *, finished: int, expected_s: float | None) -> None:
+        """Tells the graceful stop how far the next boundary is, and what an end before it loses of the
+        iterations that are `finished`."""
+        kept = self._session.kept
         would_lose = None
-        if session.done > session.kept:
-            would_lose = f"the next start does {numbered(session.kept + 1, session.done)} again"
-        self._stop.begin(f"the end of iteration {iteration + 1}", would_lose, self._iteration_s)
+        if finished > kept:
+            would_lose = f"the next start does {numbered(kept + 1, finished)} again"
+        self._stop.begin(boundary, would_lose, expected_s)
 
     def _agree_to_stop(self) -> int | None:
         """Returns the signal that asked one of the ranks for the end; None where none did. Collective."""
@@ -236,6 +239,9 @@ class Record:
         """
         session, watch = self._session, self._watch
         config, done = session.config, iteration + 1
+        # From here on the iteration is finished work: a signal that comes now is heard below, or else before
+        # the next iteration's training.
+        self._expect_boundary(f"the end of iteration {done}", finished=done, expected_s=0.0)
         metrics = metrics | watch.look(iteration, metrics)
         with clock.phase("commit"):
             self._keep_line(iteration, metrics | clock.metrics())
