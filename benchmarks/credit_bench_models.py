@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treetune_lab.analyzers.figures import save
-from treetune_lab.arena.gain import draw_gain, gain_table
+from treetune.lab.analyzers.figures import save
+from treetune.lab.arena.gain import draw_gain, gain_table
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANTS = ("fork", "late", "coin", "every", "wandering", "slips", "repair")

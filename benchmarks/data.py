@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from treetune.inference.base import Completion, Engine, OnResult, Request
-from treetune.inference.journal import JournaledEngine, completions_of_row
+from treetune.engine.base import Completion, Engine, OnResult, Request
+from treetune.engine.journal import JournaledEngine, completions_of_row
 from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.rollouts.credit import Group
 from treetune.rollouts.single_turn import SingleTurn
@@ -39,7 +39,7 @@ from treetune.seeds import derive_seed
 from treetune.store.journal import read_rows
 from treetune.tasks.base import Task
 from treetune.tasks.steps import ends_of_lines
-from treetune.trainers.tokens import Sequences, flat_of_trained
+from treetune.trainer.tokens import Sequences, flat_of_trained
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Grade, Problem, TextCodec
 

@@ -14,8 +14,8 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+from treetune.tables.statistics import over_seeds_and_problems
 from treetune.vocabulary import CORRECT_SCORE
-from treetune_tables.statistics import over_seeds_and_problems
 
 ROOT = Path(__file__).parents[1]
 Accuracies = dict[str, float]

@@ -24,21 +24,21 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
 from benchmarks.pairs import publish  # noqa: E402
-from tests.analyzers.test_arena import (  # noqa: E402
+from tests.lab.test_arena import (  # noqa: E402
     OF_TREES,
     SMALL,
     UNBIASED,
     exact_variance,
     exact_variance_of_trees,
 )
+from treetune.lab.arena import languages  # noqa: E402
+from treetune.lab.arena.languages import Language  # noqa: E402
+from treetune.lab.arena.scores import Method, fitted_critic, gradients_of  # noqa: E402
+from treetune.lab.values.critic import ControlVariate  # noqa: E402
+from treetune.lab.values.over_another import Filtered  # noqa: E402
 from treetune.rollouts.context import RolloutContext  # noqa: E402
 from treetune.rollouts.monte_carlo import MonteCarlo  # noqa: E402
 from treetune.rollouts.single_turn import SingleTurn  # noqa: E402
-from treetune_lab.arena import languages  # noqa: E402
-from treetune_lab.arena.languages import Language  # noqa: E402
-from treetune_lab.arena.scores import Method, fitted_critic, gradients_of  # noqa: E402
-from treetune_lab.values.critic import ControlVariate  # noqa: E402
-from treetune_lab.values.over_another import Filtered  # noqa: E402
 
 AT_ONCE, MANY, HALF_WIDTH, SIZE = 5000, 30_000, 0.01, 2
 LANGUAGES = SMALL | {"all of 2": languages.every_choice(2), "last of 4": languages.decision(4, 3)}
@@ -71,7 +71,7 @@ def exactly(name: str, label: str) -> float:
         behind, before = learnt["credit/filter_behind"], learnt["credit/filter_before"]
         known = replace(credit, values=replace(credit.values, behind=behind, before=before))
         return exact_variance(language, known, SIZE)[0]
-    with patch("treetune_lab.values.critic._share", return_value=1 - learnt["credit/critic_weight"]):
+    with patch("treetune.lab.values.critic._share", return_value=1 - learnt["credit/critic_weight"]):
         return exact_variance(language, credit, SIZE)[0]
 
 
@@ -109,7 +109,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         "# Sampled and exact variances of a credit's gradient",
         "",
         "`python benchmarks/exact_variance.py --output docs/results`: languages of"
-        " `tests/analyzers/test_arena.py`, whose answers are enumerated, and two more; two answers each."
+        " `tests/lab/test_arena.py`, whose answers are enumerated, and two more; two answers each."
         " V is the trace of the covariance of a problem's gradient, of which gains are made.\nProblems were"
         " added until half the width of the sampled V's 95 % interval was 1 % of the exact one.\n",
         f"Sampled V / exact V: {within} of {len(rows)} intervals have the exact value in them; {near} sampled"

@@ -16,7 +16,7 @@ import torch
 from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
 from benchmarks.peers import Child, digest
 from benchmarks.setting import Setting
-from treetune.inference.base import (
+from treetune.engine.base import (
     Canary,
     Chunk,
     Completion,
@@ -26,8 +26,8 @@ from treetune.inference.base import (
     Request,
     SyncReport,
 )
-from treetune.inference.launch import ServerLaunch
-from treetune.inference.settings import VllmSettings
+from treetune.engine.launch import ServerLaunch
+from treetune.engine.settings import VllmSettings
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session

@@ -4,9 +4,9 @@
     .venv/bin/python benchmarks/grading.py --grader math --show
 
 Labelled answers of a grader are the cases of tests.support.grader_cases, which every grader has, and the
-rows of tests/tasks/labelled/<grader>.jsonl, where there is such a file: `response`, `gold`, `label` (whether
-the answer is correct) and `data`, of which `prompt` is the question and `part` says what the row was for
-(``tuned``: the grader was mended by it; ``unseen``: it was not). Rows without a part are ``labelled``.
+rows of tests/domains/labelled/<grader>.jsonl, where there is such a file: `response`, `gold`, `label`
+(whether the answer is correct) and `data`, of which `prompt` is the question and `part` says what the row was
+for (``tuned``: the grader was mended by it; ``unseen``: it was not). Rows without a part are ``labelled``.
 
 Each answer is graded as in a run, in worker processes or threads. --write puts the table into
 docs/results/grading.md; --show prints the answers that were judged otherwise than labelled.
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 PAGE = ROOT / "docs/results/grading.md"
-ROWS = ROOT / "tests/tasks/labelled"
+ROWS = ROOT / "tests/domains/labelled"
 BEGIN, END = "<!-- benchmarks/grading.py: begin -->\n", "<!-- benchmarks/grading.py: end -->\n"
 SAME_ROWS = {"minerva": "math"}
 """Graders that are measured by another one's rows as well: presets, whose mistakes these count."""

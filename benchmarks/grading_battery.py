@@ -767,8 +767,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
 
+    from treetune.domains.graders.math import MathGrader
     from treetune.vocabulary import Problem
-    from treetune_domains.graders.math import MathGrader
 
     grader = MathGrader()
     grader.prepare()

@@ -47,9 +47,9 @@ def read_cases(path: Path) -> Iterator[GradingCase]:
 
 
 def main(paths: Sequence[str]) -> int:
+    from treetune.domains.graders.math import MathGrader
     from treetune.tasks.graders.pool import GraderPool
     from treetune.vocabulary import Problem
-    from treetune_domains.graders.math import MathGrader
 
     differing = 0
     with GraderPool(MathGrader(), deadline=20.0) as pool:

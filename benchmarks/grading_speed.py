@@ -7,14 +7,14 @@ from typing import ClassVar
 
 from benchmarks.pairs import Measurement, in_turns, rates, timed
 from benchmarks.setting import Setting
+from treetune.domains.graders.math import MathGrader
+from treetune.domains.graders.minerva import Minerva
 from treetune.seeds import derive_seed
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
-from treetune_domains.graders.math import MathGrader
-from treetune_domains.graders.minerva import Minerva
 
 ANSWERS = 4096
 MATH_ANSWERS = 1024

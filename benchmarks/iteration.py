@@ -29,7 +29,7 @@ from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
 from treetune.tasks.sampling import sample_problems
-from treetune.trainers.core import PolicyTrainer
+from treetune.trainer.core import PolicyTrainer
 
 START_S = 600.0
 TURN_S = 1800.0

@@ -142,12 +142,12 @@ def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
 
 def measure(place: int, options: argparse.Namespace, workspace: str) -> dict[str, Any]:
     """All sides in turn, in one session with one engine, on the answers at this place of `settings`."""
+    from treetune.lab.values.over_another import Smoothed
     from treetune.runtime.loop import Lookahead
     from treetune.runtime.policy_server import PolicyServer
     from treetune.runtime.sampler import Sampler
     from treetune.runtime.session import Session
     from treetune.runtime.training import make_trainer
-    from treetune_lab.values.over_another import Smoothed
 
     answers = list(settings(options, workspace))[place]
     print(f"{answers.name}: {answers.words}", file=sys.stderr, flush=True)
@@ -206,7 +206,7 @@ def measure(place: int, options: argparse.Namespace, workspace: str) -> dict[str
 
 def _hit_rate(server: Any) -> float:
     """Of prompt tokens, the share that the servers had computed before."""
-    from treetune.inference.key import header
+    from treetune.engine.key import header
 
     lines: list[str] = []
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))

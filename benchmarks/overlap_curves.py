@@ -5,7 +5,7 @@
 A tiny model from random weights learns what can be learnt within a minute: not to end its answers before
 their limit. GRPO, 16 problems with 8 answers an iteration and one step on them; both sides weigh tokens by
 truncated importance, so that the overlap is all that differs. Runs sample by themselves in place of a server
-(`treetune.inference.in_process`). `configs/tables/overlap.jsonnet` is the same on real servers.
+(`treetune.engine.in_process`). `configs/tables/overlap.jsonnet` is the same on real servers.
 """
 
 from __future__ import annotations

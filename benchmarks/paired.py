@@ -59,9 +59,9 @@ def run(folder: Path, name: str, overrides: Sequence[str], parts: Sequence[str],
     """Runs an experiment to its end, forked from the stem beside it unless it is one."""
     from treetune.config.build import build
     from treetune.config.jsonnet import load
+    from treetune.lab.fork import fork
     from treetune.runtime.base import PolicyIteration, Runtime
     from treetune.runtime.commands import run_iteration_loop
-    from treetune_lab.fork import fork
 
     named = f"{{ directory: '{folder}', experiment_name: '{name}' }}"
     files = [str(ROOT / "configs" / f"{part}.jsonnet") for part in parts]
@@ -140,7 +140,7 @@ def main() -> None:
     import transformers  # noqa: F401
 
     import treetune.parts  # noqa: F401  (registers all parts)
-    from treetune_lab.analyzers.first_difference import first_difference
+    from treetune.lab.analyzers.first_difference import first_difference
 
     begun, work = time.monotonic(), options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)

@@ -70,10 +70,10 @@ def main() -> int:
     import treetune.parts  # noqa: F401  (registers all parts)
     from treetune.config.build import build
     from treetune.config.jsonnet import load
-    from treetune_tables.launch import Launcher, reproduce
-    from treetune_tables.runs import Plan
-    from treetune_tables.settings import Reproduction, Table
-    from treetune_tables.write import copy, write_runs_table
+    from treetune.tables.launch import Launcher, reproduce
+    from treetune.tables.runs import Plan
+    from treetune.tables.settings import Reproduction, Table
+    from treetune.tables.write import copy, write_runs_table
 
     table = build(Table, load([options.table]).data)
     if not isinstance(table, Reproduction):

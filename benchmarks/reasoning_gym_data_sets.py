@@ -17,19 +17,19 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from treetune.domains.puzzles.reasoning_gym import ReasoningGym, data_sets
+from treetune.domains.sandbox.inside.reasoning_gym_scores import unpacked
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import CORRECT_SCORE, Grade, Problem
-from treetune_domains.puzzles.reasoning_gym import ReasoningGym, data_sets
-from treetune_domains.sandbox.inside.reasoning_gym_scores import unpacked
 
 ROOT = Path(__file__).parents[1]
 WRONG = ("xyzzy", "0", "True", "[]", "{}")
 OTHER_HASHES = """
 import os, sys
-from treetune_domains.puzzles import reasoning_gym as library
+from treetune.domains.puzzles import reasoning_gym as library
 real = library.subprocess.run
 library.subprocess.run = lambda *a, env, **k: real(*a, env=env | {"PYTHONHASHSEED": "1"}, **k)
-from treetune_domains.puzzles.reasoning_gym import ReasoningGym
+from treetune.domains.puzzles.reasoning_gym import ReasoningGym
 for problem in ReasoningGym(dataset=sys.argv[1]).examples(int(sys.argv[2])):
     print(repr((problem.prompt, problem.gold)))
 """

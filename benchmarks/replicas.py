@@ -30,13 +30,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks import pairs as report  # noqa: E402
 from benchmarks.pairs import in_turns, timed  # noqa: E402
-from treetune.inference.base import Completion, EngineLaunch, Request, SamplingParams  # noqa: E402
-from treetune.inference.engine import VllmEngine  # noqa: E402
-from treetune.inference.guard import descendants  # noqa: E402
-from treetune.inference.journal import JournaledEngine  # noqa: E402
-from treetune.inference.launch import ServerLaunch  # noqa: E402
-from treetune.inference.server import Server, close_servers, servers_of  # noqa: E402
-from treetune.inference.settings import VllmSettings  # noqa: E402
+from treetune.engine.base import Completion, EngineLaunch, Request, SamplingParams  # noqa: E402
+from treetune.engine.engine import VllmEngine  # noqa: E402
+from treetune.engine.guard import descendants  # noqa: E402
+from treetune.engine.journal import JournaledEngine  # noqa: E402
+from treetune.engine.launch import ServerLaunch  # noqa: E402
+from treetune.engine.server import Server, close_servers, servers_of  # noqa: E402
+from treetune.engine.settings import VllmSettings  # noqa: E402
 from treetune.models.policy_files import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402
 from treetune.vocabulary import token_array  # noqa: E402

@@ -25,13 +25,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from tests.fake_engine import FakeEngine  # noqa: E402
 from tests.support.contexts import context_of  # noqa: E402
 from tests.support.uneven_environment import Uneven  # noqa: E402
-from treetune.inference.base import Completion, Later, OnResult, Request  # noqa: E402
+from treetune.domains.environments.base import EnvironmentTask  # noqa: E402
+from treetune.domains.environments.pool import EnvironmentPool  # noqa: E402
+from treetune.domains.multi_turn import MultiTurn  # noqa: E402
+from treetune.engine.base import Completion, Later, OnResult, Request  # noqa: E402
 from treetune.tasks.graders.pool import GraderPool  # noqa: E402
 from treetune.tree import answers_of  # noqa: E402
 from treetune.vocabulary import TextCodec, Trajectory  # noqa: E402
-from treetune_domains.environments.base import EnvironmentTask  # noqa: E402
-from treetune_domains.environments.pool import EnvironmentPool  # noqa: E402
-from treetune_domains.multi_turn import MultiTurn  # noqa: E402
 
 LETTERS = "0123456789?+\n"
 END = len(LETTERS)

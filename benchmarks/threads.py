@@ -11,14 +11,14 @@ from torch import nn
 
 from benchmarks.pairs import Measurement, in_turns, rates, timed
 from benchmarks.setting import Setting
+from treetune.objectives.mle import MaximumLikelihood
+from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.storage import read_episodes
 from treetune.seeds import derived_random
-from treetune.trainers.base import Trainer
-from treetune.trainers.batches import Layout
-from treetune.trainers.core import PolicyTrainer
-from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
-from treetune.trainers.ranks import Ranks
+from treetune.trainer.base import Trainer
+from treetune.trainer.batches import Layout
+from treetune.trainer.core import PolicyTrainer
+from treetune.trainer.ranks import Ranks
 from treetune.vocabulary import Branch, Episode, Stretch
 
 LAYOUTS: dict[str, Layout] = {"tree": "tree", "rows": "padded"}

@@ -18,8 +18,8 @@ from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.seeds import derived_random
 from treetune.tasks.sampling import sample_problems
-from treetune.trainers.base import Trainer, Warmup
-from treetune.trainers.core import PolicyTrainer
+from treetune.trainer.base import Trainer, Warmup
+from treetune.trainer.core import PolicyTrainer
 from treetune.tree import answers_of
 from treetune.vocabulary import Episode
 

@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import treetune.parts  # noqa: F401  # registers all parts
+from treetune.lab.arena.gain import gain_table
+from treetune.lab.arena.languages import WORDY
+from treetune.lab.arena.scores import Method, scores, summary_table
+from treetune.lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
+from treetune.lab.trees.credit import TreeCredit
+from treetune.lab.trees.rollout import TreeRollout
+from treetune.lab.values.sampled import Siblings
+from treetune.lab.values.states import EveryNTokens
 from treetune.rollouts.base import Credit
 from treetune.rollouts.credit import Rloo
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
-from treetune_lab.arena.gain import gain_table
-from treetune_lab.arena.languages import WORDY
-from treetune_lab.arena.scores import Method, scores, summary_table
-from treetune_lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
-from treetune_lab.trees.credit import TreeCredit
-from treetune_lab.trees.rollout import TreeRollout
-from treetune_lab.values.sampled import Siblings
-from treetune_lab.values.states import EveryNTokens
 
 LONGEST = 37
 THIRDS = EveryNTokens(tokens=LONGEST // 3)

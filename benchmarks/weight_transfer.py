@@ -26,9 +26,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks import pairs as report  # noqa: E402
 from benchmarks.pairs import in_turns  # noqa: E402
-from treetune.inference.settings import Engines, VllmSettings  # noqa: E402
+from treetune.engine.settings import Engines, VllmSettings  # noqa: E402
 from treetune.models.policy_files import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402
+from treetune.objectives.mle import MaximumLikelihood  # noqa: E402
 from treetune.rollouts.credit import Group  # noqa: E402
 from treetune.rollouts.selection import All  # noqa: E402
 from treetune.rollouts.single_turn import SingleTurn  # noqa: E402
@@ -38,8 +39,7 @@ from treetune.runtime.session import Session  # noqa: E402
 from treetune.runtime.training import make_trainer  # noqa: E402
 from treetune.runtime.weights_folder import WeightsFolder  # noqa: E402
 from treetune.tasks.arithmetic import AdditionChain  # noqa: E402
-from treetune.trainers.base import Trainer  # noqa: E402
-from treetune.trainers.objectives.mle import MaximumLikelihood  # noqa: E402
+from treetune.trainer.base import Trainer  # noqa: E402
 
 MODELS = {
     "tiny": TinyModel(context_length=128),

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Fetches the browser-side libraries of the viewer from npm, exactly those that are named here, and puts their
-# minified files and licences into src/treetune_view/assets/vendor. Needed only to change a version.
+# minified files and licences into src/treetune/view/assets/vendor. Needed only to change a version.
 #
 #   ./scripts/viewer_assets.sh           fetch, check npm's hashes, write the files and their list
 #   ./scripts/viewer_assets.sh --check   hold the files that are there against the list; needs no network
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../src/treetune_view/assets"
+cd "$(dirname "${BASH_SOURCE[0]}")/../src/treetune/view/assets"
 
 # name, version, npm's sha512 of the package, files to keep ("from>to"; folders end in /)
 LIBRARIES=(

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from treetune.inference.base import (
+from treetune.engine.base import (
     Canary,
     Chunk,
     Completion,

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from treetune.inference.launch import scratch_folder
+from treetune.engine.launch import scratch_folder
 from treetune.runtime.weights_folder import weights_folder
 from treetune.store.files import new_own_folder, own_folder
 
-from .inference.stubs import Stub, below
+from .engine.stubs import Stub, below
 
 NOBODY = 65534
 

@@ -5,7 +5,7 @@ lib.code {
   data_source: 'codegen__livecodebench',
   source: lib.hub('agentica-org/DeepCoder-Preview-Dataset', subset='lcbv5', test='test'),
   splits: ['train', 'test'],
-  expand: 'treetune_data.expansions:code_tests',
+  expand: 'treetune.data.expansions:code_tests',
   prompt: lib.program,
   ground_truth: '{{ oracle | json }}',
   extra_info: { function_name: 'function_name' },

@@ -4,7 +4,7 @@ local lib = import 'lib.libsonnet';
 lib.code {
   data_source: 'codegen__primeintellect',
   source: lib.hub('agentica-org/DeepCoder-Preview-Dataset', subset='primeintellect'),
-  expand: 'treetune_data.expansions:code_tests',
+  expand: 'treetune.data.expansions:code_tests',
   filters: [
     { name: 'pictures', where: '"![" not in problem and "<image" not in problem' },
     { name: 'no description', where: '(problem | alphanumerics) >= 100' },

@@ -5,7 +5,7 @@ local lib = import 'lib.libsonnet';
 lib.code {
   data_source: 'codegen__taco',
   source: lib.hub('likaixin/TACO-verified'),
-  expand: 'treetune_data.expansions:code_tests',
+  expand: 'treetune.data.expansions:code_tests',
   filters: [
     { name: 'GeeksforGeeks and LeetCode', where: 'source not in ("geeksforgeeks", "leetcode")' },
     { name: 'too short', where: '(question | alphanumerics) >= 100' },

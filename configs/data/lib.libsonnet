@@ -162,7 +162,7 @@ local test_set(name, hub, text, split='test', subset=null, revision='main') = {
     data_source: data_source,
     ability: 'stem',
     source: $.hub('Idavidrein/gpqa', subset=subset, train=null, test='train'),
-    expand: 'treetune_data.expansions:shuffled_choices',
+    expand: 'treetune.data.expansions:shuffled_choices',
     prompt: '{{ Question | trim }}\n{{ choices }}',
     instruction: $.choice,
     ground_truth: '{{ letter }}',

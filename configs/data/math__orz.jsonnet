@@ -5,7 +5,7 @@ local lib = import 'lib.libsonnet';
 lib.math {
   data_source: 'math__orz',
   source: lib.hub('Open-Reasoner-Zero/orz_math_57k_collection'),
-  expand: 'treetune_data.expansions:orz_turns',
+  expand: 'treetune.data.expansions:orz_turns',
   prompt: '{{ question }}',
   ground_truth: '{{ answer }}',
 }

@@ -7,7 +7,7 @@ local lib = import 'lib.libsonnet';
   data_source: 'simulation__codeio',
   ability: 'simulation',
   source: lib.hub('hkust-nlp/CodeIO-PyEdu-Reasoning-Raw', files={ train: '0_368500_filtered_v2_ds25.sced.jsonl' }),
-  expand: 'treetune_data.expansions:codeio_pair',
+  expand: 'treetune.data.expansions:codeio_pair',
   prompt: |||
     {{ problem_description }}
 

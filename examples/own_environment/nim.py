@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from annotated_types import Ge
 
+from treetune.domains.environments.base import Environment, Game, Turn
 from treetune.seeds import derived_random
 from treetune.vocabulary import Problem
-from treetune_domains.environments.base import Environment, Game, Turn
 
 
 @Environment.register("nim")

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from treetune.domains.environments.base import Again, Environment, Game, Turn
 from treetune.vocabulary import Problem
-from treetune_domains.environments.base import Again, Environment, Game, Turn
 
 
 @Environment.register("gymnasium")

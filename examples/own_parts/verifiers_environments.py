@@ -15,10 +15,10 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from treetune.config import folders
+from treetune.domains.environments.base import Again, Environment, Game, Turn
+from treetune.domains.environments.calls import NATIVE, calls_of_turn
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Message, Problem
-from treetune_domains.environments.base import Again, Environment, Game, Turn
-from treetune_domains.environments.calls import NATIVE, calls_of_turn
 
 PLAYER = Path(__file__).with_name("verifiers_player.py")
 

@@ -361,7 +361,7 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--vllms-scheduler",
         action="store_true",
-        help="where servers end in treetune.inference.whole_answers: take vLLM's own scheduler",
+        help="where servers end in treetune.engine.whole_answers: take vLLM's own scheduler",
     )
     parser.add_argument(
         "--only", nargs="+", default=(), metavar="WORDS", help="steps with one of these words, in their order"

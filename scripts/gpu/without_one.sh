@@ -69,7 +69,7 @@ names = """torch triton transformers deepspeed peft liger_kernel vllm._C_stable_
 vllm.cumem_allocator vllm.vllm_flash_attn._vllm_fa2_C vllm.vllm_flash_attn._vllm_fa3_C flashinfer
 vllm.vllm_flash_attn.flash_attn_interface vllm.device_allocator.cumem vllm.v1.worker.gpu.model_runner
 vllm.v1.worker.gpu_worker vllm.distributed.weight_transfer.ipc_engine vllm.distributed.weight_transfer.nccl_engine
-treetune.parts treetune_cluster.cuda_transfers""".split()
+treetune.parts treetune.cluster.cuda_transfers""".split()
 import torch  # noqa: E402,F401  (its libraries are what the others are linked with)
 
 failed = {}
@@ -98,8 +98,8 @@ sources() {
 }
 
 configured() {
-    cd "$copy" && LD_LIBRARY_PATH=$folder/stub "$python" -m pytest -q tests/inference/test_configured_on_an_h100.py \
-        tests/inference/test_cuda_transfers.py tests/models/test_gpu_branches_on_the_meta_device.py
+    cd "$copy" && LD_LIBRARY_PATH=$folder/stub "$python" -m pytest -q tests/engine/test_configured_on_an_h100.py \
+        tests/engine/test_cuda_transfers.py tests/models/test_gpu_branches_on_the_meta_device.py
 }
 
 compiled() { cd "$copy" && "$python" tests/gpu/compiled_for_an_h100.py; }

@@ -61,7 +61,7 @@ options+=(${SBATCH_ARGUMENTS:-})
 export TREETUNE_LOGS=$logs
 for ((number = 1; number <= JOBS; number++)); do
     # sbatch that asks a busy controller again, looks for the job first, and prints its number alone.
-    job=$("$python" src/treetune_cluster/submission.py "${options[@]}" scripts/slurm/job.sh "$configs" "$@")
+    job=$("$python" src/treetune/cluster/submission.py "${options[@]}" scripts/slurm/job.sh "$configs" "$@")
     echo "queued job $job of $experiment: $NODES x $GPUS_PER_NODE GPUs, log $logs/slurm-$job.out" >&2
 done
 echo "$job"

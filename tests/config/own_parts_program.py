@@ -17,14 +17,14 @@ from my_package.second_try import SecondTry
 from my_package.weighted import WeightedClippedPolicyGradient
 
 from tests.rollouts import tabular_mdp as mdp
-from tests.runtime.in_process import TASK, small, train
+from tests.runs.in_process import TASK, small, train
 from treetune.config import folders
+from treetune.domains.graders.function import FunctionGrader
+from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.tasks.rows import Gsm8k
-from treetune.trainers.base import Trainer
-from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
-from treetune_domains.graders.function import FunctionGrader
+from treetune.trainer.base import Trainer
 
 
 def test_rows_of_ones_own_are_read_and_a_bad_one_is_told_with_its_place(tmp_path: Path) -> None:

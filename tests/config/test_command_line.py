@@ -49,7 +49,7 @@ class Commands(ModuleType):
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     stand_in = Commands()
-    for module in ("treetune.runtime.commands", "treetune_tables.write"):
+    for module in ("treetune.runtime.commands", "treetune.tables.write"):
         monkeypatch.setitem(sys.modules, module, stand_in)
     return stand_in
 

@@ -14,7 +14,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Feature, Finding, Need, Part
 from treetune.findings import UNKNOWN, Incomplete, findings
 from treetune.runtime.base import Runtime
-from treetune_tables.settings import Table
+from treetune.tables.settings import Table
 
 GRPO, VINEPPO = "quickstart/grpo", "quickstart/vineppo"
 

@@ -16,16 +16,16 @@ from tests.support.shipped import CONFIGS, experiment_of
 from treetune.config.build import build
 from treetune.config.jsonnet import configurations, load
 from treetune.config.registrable import Registrable
+from treetune.domains.graders.judge import JudgeGrader
+from treetune.domains.graders.math import MathGrader
+from treetune.domains.mixture import Mixture
+from treetune.domains.routed_rows import RoutedRows
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.sources import TinyModel
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import PolicyIteration
 from treetune.tasks.countdown import Countdown, CountdownRows
-from treetune_domains.graders.judge import JudgeGrader
-from treetune_domains.graders.math import MathGrader
-from treetune_domains.mixture import Mixture
-from treetune_domains.routed_rows import RoutedRows
-from treetune_threads.format import TAGS, has_threads
+from treetune.threads.format import TAGS, has_threads
 
 PUBLISHED = configparser.RawConfigParser(delimiters=("=",))
 PUBLISHED.optionxform = str  # type: ignore[assignment,method-assign]

@@ -34,9 +34,9 @@ import psutil
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from treetune.data.difficulty.merging import text_histogram  # noqa: E402
+from treetune.data.difficulty.shard import ANSWERS, DONE, PROGRESS, shard_folder  # noqa: E402
 from treetune.seeds import derived_random  # noqa: E402
-from treetune_data.difficulty.merging import text_histogram  # noqa: E402
-from treetune_data.difficulty.shard import ANSWERS, DONE, PROGRESS, shard_folder  # noqa: E402
 
 MAIN = ROOT / "src" / "treetune" / "main.py"
 SHARDS, SAMPLES, ITERATIONS, SFT_ITERATIONS, CONCURRENCY = 4, 8, 8, 10, 8

@@ -68,8 +68,8 @@ def of_folder(folder: Path, step: str) -> str:
     if step == "viewer":
         from starlette.testclient import TestClient
 
-        from treetune_view.app import application
-        from treetune_view.store import Store
+        from treetune.view.app import application
+        from treetune.view.store import Store
 
         client = TestClient(
             application(Store([folder], folder / "cache"), TOKEN), base_url="http://127.0.0.1"
@@ -254,7 +254,7 @@ def main() -> int:
         import starlette.testclient  # noqa: F401
         import transformers  # noqa: F401
 
-        import treetune_view.app  # noqa: F401
+        import treetune.view.app  # noqa: F401
 
         slots = []
         for slot in range(2):

@@ -39,14 +39,14 @@ from tests.support.hostile_programs import (  # noqa: E402
     Trap,
     hostile_programs,
 )
+from treetune.domains.graders.code import Code  # noqa: E402
+from treetune.domains.sandbox.base import Limits, Outcome  # noqa: E402
+from treetune.domains.sandbox.bubblewrap import Bubblewrap, uids_of_programs  # noqa: E402
+from treetune.domains.sandbox.program import descendants, usage_of  # noqa: E402
 from treetune.tasks.graders.base import Grader  # noqa: E402
 from treetune.tasks.graders.conformance import hostile_answers  # noqa: E402
 from treetune.tasks.graders.pool import GraderPool  # noqa: E402
 from treetune.vocabulary import Problem  # noqa: E402
-from treetune_domains.graders.code import Code  # noqa: E402
-from treetune_domains.sandbox.base import Limits, Outcome  # noqa: E402
-from treetune_domains.sandbox.bubblewrap import Bubblewrap, uids_of_programs  # noqa: E402
-from treetune_domains.sandbox.program import descendants, usage_of  # noqa: E402
 
 TAGGED, BOXED, FENCED = "<answer>{}</answer>", "\\boxed{{{}}}", "```json\n{}\n```"
 GRADERS: dict[str, tuple[str, str | None]] = {

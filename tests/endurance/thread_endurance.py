@@ -29,16 +29,16 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.support.bigram_model import MANY_THREADS, BigramModel, bigram_model  # noqa: E402
 from tests.support.processes import process_named  # noqa: E402
-from treetune.inference.base import Completion, Engine, EngineLaunch, OnResult, Request  # noqa: E402
-from treetune.inference.engine import VllmEngine, start_engine  # noqa: E402
-from treetune.inference.journal import request_key  # noqa: E402
-from treetune.inference.settings import VllmSettings  # noqa: E402
+from treetune.engine.base import Completion, Engine, EngineLaunch, OnResult, Request  # noqa: E402
+from treetune.engine.engine import VllmEngine, start_engine  # noqa: E402
+from treetune.engine.journal import request_key  # noqa: E402
+from treetune.engine.settings import VllmSettings  # noqa: E402
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext  # noqa: E402
 from treetune.tasks.arithmetic import AdditionChain  # noqa: E402
 from treetune.tasks.graders.pool import GraderPool  # noqa: E402
+from treetune.threads.parallel_threads import ParallelThreads  # noqa: E402
 from treetune.tree import answers_of  # noqa: E402
 from treetune.vocabulary import Problem  # noqa: E402
-from treetune_threads.parallel_threads import ParallelThreads  # noqa: E402
 
 TABLE = {**MANY_THREADS, "</Outline>": {"<Outline>": 1, "</Outlines>": 1}}
 """Every answer forks; threads write until they are cut."""

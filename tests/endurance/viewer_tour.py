@@ -30,7 +30,7 @@ from tests.support.clicking import unanswered  # noqa: E402
 from tests.support.looking import unseen_focus, wrong_with  # noqa: E402
 from tests.support.started_viewer import started_viewer  # noqa: E402
 from tests.support.tour import DOWNLOADED, STATES, Place, Stop, place_of, stops  # noqa: E402
-from treetune_view.pages import PAGES  # noqa: E402
+from treetune.view.pages import PAGES  # noqa: E402
 
 WIDTHS, THEMES = (1400, 420), ("light", "dark")
 ASKED_AGAIN_S = 4.5

@@ -4,7 +4,7 @@
     python tests/endurance/viewer_watched.py [--kills 3] [--seed 1] [--output docs/results/viewer_watched.md]
 
 The small experiment (VinePPO, an evaluation after each iteration) is carried out by a real run, which samples
-by itself in place of a server (`treetune.inference.in_process`), and is killed with `kill -9` at random
+by itself in place of a server (`treetune.engine.in_process`), and is killed with `kill -9` at random
 instants. Two windows of Chromium show its curves and its answers meanwhile and are read every second: every
 number of each reading is held against the records that lie there when the run has come to its end, for the
 iteration that the page gave it for. What was marked in the windows at the start must be there to the end: a
@@ -40,8 +40,8 @@ from tests.support.started_viewer import started_viewer  # noqa: E402
 from treetune.rollouts.storage import read_episodes, read_trajectories  # noqa: E402
 from treetune.runtime.directory import ExperimentDirectory  # noqa: E402
 from treetune.store.checksums import read_record  # noqa: E402
-from treetune_view.charts import number  # noqa: E402
-from treetune_view.curves import CURVES  # noqa: E402
+from treetune.view.charts import number  # noqa: E402
+from treetune.view.curves import CURVES  # noqa: E402
 
 ITERATIONS = 16
 OVERRIDE = f"""{{

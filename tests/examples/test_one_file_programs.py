@@ -20,7 +20,7 @@ from treetune.config.jsonnet import load
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.trainers.ranks import Ranks
+from treetune.trainer.ranks import Ranks
 
 FOLDER = Path(__file__).parents[2] / "examples" / "one_file"
 METHODS = ("sft", "grpo", "vineppo", "ppo", "restem", "dpo_positive")

@@ -109,7 +109,7 @@ def main() -> int:
     import triton
     from triton.backends.nvidia.driver import CudaDriver
 
-    from tests.inference.on_a_simulated_h100 import simulate
+    from tests.engine.on_a_simulated_h100 import simulate
 
     CudaDriver.is_active = staticmethod(lambda: True)
     h100 = SimpleNamespace(multi_processor_count=PROCESSORS, major=9, minor=0, name="NVIDIA H100 80GB HBM3")

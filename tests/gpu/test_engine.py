@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from tests.engine.test_vllm_server import CONTEXT, Policy, policy, requests
 from tests.gpu.conftest import ON_A_GPU, rehearse_if_asked
-from tests.inference.test_vllm_server import CONTEXT, Policy, policy, requests
-from treetune.inference.base import Chunk, EngineLaunch, Request
-from treetune.inference.engine import VllmEngine, start_engine
-from treetune.inference.settings import VllmSettings
+from treetune.engine.base import Chunk, EngineLaunch, Request
+from treetune.engine.engine import VllmEngine, start_engine
+from treetune.engine.settings import VllmSettings
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 SHARE = 0.3

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tests.gpu.conftest import ON_A_GPU
 from tests.models.chat_models import random_model
 from tests.models.test_attention import LENGTHS, packed_inputs
-from tests.trainers.helpers import tiny_model
-from treetune.inference.settings import VllmSettings
+from tests.trainer.helpers import tiny_model
+from treetune.engine.settings import VllmSettings
 from treetune.models import logprobs
 from treetune.models.attention import (
     PackedRow,
@@ -23,7 +23,7 @@ from treetune.models.attention import (
 )
 from treetune.models.logprobs import ModelInputs, Nucleus, PolicyModule
 from treetune.prefix_tree import PrefixTree
-from treetune.trainers.deepspeed_model import cast_parameters
+from treetune.trainer.deepspeed_model import cast_parameters
 
 FLOAT32 = 1e-4
 """Between two orders of float32 sums in these models."""

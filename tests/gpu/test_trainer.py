@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainers.helpers import (
+from tests.trainer.helpers import (
     are_same,
     assert_close,
     episodes,
@@ -16,7 +16,7 @@ from tests.trainers.helpers import (
     trained,
     weights_of,
 )
-from tests.trainers.test_memory_and_precision import BF16_ROUNDING, PAIRS, name_of
+from tests.trainer.test_memory_and_precision import BF16_ROUNDING, PAIRS, name_of
 from treetune.rollouts.credit import Gae
 
 BFLOAT16 = {"precision": "bfloat16"}

@@ -16,7 +16,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 from tests.models.chat_models import random_model
-from tests.trainers.helpers import dense_mask, one_rank, tiny_model
+from tests.trainer.helpers import dense_mask, one_rank, tiny_model
 from treetune.models import attention
 from treetune.models.attention import (
     BLOCK,
@@ -30,10 +30,10 @@ from treetune.models.attention import (
 from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.sequence_parallel import SequenceParallel
+from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.prefix_tree import PrefixTree
-from treetune.trainers.base import Trainer
-from treetune.trainers.deepspeed_model import ModelFactory
-from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
+from treetune.trainer.base import Trainer
+from treetune.trainer.deepspeed_model import ModelFactory
 
 LENGTHS = (5, 1, 7, 3)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from treetune.contracts import Finding
-from treetune.inference.settings import VllmSettings
+from treetune.engine.settings import VllmSettings
 from treetune.models.pretrained import PretrainedModel
 
 

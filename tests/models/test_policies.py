@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.trainers.helpers import tiny_model
+from tests.trainer.helpers import tiny_model
 from treetune.models.lora import Lora, adapters_off
 from treetune.models.policy_files import read_policy, resolve_policy, write_for_engine, write_policy
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.sources import TinyModel
-from treetune.trainers.ranks import refuse_unusable_gpu
+from treetune.trainer.ranks import refuse_unusable_gpu
 
 
 def alphabet() -> str:

@@ -22,12 +22,12 @@ from tests.models.chat_models import (
     save_as_on_the_hub,
     template,
 )
+from treetune.domains.conversation import between
 from treetune.models.chat import Chat
 from treetune.models.policy_files import read_policy, write_for_engine
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.tokenizer import codec_of
 from treetune.vocabulary import Message, Problem, TextCodec
-from treetune_domains.conversation import between
 
 PROMPT = "what is 12 plus 34?"
 CHAT = Chat()

@@ -23,7 +23,7 @@ from tests.support.architectures import (
     trained_logprobs,
 )
 from treetune.architectures import length_rule, longest_context, probe_rows
-from treetune.inference.in_process import attach_windowed_attention, refuse_unlike_model
+from treetune.engine.in_process import attach_windowed_attention, refuse_unlike_model
 from treetune.models.dropout import turn_dropout_off
 
 QUICK = ("log-probs", "dropout", "neighbours", "packed")
@@ -106,7 +106,7 @@ def test_dropout_stays_in_the_configuration_that_is_written() -> None:
 
 
 def test_models_without_dropout_keep_their_configuration() -> None:
-    from tests.trainers.helpers import tiny_model
+    from tests.trainer.helpers import tiny_model
 
     model = tiny_model()
     turn_dropout_off(model)

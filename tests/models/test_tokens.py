@@ -29,8 +29,8 @@ from treetune.models.tokenizer import (
     step_ends,
     token_offsets,
 )
+from treetune.threads.format import TAGS, TagIds
 from treetune.vocabulary import TextCodec
-from treetune_threads.format import TAGS, TagIds
 
 ALPHABET = "0123456789+*=#\n é∑🙂<>"
 CODEC = codec_of(character_tokenizer(ALPHABET, 64))

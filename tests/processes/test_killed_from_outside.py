@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Problem
-from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 PROBLEM = Problem(id="train/0", prompt="?", gold="7")
 

@@ -45,7 +45,7 @@ def libgomp() -> None:
     [
         "import treetune.main, treetune.runtime.commands",  # a command, and a rank
         "import treetune.runtime.commands",  # a program of one's own
-        "import treetune_lab.commands, torch",
+        "import treetune.lab.commands, torch",
         "import treetune.processes.worker, torch",  # graders
     ],
 )

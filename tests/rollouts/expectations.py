@@ -13,14 +13,14 @@ import numpy as np
 
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
-from treetune.inference.base import Completion, Request
+from treetune.engine.base import Completion, Request
+from treetune.lab.trees.rollout import TreeRollout
 from treetune.rollouts.base import Credit, Critic
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.valuation import StepValues, Valuation, ValueEstimator
 from treetune.rollouts.values import Budget
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Column, Trajectory
-from treetune_lab.trees.rollout import TreeRollout
 
 
 class Choices:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 
 from tests.rollouts.tabular_mdp import as_read
-from tests.rollouts.threads import CODEC, decode, encode
-from treetune.inference.base import Completion, Engine, OnResult, Request
+from tests.threads.threads import CODEC, decode, encode
+from treetune.engine.base import Completion, Engine, OnResult, Request
 
 Ids = tuple[int, ...]
 Script = Callable[[str, Request], str]

@@ -14,7 +14,7 @@ import pytest
 from tests.columns import plain
 from tests.fake_engine import FakeEngine
 from tests.rollouts import tabular_mdp as mdp
-from treetune.inference.base import (
+from treetune.engine.base import (
     ANSWERS,
     CONTINUATIONS,
     Completion,
@@ -24,7 +24,9 @@ from treetune.inference.base import (
     OnResult,
     Request,
 )
-from treetune.inference.journal import JournaledEngine
+from treetune.engine.journal import JournaledEngine
+from treetune.lab.values.over_another import Filtered, Smoothed
+from treetune.lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
 from treetune.rollouts.context import FurtherProblems, RolloutContext
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
@@ -34,8 +36,6 @@ from treetune.rollouts.valuation import FreshContinuations, ValueEstimator
 from treetune.rollouts.values import AnswerPrefix, ContinuationPlan, EarlyContinuations
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Grade, Metrics, Problem, Trajectory, token_array
-from treetune_lab.values.over_another import Filtered, Smoothed
-from treetune_lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
 
 SAMPLES, PROBLEMS = 4, 5
 ROLLOUT = SingleTurn(samples=SAMPLES, max_tokens=mdp.LONGEST)

@@ -16,11 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.columns import plain
-from tests.fake_engine import FakeEngine
-from tests.rollouts import turns
-from tests.rollouts.scripted_engine import ScriptedEngine
-from tests.rollouts.threads import context, decode
-from tests.rollouts.turns import (
+from tests.domains import turns
+from tests.domains.turns import (
     EOS,
     Ladder,
     LadderElsewhere,
@@ -30,8 +27,15 @@ from tests.rollouts.turns import (
     played,
     rollout,
 )
-from treetune.inference.base import Completion, EngineError, Request, SamplingParams
-from treetune.inference.journal import JournaledEngine
+from tests.fake_engine import FakeEngine
+from tests.rollouts.scripted_engine import ScriptedEngine
+from tests.threads.threads import context, decode
+from treetune.domains.environments.base import Environment, Turn
+from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
+from treetune.domains.multi_turn import TurnStates
+from treetune.engine.base import Completion, EngineError, Request, SamplingParams
+from treetune.engine.journal import JournaledEngine
+from treetune.lab.values.sampled import Sequential
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import Group, Rloo, gae
@@ -39,15 +43,11 @@ from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.valuation import FreshContinuations, ValueEstimator
 from treetune.rollouts.values import AnswerPrefix, ContinuationPlan, FixedBudget
 from treetune.tasks.graders.base import Unavailable
-from treetune.trainers.preparation import token_rewards
-from treetune.trainers.tokens import Sequences
+from treetune.threads.parallel_threads import ParallelThreads, ThreadStates
+from treetune.trainer.preparation import token_rewards
+from treetune.trainer.tokens import Sequences
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Grade, Metrics, Problem, Trajectory, logprob_array, token_array
-from treetune_domains.environments.base import Environment, Turn
-from treetune_domains.environments.pool import EnvironmentPool, TurnJournal
-from treetune_domains.multi_turn import TurnStates
-from treetune_lab.values.sampled import Sequential
-from treetune_threads.parallel_threads import ParallelThreads, ThreadStates
 
 RolledOut = Callable[[Environment], tuple[list[Tree], RolloutContext]]
 

@@ -18,7 +18,12 @@ from tests.rollouts.expectations import bias_and_cosine
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
-from treetune.inference.base import SamplingParams
+from treetune.engine.base import SamplingParams
+from treetune.lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
+from treetune.lab.trees.credit import TreeCredit
+from treetune.lab.trees.rollout import TreeRollout
+from treetune.lab.values.sampled import Siblings
+from treetune.lab.values.states import EveryNTokens
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import Rloo
@@ -27,14 +32,9 @@ from treetune.rollouts.states import StepBoundaries
 from treetune.rollouts.valuation import FreshContinuations
 from treetune.rollouts.values import StateRule
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.trainers.preparation import normalised
+from treetune.trainer.preparation import normalised
 from treetune.tree import Tree
 from treetune.vocabulary import Fork, Grade, Segment, Trajectory
-from treetune_lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
-from treetune_lab.trees.credit import TreeCredit
-from treetune_lab.trees.rollout import TreeRollout
-from treetune_lab.values.sampled import Siblings
-from treetune_lab.values.states import EveryNTokens
 
 SAMPLES, MAX_TOKENS = 2, 3
 """Few enough to enumerate all trees; cut answers are graded."""

@@ -15,6 +15,20 @@ import pytest
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
+from treetune.lab.literature.com_mcs import CompoundValues
+from treetune.lab.literature.forking_tokens import ForkingTokens
+from treetune.lab.literature.gigpo import GroupInGroup
+from treetune.lab.literature.hicra import HierarchyAware
+from treetune.lab.literature.james_stein import JamesStein
+from treetune.lab.literature.lambda_grpo import LambdaGrpo
+from treetune.lab.literature.optimal_token_baseline import OptimalTokenBaseline
+from treetune.lab.literature.probability_mask import ProbabilityMask
+from treetune.lab.literature.rtmc import RolloutTree
+from treetune.lab.literature.tempo import Tempo
+from treetune.lab.literature.token_level import Distributions
+from treetune.lab.literature.v0_5 import FusedBaseline, fused_baseline
+from treetune.lab.literature.vapo import DecoupledGae
+from treetune.lab.values.states import LowProbability
 from treetune.rollouts.base import Credit, Critic
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import Gae, Rloo
@@ -22,20 +36,6 @@ from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.valuation import ValueEstimator
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Grade, Metrics, Segment, Trajectory
-from treetune_lab.literature.com_mcs import CompoundValues
-from treetune_lab.literature.forking_tokens import ForkingTokens
-from treetune_lab.literature.gigpo import GroupInGroup
-from treetune_lab.literature.hicra import HierarchyAware
-from treetune_lab.literature.james_stein import JamesStein
-from treetune_lab.literature.lambda_grpo import LambdaGrpo
-from treetune_lab.literature.optimal_token_baseline import OptimalTokenBaseline
-from treetune_lab.literature.probability_mask import ProbabilityMask
-from treetune_lab.literature.rtmc import RolloutTree
-from treetune_lab.literature.tempo import Tempo
-from treetune_lab.literature.token_level import Distributions
-from treetune_lab.literature.v0_5 import FusedBaseline, fused_baseline
-from treetune_lab.literature.vapo import DecoupledGae
-from treetune_lab.values.states import LowProbability
 
 
 def along(answer: Trajectory | Episode) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,12 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
+from treetune.domains.multi_turn import TurnStates
+from treetune.lab.signposts import Decided
+from treetune.lab.values.critic import ControlVariate, CriticValues
+from treetune.lab.values.over_another import Filtered, Smoothed
+from treetune.lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp
+from treetune.lab.values.states import EveryNTokens, LowProbability
 from treetune.rollouts.base import Credit, Critic
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import Gae, Group, Outcome, Rloo
@@ -23,15 +29,9 @@ from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.states import StepBoundaries
 from treetune.rollouts.valuation import FreshContinuations, ValueEstimator
 from treetune.rollouts.values import Estimate, StateRule
+from treetune.threads.parallel_threads import ThreadStates
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics
-from treetune_domains.multi_turn import TurnStates
-from treetune_lab.signposts import Decided
-from treetune_lab.values.critic import ControlVariate, CriticValues
-from treetune_lab.values.over_another import Filtered, Smoothed
-from treetune_lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp
-from treetune_lab.values.states import EveryNTokens, LowProbability
-from treetune_threads.parallel_threads import ThreadStates
 
 CRITIC = critic_of(knows_length_alone)
 """Off at most states."""
@@ -56,7 +56,7 @@ OF_THE_LITERATURE = {
     part
     for family in (Credit, ValueEstimator)
     for part in family.registered().values()
-    if part.__module__.startswith("treetune_lab.literature")
+    if part.__module__.startswith("treetune.lab.literature")
 }
 """Held against the exact gradient in `test_credits_of_the_literature`."""
 

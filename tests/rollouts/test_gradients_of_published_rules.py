@@ -15,15 +15,15 @@ import pytest
 import torch
 
 from tests.rollouts import tabular_mdp as mdp
+from treetune.domains.math_reference_steps import MathReference
+from treetune.domains.math_tasks import Sentences
 from treetune.rollouts.answers import steps_of
 from treetune.rollouts.credit import group_advantages, leave_one_out_advantages
 from treetune.rollouts.monte_carlo import step_advantages
 from treetune.tasks.base import Task
 from treetune.tasks.steps import Gsm8kReference, Lines, StepSplitter
-from treetune.trainers.preparation import rewards_to_come
+from treetune.trainer.preparation import rewards_to_come
 from treetune.vocabulary import TextCodec, token_array
-from treetune_domains.math_reference_steps import MathReference
-from treetune_domains.math_tasks import Sentences
 
 Ids = tuple[int, ...]
 A, B, BREAK, MORE, EOS = range(5)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from tests.rollouts import tabular_mdp as mdp
-from tests.rollouts import threads
-from tests.rollouts.threads import answer, block, part
+from tests.threads import threads
+from tests.threads.threads import answer, block, part
 from tests.trees import answered
-from treetune.inference.base import SamplingParams
+from treetune.domains.mixture import Domain, Mixture
+from treetune.engine.base import SamplingParams
 from treetune.rollouts import numbers
 from treetune.rollouts.answers import before_stop, contiguous_share
 from treetune.rollouts.context import FurtherProblems, RolloutContext
@@ -25,17 +26,16 @@ from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.numbers import Number, NumberGroup, measured
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed
-from treetune.tree import Tree, answers_of, trees_of
-from treetune.vocabulary import Grade, Metrics, Problem, Segment, TextCodec, Trajectory
-from treetune_domains.mixture import Domain, Mixture
-from treetune_tables.columns import Column, Panel, number_in
-from treetune_threads.fork_join import EVENTS
-from treetune_threads.numbers import (
+from treetune.tables.columns import Column, Panel, number_in
+from treetune.threads.fork_join import EVENTS
+from treetune.threads.numbers import (
     NUMBERS,
     counts_of,
     critical_seconds,
     measure,
 )
+from treetune.tree import Tree, answers_of, trees_of
+from treetune.vocabulary import Grade, Metrics, Problem, Segment, TextCodec, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ import pytest
 
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
-from tests.rollouts import threads
+from tests.threads import threads
 from tests.trees import answered
-from treetune.inference.base import Completion, OnResult, Request, SamplingParams
+from treetune.engine.base import Completion, OnResult, Request, SamplingParams
 from treetune.rollouts.answers import before_stop
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.demonstrations import Demonstrations

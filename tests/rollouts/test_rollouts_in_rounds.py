@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.trees import answered
-from treetune.inference.base import Completion, Request
+from treetune.engine.base import Completion, Request
+from treetune.lab.partial import PartialAnswers
 from treetune.rollouts.context import CarryOver, FurtherProblems, RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.vocabulary import Metrics, Problem, Trajectory
-from treetune_lab.partial import PartialAnswers
 
 INNER = SingleTurn(samples=2, max_tokens=mdp.LONGEST)
 SPLIT = mdp.problems(60)

@@ -17,6 +17,10 @@ from hypothesis import strategies as st
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
+from treetune.lab.values.critic import ControlVariate, CriticValues, critic_values
+from treetune.lab.values.over_another import Filtered, Smoothed, filtered, smoothed
+from treetune.lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
+from treetune.lab.values.states import EveryNTokens, LowProbability
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.base import Critic
 from treetune.rollouts.credit import Rloo
@@ -31,10 +35,6 @@ from treetune.rollouts.valuation import (
 )
 from treetune.tree import trees_of
 from treetune.vocabulary import Episode, Trajectory
-from treetune_lab.values.critic import ControlVariate, CriticValues, critic_values
-from treetune_lab.values.over_another import Filtered, Smoothed, filtered, smoothed
-from treetune_lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
-from treetune_lab.values.states import EveryNTokens, LowProbability
 
 
 def answers(*texts: str) -> list[Trajectory]:

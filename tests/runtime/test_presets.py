@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
-from tests.runtime.shared_server import built, largest_move, train_with
+from tests.runs.shared_server import built, largest_move, train_with
 from treetune.config.jsonnet import CONFIGS, configurations, load
-from treetune.inference.settings import InProcessSettings
+from treetune.engine.settings import InProcessSettings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 

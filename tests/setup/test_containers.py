@@ -232,7 +232,7 @@ def test_shared_memory_is_the_hosts_wherever_a_container_is_spoken_of() -> None:
         "Dockerfile",
         "docs/hardware.md",
         "docs/troubleshooting.md",
-        "src/treetune_cluster/doctor.py",
+        "src/treetune/cluster/doctor.py",
     )
     assert [path for path in spoken_of if "--ipc=host" not in (ROOT / path).read_text()] == []
     everything = [*ROOT.glob("docs/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("*.md"), DOCKER, SINGULARITY]

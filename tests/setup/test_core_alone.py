@@ -1,14 +1,14 @@
-"""The core stands alone: without the packages on it and what only they need, it trains the same bits."""
+"""Without the optional libraries, those of the extras, every part is known and a run trains the same bits."""
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import shutil
 import subprocess
 import sys
 import sysconfig
-from importlib.metadata import Distribution, distribution, packages_distributions
+import tomllib
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
@@ -34,16 +34,13 @@ RUNS = {
 }
 
 
-def core_distributions() -> set[str]:
-    """Names of what the core imports, and of what that requires."""
-    providers = packages_distributions()
-    todo = []
-    for path in (ROOT / "src/treetune").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            todo += [name for one in names for name in providers.get(one.partition(".")[0], ())]
-    return with_requirements(todo)
+def required_distributions() -> set[str]:
+    """Names of what `pip install 'treetune[cpu]'` installs: what pyproject.toml requires, without the extras
+    of graders, tools and documents, and what that requires."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    requirements = [*project["dependencies"], *extras["training"], *extras["cpu"]]
+    return with_requirements([Requirement(requirement).name for requirement in requirements])
 
 
 def with_requirements(todo: list[str]) -> set[str]:
@@ -82,9 +79,9 @@ def bare_python(folder: Path, distributions: set[str]) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout of the core alone, and a Python that knows what the core needs and nothing else."""
+    """A copy of the sources, and a Python that knows the required libraries and nothing else."""
     folder = tmp_path_factory.mktemp("core")
-    python, _ = bare_python(folder / "env", core_distributions())
+    python, _ = bare_python(folder / "env", required_distributions())
     shutil.copytree(
         ROOT / "src/treetune", folder / "src/treetune", ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -109,13 +106,20 @@ def trained(work: Path, **where: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_core_alone_trains_the_quickstart_to_the_same_bits(bare: Path, tmp_path: Path) -> None:
+def test_without_the_extras_the_quickstart_trains_to_the_same_bits(bare: Path, tmp_path: Path) -> None:
     alone = trained(tmp_path / "alone", python=bare, source=bare.parents[2] / "src")
     assert alone == trained(tmp_path / "whole")
 
 
-def test_the_core_alone_knows_its_own_parts_and_commands(bare: Path) -> None:
-    command = [bare, bare.parents[2] / "src/treetune/main.py", "list_parts"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "monte_carlo" in done.stdout and "single_turn" in done.stdout
-    assert "multi_turn" not in done.stdout
+def test_without_the_extras_all_parts_are_known(bare: Path) -> None:
+    main = ("src/treetune/main.py", "list_parts")
+    alone = subprocess.run(
+        [bare, bare.parents[2] / main[0], main[1]], capture_output=True, text=True, check=True
+    )
+    whole = subprocess.run(
+        [sys.executable, ROOT / main[0], main[1]], capture_output=True, text=True, check=True
+    )
+    assert alone.stdout == whole.stdout
+    assert "multi_turn" in alone.stdout
+    missing = subprocess.run([bare, "-c", "import reasoning_gym"], capture_output=True, text=True)
+    assert "ModuleNotFoundError" in missing.stderr, "the comparison says nothing"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune_domains.math_tasks import CollegeMath, Math, OlympiadBench
+from treetune.domains.math_tasks import CollegeMath, Math, OlympiadBench
 
 ROOT = Path(__file__).parents[2]
 main = runpy.run_path(str(ROOT / "scripts" / "prepare_datasets.py"))["main"]

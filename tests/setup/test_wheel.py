@@ -50,7 +50,7 @@ def test_it_holds_code_configurations_and_examples_and_no_tests(wheel: Path) -> 
     configurations = [path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*sonnet")]
     assert {f"treetune/{name}" for name in configurations} <= {*names}
     pages = [
-        path for kind in ("templates", "assets") for path in (ROOT / "src/treetune_view" / kind).rglob("*")
+        path for kind in ("templates", "assets") for path in (ROOT / "src/treetune/view" / kind).rglob("*")
     ]
     assert {path.relative_to(ROOT / "src").as_posix() for path in pages if path.is_file()} <= {*names}
     assert "treetune/examples/one_file/vineppo.py" in names

@@ -367,21 +367,21 @@ def check_lora(case: Case) -> Cell:
 
 
 def check_in_process(case: Case) -> Cell:
-    from treetune.inference.settings import InProcessSettings
+    from treetune.engine.settings import InProcessSettings
 
     return _sampled(case, InProcessSettings())
 
 
 def check_vllm(case: Case) -> Cell:
-    from treetune.inference.settings import VllmSettings
+    from treetune.engine.settings import VllmSettings
 
     return _sampled(case, VllmSettings(replicas=1))
 
 
 def _sampled(case: Case, settings: Any) -> Cell:
     """Log-probs of what an engine samples, on weights that it is given after its start."""
-    from treetune.inference.base import EngineLaunch, Rendezvous, Request, SamplingParams
-    from treetune.inference.engine import start_engine
+    from treetune.engine.base import EngineLaunch, Rendezvous, Request, SamplingParams
+    from treetune.engine.engine import start_engine
     from treetune.models.policy_files import write_for_engine
 
     weights = weights_of(policy_of(case.fresh()))
@@ -428,7 +428,7 @@ def policy_of(model: Any) -> Any:
 
 def weights_of(policy: Any) -> dict[str, Tensor]:
     """The weights by name as the trainer gives them out."""
-    from treetune.trainers.deepspeed_model import DeepSpeedModel
+    from treetune.trainer.deepspeed_model import DeepSpeedModel
 
     class Weights(DeepSpeedModel):
         """The part of it that reads weights, without an optimiser."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.models.sources import TinyModel
+from treetune.threads.format import TAGS
 from treetune.vocabulary import TextCodec
-from treetune_threads.format import TAGS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

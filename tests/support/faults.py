@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from treetune.inference.guard import descendants
+from treetune.engine.guard import descendants
 from treetune.processes.lifetime import Process, process_fields
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.weights_folder import remembered_folder

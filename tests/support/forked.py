@@ -64,7 +64,7 @@ class Forked:
         from treetune.config.build import build
         from treetune.config.explain import Explanation
         from treetune.config.jsonnet import load
-        from treetune.inference.settings import Engines, InProcessSettings
+        from treetune.engine.settings import Engines, InProcessSettings
         from treetune.runtime.commands import run_iteration_loop
 
         place = f"{{ directory: '{self.experiment.base}' }}"

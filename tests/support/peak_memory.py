@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from treetune.cluster.planning.memory import TrainerMemory, Work
 from treetune.models.shapes import Shape
 from treetune.runtime.machine import Machine
-from treetune.trainers.base import Trainer
+from treetune.trainer.base import Trainer
 from treetune.vocabulary import Episode, token_array
-from treetune_cluster.planning.memory import TrainerMemory, Work
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ class Case:
 
     def measured(self) -> int:
         """Bytes at the peak of an iteration's training, the second, when all states are there."""
-        from tests.trainers.helpers import critic_of
+        from tests.trainer.helpers import critic_of
         from treetune.models.logprobs import Nucleus
         from treetune.rollouts.credit import Gae
-        from treetune.trainers.core import PolicyTrainer
-        from treetune.trainers.ranks import Ranks
+        from treetune.trainer.core import PolicyTrainer
+        from treetune.trainer.ranks import Ranks
 
         trainers: list[PolicyTrainer] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from treetune.inference.guard import descendants
+from treetune.engine.guard import descendants
 
 
 def processes_named(title: str) -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from tests.support.browser import Browser
-from treetune_view.pages import PAGES
+from treetune.view.pages import PAGES
 
 STATES = ("running", "stopped", "finished", "waiting")
 

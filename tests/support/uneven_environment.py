@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from treetune.domains.environments.base import Environment, Game, Turn
 from treetune.seeds import derived_random
 from treetune.vocabulary import Problem
-from treetune_domains.environments.base import Environment, Game, Turn
 
 SECONDS = (0.0, 0.05, 0.5, 2.0)
 

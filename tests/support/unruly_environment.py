@@ -6,9 +6,9 @@ import os
 import time
 from dataclasses import dataclass
 
+from treetune.domains.environments.base import Game, Turn
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Problem
-from treetune_domains.environments.base import Game, Turn
 
 MOODS = ("calm", "calm", "hangs", "calm", "dies", "calm", "says a megabyte", "calm", "is closed", "calm")
 TURNS = 3

@@ -18,8 +18,8 @@ from tests.support.thread_text import without_threads
 from treetune.tasks.arithmetic import SLIPS, AdditionChain, Line, WrittenArithmetic
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.multiplication import Multiplication
+from treetune.threads.format import faults, text_segments
 from treetune.vocabulary import Problem
-from treetune_threads.format import faults, text_segments
 
 SMALL = {"train_size": 60, "validation_size": 10, "test_size": 20}
 SPLITS = ("train", "validation", "test")

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treetune.data.scoring import score_responses
 from treetune.tasks.base import Split
 from treetune.tasks.countdown import Countdown, CountdownRows, signed_sums
 from treetune.tasks.graders.countdown import CountdownGrader, gold_of, read_expression, read_gold
 from treetune.vocabulary import Problem
-from treetune_data.scoring import score_responses
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 SMALL: dict[str, Any] = {"train_size": 60, "validation_size": 10, "test_size": 20}

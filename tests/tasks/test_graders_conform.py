@@ -11,15 +11,15 @@ import psutil
 import pytest
 
 import treetune.parts  # noqa: F401
+from tests.domains.code_grading import needs_sandbox
 from tests.support.grader_cases import ELSEWHERE, LABELLED, Labelled, problem
-from tests.tasks.code_grading import needs_sandbox
+from treetune.domains.graders.math import MathGrader
+from treetune.domains.graders.minerva import Minerva
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.conformance import Case, conformance, hostile_answers
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Problem
-from treetune_domains.graders.math import MathGrader
-from treetune_domains.graders.minerva import Minerva
 
 
 def test_every_registered_grader_has_labelled_cases() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from treetune.domains.math_tasks import CollegeMath, Math, OlympiadBench
 from treetune.main import main
 from treetune.tasks.rows import Gsm8k
 from treetune.tasks.sources import OnDisk, OnHub
-from treetune_domains.math_tasks import CollegeMath, Math, OlympiadBench
 
 ROWS = [
     {

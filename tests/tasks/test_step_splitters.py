@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import treetune.parts  # noqa: F401
+from treetune.domains.math_reference_steps import MathReference
+from treetune.domains.math_tasks import Sentences
 from treetune.models.tokenizer import step_ends
 from treetune.tasks.steps import Gsm8kReference, Lines, StepSplitter
 from treetune.vocabulary import TextCodec
-from treetune_domains.math_reference_steps import MathReference
-from treetune_domains.math_tasks import Sentences
 
 SPLITTERS = sorted(StepSplitter.registered())
 PIECES = ["\n", " ", "$", "$$", "\\(", "\\[", "\\]", "\\)", "#### ", "\n#### ", ". ", "A", "b", "\\begin{a}",

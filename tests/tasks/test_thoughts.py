@@ -6,6 +6,11 @@ from __future__ import annotations
 
 import pytest
 
+from treetune.domains.graders.judge import JudgeGrader
+from treetune.domains.graders.math import MathGrader
+from treetune.domains.graders.minerva import Minerva
+from treetune.domains.graders.multiple_choice import MultipleChoice
+from treetune.domains.graders.table import TableGrader
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.countdown import CountdownGrader
 from treetune.tasks.graders.final_answer import FinalAnswer
@@ -13,11 +18,6 @@ from treetune.tasks.graders.numeric import Gsm8kExact, Numeric
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.thoughts import TAGS, Tags, after_thought, ends_in_thought, read_thoughts
 from treetune.vocabulary import Problem
-from treetune_domains.graders.judge import JudgeGrader
-from treetune_domains.graders.math import MathGrader
-from treetune_domains.graders.minerva import Minerva
-from treetune_domains.graders.multiple_choice import MultipleChoice
-from treetune_domains.graders.table import TableGrader
 
 GOLD = "17"
 STATED: dict[str, tuple[Grader, str]] = {

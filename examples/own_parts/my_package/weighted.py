@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge
 
-from treetune.trainers.objectives.base import Objective, TokenBatch
-from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
+from treetune.objectives.base import Objective, TokenBatch
+from treetune.objectives.policy_gradient import ClippedPolicyGradient
 
 if TYPE_CHECKING:
     from torch import Tensor

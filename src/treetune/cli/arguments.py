@@ -13,16 +13,36 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+import treetune.cluster.commands
+import treetune.data.commands
+import treetune.lab.commands
+import treetune.tables.commands
+import treetune.threads.commands
+import treetune.view.commands
+import treetune.view.exports.commands
 from treetune.cli import configuration, experiments
 from treetune.cli.command import Argument, Command, say
 
+OWN_MODULES = (
+    treetune.cluster.commands,
+    treetune.data.commands,
+    treetune.lab.commands,
+    treetune.tables.commands,
+    treetune.threads.commands,
+    treetune.view.commands,
+    treetune.view.exports.commands,
+)
+"""Modules of this package with commands, besides the core's."""
+
 GROUP = "treetune.commands"
-"""Entry points of packages that add commands: each names a module with `COMMANDS`."""
+"""Entry points of users' packages that add commands: each names a module with `COMMANDS`."""
 
 
 def _commands() -> dict[str, Command]:
-    modules: list[Any] = [experiments, configuration]
+    modules: list[Any] = [experiments, configuration, *OWN_MODULES]
     for entry in importlib.metadata.entry_points(group=GROUP):
+        if entry.dist is not None and entry.dist.name == "treetune":
+            continue  # an installation of version 0.1, which named its own modules here
         try:
             modules.append(entry.load())
         except Exception as error:  # somebody's package is told, and ends no other command

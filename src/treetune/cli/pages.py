@@ -17,7 +17,7 @@ def pages() -> dict[str, str]:
     """File names and contents, for every family that the package has a part of."""
     import treetune.parts  # noqa: F401  (registers them)
 
-    families = [one for one in reference.families() if schema.package_of(one) == schema.OWN_DISTRIBUTION]
+    families = [one for one in reference.families() if schema.package_of(one) == schema.OWN_PACKAGE]
     made = {
         f"{reference.as_word(schema.family_word(family))}.md": _family_page(family) for family in families
     }
@@ -61,7 +61,7 @@ def _family_page(family: type[Registrable]) -> str:
 
 def _own(family: type[Registrable]) -> list[PartEntry]:
     entries = reference.entries(family)
-    return [entry for entry in entries if schema.package_of(entry.part) == schema.OWN_DISTRIBUTION]
+    return [entry for entry in entries if schema.package_of(entry.part) == schema.OWN_PACKAGE]
 
 
 def _part(entry: PartEntry) -> Iterator[str]:

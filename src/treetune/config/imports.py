@@ -27,23 +27,29 @@ from treetune.config.errors import ConfigError, ConfigIssue, KeyPath, nearest
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import relative
 from treetune.config.registrable import Registrable
-from treetune.config.schema import GROUP, IMPORTS, own_entry_points
+from treetune.config.schema import GROUP, IMPORTS, OWN_PACKAGE
 
 MOVED = {
     "treetune.episode_generators": "treetune.rollouts",
-    "treetune.analyzers": "treetune_lab.analyzers",
-    "treetune.data_pipeline": "treetune_data",
-    "treetune.endpoints": "treetune_domains.endpoints",
-    "treetune.exports": "treetune_view.exports",
+    "treetune.analyzers": "treetune.lab.analyzers",
+    "treetune.data_pipeline": "treetune.data",
+    "treetune.endpoints": "treetune.domains.endpoints",
+    "treetune.exports": "treetune.view.exports",
     "treetune.files": "treetune.store.files",
-    "treetune.planning": "treetune_cluster.planning",
-    "treetune.reports": "treetune_view.report",
-    "treetune.sandbox": "treetune_domains.sandbox",
-    "treetune.sweeps": "treetune_tables",
-    "treetune.tables": "treetune_tables",
-    "treetune.tasks.environments": "treetune_domains.environments",
-    "treetune.tasks.threads": "treetune_threads",
-    "treetune.viewer": "treetune_view",
+    "treetune.planning": "treetune.cluster.planning",
+    "treetune.reports": "treetune.view.report",
+    "treetune.sandbox": "treetune.domains.sandbox",
+    "treetune.sweeps": "treetune.tables",
+    "treetune.tasks.environments": "treetune.domains.environments",
+    "treetune.tasks.threads": "treetune.threads",
+    "treetune.inference": "treetune.engine",
+    "treetune.trainers.objectives": "treetune.objectives",
+    "treetune.trainers": "treetune.trainer",
+    "treetune.viewer": "treetune.view",
+    **{
+        f"treetune_{name}": f"treetune.{name}"
+        for name in ("cluster", "data", "domains", "lab", "tables", "threads", "view")
+    },
 }
 """Packages of version 0.1, which a user's own parts may import, and where their content is."""
 
@@ -105,11 +111,10 @@ def function_at(path: str) -> Callable[..., Any]:
 @functools.cache
 def _installed() -> tuple[ConfigIssue, ...]:
     issues: list[ConfigIssue] = []
-    own = own_entry_points(GROUP)  # those `treetune.parts` imports
     for entry in importlib.metadata.entry_points(group=GROUP):
-        if entry in own:
-            continue
         package = entry.dist.name if entry.dist else "?"
+        if package == OWN_PACKAGE:  # an installation of version 0.1, which named its own packages here
+            continue
         source = f"the installed package {package}, entry point {entry.name!r} of the group {GROUP!r}"
         issues += _issues_of(entry.value.partition(":")[0], (), source)
     return tuple(issues)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import functools
-import importlib.metadata
 import json
 import types
 import typing
@@ -22,7 +21,7 @@ from treetune.config.registrable import Registrable
 GROUP = "treetune.parts"
 """Entry points of packages that have parts."""
 
-OWN_DISTRIBUTION = "treetune"
+OWN_PACKAGE = "treetune"
 
 REQUIRED = object()
 """The default of a key that has none."""
@@ -137,20 +136,8 @@ def is_from_outside(part: type) -> bool:
 
 
 def package_of(part: type) -> str:
-    """Returns the package of a part's module; ``treetune`` for all that belong to it."""
-    package = part.__module__.partition(".")[0]
-    return OWN_DISTRIBUTION if package in _own_packages() else package
-
-
-@functools.cache
-def _own_packages() -> frozenset[str]:
-    return frozenset(entry.value for entry in own_entry_points(GROUP))
-
-
-def own_entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
-    """The entry points of a group that this distribution itself has: the packages that stand on the core."""
-    found = importlib.metadata.entry_points(group=group)
-    return [entry for entry in found if entry.dist is not None and entry.dist.name == OWN_DISTRIBUTION]
+    """Returns the name of the package that a part's module belongs to: ``treetune`` for its own parts."""
+    return part.__module__.partition(".")[0]
 
 
 def family_word(family: type) -> str:

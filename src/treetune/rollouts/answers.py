@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, NamedTuple, TypeVar
 from annotated_types import Ge, Gt, Le
 
 from treetune.contracts import Experiment, Finding
-from treetune.inference.base import Completion, Later, Request, SamplingParams
+from treetune.engine.base import Completion, Later, Request, SamplingParams
 from treetune.models.tokenizer import step_ends
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext

@@ -11,7 +11,7 @@ from annotated_types import Gt
 from treetune import contracts
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding, Need
-from treetune.inference.base import SamplingParams
+from treetune.engine.base import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.tasks.base import Task
 from treetune.tree import Tree, answers_of

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from treetune.inference.base import Engine, SamplingParams
+from treetune.engine.base import Engine, SamplingParams
 from treetune.tasks.base import Task
 from treetune.vocabulary import Grade, Problem, TextCodec, TokenIds, Trajectory
 

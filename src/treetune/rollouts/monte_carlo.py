@@ -23,7 +23,7 @@ from treetune.contracts import (
     SampledAnswers,
     UseOfAdvantages,
 )
-from treetune.inference.base import SamplingParams
+from treetune.engine.base import SamplingParams
 from treetune.rollouts.base import UNUSED_REMEDY, Credit, CriticSettings
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit import advantage_metrics, episode_of

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from treetune.contracts import Answers, Feature, OneLine, SampledAnswers
-from treetune.inference.base import Completion, Request, SamplingParams
+from treetune.engine.base import Completion, Request, SamplingParams
 from treetune.rollouts.answers import (
     UNGRADED,
     SampledRollout,

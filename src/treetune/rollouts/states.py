@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from treetune.contracts import Need, OneLine
-from treetune.inference.base import CONTINUATIONS, Completion, Later, Request, SamplingParams
+from treetune.engine.base import CONTINUATIONS, Completion, Later, Request, SamplingParams
 from treetune.rollouts.answers import GrowingRollout, Growth, Start, before_stop
 from treetune.rollouts.base import STATES_REMEDY
 from treetune.rollouts.context import AnswerSettings, RolloutContext

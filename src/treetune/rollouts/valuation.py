@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Answers, Finding, Need
-from treetune.inference.base import SamplingParams
+from treetune.engine.base import SamplingParams
 from treetune.rollouts.base import CriticSettings
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean

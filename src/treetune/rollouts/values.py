@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from treetune.config.registrable import Registrable
-from treetune.inference.base import Completion, Later, Request, SamplingParams
-from treetune.inference.pipelined import PipelinedEngine
+from treetune.engine.base import Completion, Later, Request, SamplingParams
+from treetune.engine.pipelined import PipelinedEngine
 from treetune.rollouts.answers import with_unfinished
 from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.rollouts.metrics import mean

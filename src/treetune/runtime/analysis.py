@@ -1,4 +1,4 @@
-"""The family of analyzers, which read what an experiment wrote. The parts are in `treetune_lab`, above this
+"""The family of analyzers, which read what an experiment wrote. The parts are in `treetune.lab`, above this
 room."""
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Need, Part, SampledAnswers, StaleAnswers
-from treetune.inference.settings import Engines
+from treetune.engine.settings import Engines
 from treetune.models.sources import ModelSource
 from treetune.rollouts.answers import check_lengths
 from treetune.rollouts.base import Credit, Rollout, Selection, Shaping
@@ -23,7 +23,7 @@ from treetune.runtime.first_prompt import prompt_remarks
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sampling import Replacement
-from treetune.trainers.base import Trainer
+from treetune.trainer.base import Trainer
 
 
 class Runtime(Registrable, root="an experiment"):

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from treetune.inference.base import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
-from treetune.inference.journal import JournaledEngine
-from treetune.inference.pipelined import Call, PipelinedEngine
+from treetune.engine.base import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.engine.journal import JournaledEngine
+from treetune.engine.pipelined import Call, PipelinedEngine
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.context import CarryOver, FurtherProblems, RolloutContext, ShapingMemory
@@ -51,7 +51,7 @@ from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.store.checksums import read_record, seal_of, write_record
 from treetune.tasks.sampling import Drawing
-from treetune.trainers.ranks import Ranks
+from treetune.trainer.ranks import Ranks
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
 

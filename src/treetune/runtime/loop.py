@@ -22,7 +22,7 @@ from treetune.runtime.training import train
 from treetune.vocabulary import Episode, Metrics
 
 if TYPE_CHECKING:
-    from treetune.trainers.core import PolicyTrainer
+    from treetune.trainer.core import PolicyTrainer
 
 END_S = 30.0
 """How long a run that ends waits for the thread that samples beside training."""

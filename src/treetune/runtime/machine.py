@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from treetune.inference.settings import GIB, host_memory
+from treetune.engine.settings import GIB, host_memory
 from treetune.processes.lifetime import launcher_processes
 from treetune.store.held_folders import MEMORY
 
 if TYPE_CHECKING:
-    from treetune.inference.settings import EngineSettings
+    from treetune.engine.settings import EngineSettings
 
 MIB = 2**20
 QUERY_DEADLINE_S = 20

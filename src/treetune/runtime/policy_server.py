@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.contracts import SIZED_ENGINES
-from treetune.inference.base import Canary, Engine, EngineLaunch, Rendezvous, TransferMethod
-from treetune.inference.engine import start_engine
-from treetune.inference.settings import VllmSettings
+from treetune.engine.base import Canary, Engine, EngineLaunch, Rendezvous, TransferMethod
+from treetune.engine.engine import start_engine
+from treetune.engine.settings import VllmSettings
 from treetune.models.control_tokens import special_tokens
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
@@ -22,11 +22,11 @@ from treetune.runtime.directory import samples_after
 from treetune.runtime.machine import SCORED_WITH_BYTES
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import WeightsFolder
-from treetune.trainers.ranks import Ranks
+from treetune.trainer.ranks import Ranks
 from treetune.vocabulary import Metrics, TokenIds
 
 if TYPE_CHECKING:
-    from treetune.trainers.core import PolicyTrainer
+    from treetune.trainer.core import PolicyTrainer
 
 CANARY_PROMPTS = 4
 

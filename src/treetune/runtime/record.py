@@ -61,7 +61,7 @@ from treetune.vocabulary import Metrics
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-    from treetune.trainers.core import PolicyTrainer
+    from treetune.trainer.core import PolicyTrainer
 
 
 SHOWN_SECONDS = 0.05

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.contracts import PHASE_SERVICES, RUN_SERVICES
-from treetune.inference.journal import JournaledEngine, Observe
+from treetune.engine.journal import JournaledEngine, Observe
 from treetune.rollouts.base import Critic, Rollout
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
 from treetune.rollouts.single_turn import for_fixed_problems
@@ -23,7 +23,7 @@ from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Metrics
 
 if TYPE_CHECKING:
-    from treetune.trainers.scoring import ReferencePrefetch
+    from treetune.trainer.scoring import ReferencePrefetch
 
 
 class Sampler:

@@ -23,7 +23,7 @@ from treetune.runtime.directory import ExperimentDirectory, Lock, is_last
 from treetune.runtime.manifest import begin
 from treetune.store.files import own_folder
 from treetune.store.timeline import SUFFIX, Timeline
-from treetune.trainers.ranks import Meeting, Ranks
+from treetune.trainer.ranks import Meeting, Ranks
 from treetune.vocabulary import Problem
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ class StartModel:
         """Returns a fresh copy in the trainer's precision, on `device` (None: this rank's)."""
         import torch
 
-        from treetune.trainers.deepspeed_model import cast_parameters
+        from treetune.trainer.deepspeed_model import cast_parameters
 
         config = self._config
         model = self.source.load_model(config.seed, config.task.alphabet)
@@ -236,7 +236,7 @@ class StartModel:
         where its tokens are others."""
         import torch
 
-        from treetune.trainers.deepspeed_model import cast_parameters
+        from treetune.trainer.deepspeed_model import cast_parameters
 
         alphabet = self._config.task.alphabet
         if source.load_tokenizer(alphabet).get_vocab() != self.tokenizer.get_vocab():

@@ -30,13 +30,13 @@ from treetune.vocabulary import Column, Episode, Metrics, Trajectory, are_sample
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from treetune.trainers.core import PolicyTrainer
-    from treetune.trainers.tokens import Sequences
+    from treetune.trainer.core import PolicyTrainer
+    from treetune.trainer.tokens import Sequences
 
 
 def make_trainer(session: Session) -> PolicyTrainer:
     """Returns the trainer of the experiment, on the start weights. Collective."""
-    from treetune.trainers.core import PolicyTrainer
+    from treetune.trainer.core import PolicyTrainer
 
     config, model = session.config, session.model
     reference = config.credit.reference
@@ -87,7 +87,7 @@ def critic_for_credit(
     def critic_values(answers: Sequence[Trajectory]) -> list[Column]:
         import numpy as np
 
-        from treetune.trainers.tokens import Sequences
+        from treetune.trainer.tokens import Sequences
 
         ranks = session.ranks
         counts = [count for (count,) in ranks.exchange("critic-counts", [len(answers)])]

@@ -11,13 +11,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.inference.base import Chunk, TransferMethod
-from treetune.inference.settings import ON_THE_DEVICE, SETTING, VERSIONS
+from treetune.engine.base import Chunk, TransferMethod
+from treetune.engine.settings import ON_THE_DEVICE, SETTING, VERSIONS
 from treetune.store import held_folders
 from treetune.store.checksums import digest_of_weights
 from treetune.store.files import new_own_folder, remove_folder, write_text
 from treetune.store.held_folders import MEMORY
-from treetune.trainers.ranks import Ranks
+from treetune.trainer.ranks import Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from treetune.models.lora import Lora
     from treetune.runtime.session import Session
-    from treetune.trainers.core import PolicyTrainer
+    from treetune.trainer.core import PolicyTrainer
 
 GIB = 2**30
 CHUNK_BYTES = 2**28

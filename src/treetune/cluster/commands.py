@@ -1,0 +1,273 @@
+"""Commands about machines: what a run needs, whether one is fit, a server of the policy for another."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from treetune.cli.command import Argument, Command, built, evaluated, say
+
+if TYPE_CHECKING:
+    from treetune.engine.launch import ServerLaunch
+    from treetune.models.shapes import Shape
+    from treetune.runtime.base import PolicyIteration
+    from treetune.runtime.machine import Machine
+
+POLL_S = 0.5
+
+
+def serve_engine(options: argparse.Namespace) -> int:
+    """Serves until it is interrupted (0), or the server ends; the server's exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has it ignored
+        signal.signal(number, signal.default_int_handler)
+    root = cast("PolicyIteration", built(evaluated(options), options.command, "an experiment"))
+    from treetune.cluster.given import read_key
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="treetune-start-weights-") as folder:
+            launch = _launch(root, options.host, Path(folder))
+            _make_key(options.key_file)
+            key = read_key(options.key_file)
+            _write_start(root, Path(folder))
+            return serve(launch, options.log, options.port, key, options.key_file)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
+    """As the run's own servers are started, but for where it listens. Raises ValueError."""
+    import torch
+
+    from treetune.engine.base import EngineLaunch
+    from treetune.engine.launch import ServerLaunch
+    from treetune.engine.settings import VllmSettings
+    from treetune.trainer.ranks import refuse_unusable_gpu
+
+    settings = root.engines.policy
+    if not isinstance(settings, VllmSettings):
+        raise ValueError("the experiment's engines.policy isn't 'vllm', of which a server could be started")
+    refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
+    run = EngineLaunch(
+        weights=weights,
+        logs=Path(),
+        seed=root.seed,
+        context_length=root.context_length,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        transfer="nccl" if settings.weight_transfer == "nccl" else "file",
+    )
+    alone = replace(settings, addresses=None, key_file=None, replicas=None, sleep=False, servers="one")
+    return ServerLaunch(alone, run, host=host)
+
+
+def _make_key(path: Path) -> None:
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(file, "w") as opened:
+        opened.write(secrets.token_urlsafe(32) + "\n")
+    say(f"a new key is in {path}, which nobody else can read: the run needs the same file")
+
+
+def _write_start(root: PolicyIteration, folder: Path) -> None:
+    """Writes the weights that the server loads first; a run brings its own in before it samples."""
+    import torch
+
+    from treetune.models.policy_files import write_for_engine
+    from treetune.runtime.session import StartModel
+
+    start = StartModel(root, torch.device("cpu"))
+    write_for_engine(*start.weights(), start.tokenizer, folder)
+
+
+def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
+    """Serves until the server ends, and returns its exit code. KeyboardInterrupt ends it, and is raised
+    again."""
+    from treetune.cluster.given import described
+    from treetune.engine.client import SAMPLES, Client, ServerFailure
+    from treetune.engine.key import DESCRIPTION
+    from treetune.engine.launch import ServerProcess, diagnosis, last_lines, listens
+    from treetune.engine.server import warm_up
+
+    log = log or Path(f"serve_engine-{port}.log")
+    weights = launch.run.weights
+    variables = {DESCRIPTION: json.dumps(described(launch, weights))}
+    process = ServerProcess(launch, weights, log, port=port, server_key=key, variables=variables)
+    client = Client()
+    say(f"a server starts at {process.url}; its log is {log}; Ctrl-C ends it")
+    try:
+        is_ready = False
+        while (code := process.exit_code()) is None:
+            if not is_ready and listens(port, launch.host):
+                try:
+                    client.post(process.address(), SAMPLES, warm_up(1), timeout=60.0)
+                except ServerFailure:
+                    time.sleep(POLL_S)
+                    continue
+                is_ready = True
+                policy = f"addresses: ['{process.url}'], key_file: '{key_file.resolve()}'"
+                say(f'it samples. For the run: --override "{{engines+: {{policy+: {{{policy}}}}}}}"')
+            time.sleep(POLL_S)
+        say(f"the server ended with code {code}.{diagnosis(process.log_text())}\n{last_lines(log)}")
+        return code or 1
+    finally:
+        client.close()
+        process.end()
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port between 1 and 65535")
+    return int(text)
+
+
+def plan(options: argparse.Namespace) -> int:
+    """0 where it fits, 1 where it doesn't."""
+    config = evaluated(options)
+    root = cast("PolicyIteration", built(config, options.command, "an experiment"))
+    from treetune.cluster.planning.plan import Plan
+    from treetune.cluster.planning.report import as_data, as_text
+
+    found = Plan.of(root, _machine(options), options.answer_tokens, start_shape(root))
+    say(json.dumps(as_data(found), indent=2, ensure_ascii=False) if options.json else as_text(found))
+    return 0 if found.fits else 1
+
+
+def _machine(options: argparse.Namespace) -> Machine:
+    from treetune.runtime.machine import described_machine, here
+
+    if (options.gpus is None) != (options.memory is None):
+        raise ValueError("--gpus and --memory go together, as in --gpus 8 --memory 80: give both, or neither")
+    if options.gpus is None:
+        return here()
+    return described_machine(options.gpus, options.memory, options.machines, options.host_memory)
+
+
+def start_shape(root: PolicyIteration) -> Shape | None:
+    """The sizes of the model that the experiment starts from. Where that is a checkpoint that isn't there
+    yet, they are those of the experiment that makes it, as far as a configuration of its name is among ours.
+    Raises ValueError where it isn't.
+    """
+    try:
+        return root.model.shape(root.task.alphabet)
+    except ValueError:
+        name = Path(getattr(root.model, "name_or_path", ""))
+        maker = _maker(name)
+        if maker is None:
+            raise
+        from treetune.config.jsonnet import load
+
+        made_by = built(load([str(maker)], environment_keys=()), "plan", "an experiment")
+        return start_shape(cast("PolicyIteration", made_by))
+
+
+def _maker(name: Path) -> Path | None:
+    from treetune.config.jsonnet import CONFIGS
+    from treetune.models.policy_files import CHECKPOINTS
+
+    if CHECKPOINTS not in name.parts:
+        return None
+    experiment = Path(*name.parts[: name.parts.index(CHECKPOINTS)])
+    for depth in range(1, len(experiment.parts)):
+        *folders, last = experiment.parts[depth:]
+        joined = (
+            [*folders[:-1], f"{folders[-1]}_{last}"] if folders else [last]
+        )  # fork/sft is fork_sft.jsonnet
+        for named in ([*folders, last], joined):
+            likely = CONFIGS.joinpath(*named).with_suffix(".jsonnet")
+            if likely.is_file():
+                return likely
+    return None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def _amount(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return number
+
+
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "--gpus": {"type": _count, "metavar": "N", "help": "GPUs of a machine; default: this machine's"},
+    "--memory": {"type": _amount, "metavar": "GIB", "help": "memory of each GPU"},
+    "--machines": {"type": _count, "default": 1, "metavar": "N", "help": "alike; default: 1"},
+    "--host-memory": {"type": _amount, "metavar": "GIB", "help": "a machine's own; default: not judged"},
+    "--answer-tokens": {
+        "type": _amount,
+        "metavar": "N",
+        "help": "mean length of an answer; default: half of the longest",
+    },
+    "--json": {"action": "store_true", "help": "for programs, in bytes"},
+}
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from treetune.cluster.doctor import run
+
+    return run()
+
+
+COMMANDS = (
+    Command(
+        "plan",
+        plan,
+        "what a run needs of a machine, phase by phase, and whether it fits",
+        "Memory of GPUs and host in each phase, tokens that are sampled, seconds by estimate; what doesn't"
+        " fit, and the smallest change that does. Needs no GPU, loads no model. Exit code 1: it doesn't fit.",
+        (
+            "treetune --configs configs/polIter_rho1bSft2_vineppo_MATH.jsonnet plan --gpus 4 --memory 80",
+            "treetune --configs configs/quickstart/vineppo.jsonnet plan",
+        ),
+        tuple(Argument(name, settings) for name, settings in _ARGUMENTS.items()),
+    ),
+    Command(
+        "serve_engine",
+        serve_engine,
+        "serve the policy from this machine to a run on another one",
+        "Starts one server with the experiment's engines.policy, on the GPUs that this process sees, and"
+        " holds it until Ctrl-C. The run reaches it by engines.policy.addresses and key_file, and brings its"
+        " weights in from the experiment's folder, which this machine must see under the same path. Whoever"
+        " knows the key can have the server do anything, and it goes over the network as it is: a network of"
+        " your own.",
+        (
+            "treetune --configs configs/quickstart/vineppo.jsonnet serve_engine --host 10.0.0.2 --port 8000"
+            " --key-file engine.key",
+        ),
+        (
+            Argument(
+                "--host", {"required": True, "metavar": "ADDRESS", "help": "of this machine, to listen on"}
+            ),
+            Argument("--port", {"type": _port, "required": True, "metavar": "PORT", "help": "to listen on"}),
+            Argument(
+                "--key-file",
+                {"type": Path, "required": True, "metavar": "FILE", "help": "of mode 600; made if not there"},
+            ),
+            Argument("--log", {"type": Path, "metavar": "FILE", "help": "default: serve_engine-PORT.log"}),
+        ),
+    ),
+    Command(
+        "doctor",
+        doctor,
+        "is this machine fit: versions, memory, ports, one sampled token",
+        "Looks at versions, memory, ports and the compiler, and samples one token with the engine. It takes"
+        " half a minute, and on a GPU two, while vLLM compiles.",
+        ("treetune doctor",),
+    ),
+)

@@ -1,0 +1,176 @@
+"""Weight transfers between GPUs: CUDA IPC where trainer and server share one, NCCL where each has its own.
+
+vLLM's workers have both built in, and define the content of the requests (0.32:
+``vllm.distributed.weight_transfer``); `tests/engine/test_cuda_transfers.py` holds the names against its
+source. Neither has been run on a GPU.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from treetune.engine.base import Chunk
+from treetune.engine.client import Address, ServerFailure
+from treetune.engine.launch import free_port
+from treetune.engine.transfer import ByRoutes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BUFFER_BYTES = 2**28
+"""The buffer of one broadcast; a larger weight takes a larger one."""
+BUFFERS = 2
+"""Broadcasts under way at a time."""
+
+
+def described(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Returns names, types and shapes of weights, which a worker has to know before it has them."""
+    return {
+        "names": list(tensors),
+        "dtype_names": [str(weight.dtype).removeprefix("torch.") for weight in tensors.values()],
+        "shapes": [list(weight.shape) for weight in tensors.values()],
+    }
+
+
+def own_address(url: str) -> str:
+    """Returns the address by which the machine at `url` reaches this one."""
+    host = urlsplit(url).hostname
+    family, kind, _, _, remote = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(remote)  # nothing is sent
+        return probe.getsockname()[0]
+
+
+class CudaIpc(ByRoutes):
+    """A chunk is copied into a buffer on the GPU, which the server opens by its handle and copies out of."""
+
+    _buffer: Tensor | None = None
+    _handle = ""
+
+    def meet(self, address: Address) -> None:
+        self._post(address, "/init_weight_transfer_engine", {"init_info": {"packed": True}})
+
+    def begin(self, address: Address) -> None:
+        self._buffer = None  # at the end of an update a worker closes the handle that it had
+        super().begin(address)
+
+    def send(self, address: Address, chunk: Chunk) -> None:
+        import torch
+
+        weights = [weight.contiguous().view(-1).view(torch.uint8) for weight in chunk.tensors.values()]
+        sizes = [weight.numel() for weight in weights]
+        # A thread begins on the first GPU, whichever the trainer's is.
+        with torch.cuda.device(weights[0].device):
+            torch.cat(weights, out=self._room(sum(sizes), weights[0].device)[: sum(sizes)])
+            torch.cuda.current_stream().synchronize()
+            info = described(chunk.tensors) | {"tensor_sizes": sizes, "ipc_handles_pickled": self._handle}
+            self._post(address, "/update_weights", {"update_info": info})
+
+    def end(self, address: Address, directory: Path) -> None:
+        super().end(address, directory)
+        self.close()
+
+    def close(self) -> None:
+        if self._buffer is not None:
+            import torch
+
+            self._buffer = None
+            torch.cuda.ipc_collect()
+
+    def _room(self, size: int, device: Any) -> Tensor:
+        """A buffer of at least `size` bytes, whose handle is known."""
+        import torch
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        if self._buffer is None or self._buffer.numel() < size:
+            self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
+            _, arguments = reduce_tensor(self._buffer)
+            gpu = str(torch.cuda.get_device_properties(device).uuid)
+            self._handle = base64.b64encode(pickle.dumps({gpu: arguments})).decode()
+        return self._buffer
+
+
+class Nccl(ByRoutes):
+    """A chunk is broadcast to the server's `workers`, in a group that is this rank's and theirs."""
+
+    _group: Any = None
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        import torch
+
+        # A thread begins on the first GPU, whichever the trainer's is: vLLM binds the group to its thread's.
+        self._device = torch.cuda.current_device()
+
+    def meet(self, address: Address) -> None:
+        self.close()
+        rendezvous = {
+            "master_address": own_address(address.url),
+            "master_port": free_port(),
+            "world_size": 1 + self._workers,
+        }
+        sizes = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": BUFFERS}
+        info = rendezvous | {"rank_offset": 1, "packed": True} | sizes
+
+        def join() -> None:
+            import torch
+            from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
+            with torch.cuda.device(self._device):
+                self._group = trainer_init(rendezvous)
+
+        self._beside(join, address, "/init_weight_transfer_engine", {"init_info": info})
+
+    def send(self, address: Address, chunk: Chunk) -> None:
+        def broadcast() -> None:
+            import torch
+            from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+
+            with torch.cuda.device(self._group.device):
+                packed_nccl_broadcast_producer(
+                    iterator=iter(chunk.tensors.items()),
+                    group=self._group,
+                    src=0,
+                    post_iter_func=lambda item: item[1],
+                    buffer_size_bytes=BUFFER_BYTES,
+                    num_buffers=BUFFERS,
+                )
+
+        self._beside(broadcast, address, "/update_weights", {"update_info": described(chunk.tensors)})
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.destroy()
+            self._group = None
+        self._met = None
+
+    def _beside(self, work: Callable[[], None], address: Address, path: str, body: dict[str, Any]) -> None:
+        """Posts to the server while `work` does this side's part, neither of which ends without the other. If
+        either fails or is late, the group is given up: it can't be used again."""
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:  # handed on below
+                failures.append(error)
+
+        side = threading.Thread(target=run, name="weight-transfer-nccl", daemon=True)
+        side.start()
+        try:
+            self._post(address, path, body)
+            side.join(self._timeout)
+            if side.is_alive():
+                raise ServerFailure(f"{path}: answered, and NCCL was not done in {self._timeout:.0f} s")
+            if failures:
+                raise ServerFailure(f"{path}: {type(failures[0]).__name__}: {failures[0]}")
+        except BaseException:
+            self.close()
+            raise

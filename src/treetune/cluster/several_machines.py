@@ -1,0 +1,226 @@
+"""Compares the machines of a run, and checks that they see each other, before the ranks talk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import treetune
+from treetune.config.errors import SameOnAllRanks
+from treetune.config.folders import DIGITS_OF_HASH, own_modules
+from treetune.runtime.machine import versions
+from treetune.store.checksums import config_hash
+from treetune.store.files import own_folder
+from treetune.trainer.ranks import Meeting
+
+SEEN_WITHIN_S = 30.0
+"""How long a file may take from one machine to another, over a network file system."""
+
+CONNECT_WITHIN_S = 10.0
+CLOCKS_WITHIN_S = 60.0
+
+SOCKETS = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh)"
+
+
+class MachinesDiffer(SameOnAllRanks):
+    """Each machine with what keeps it from this run."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts of one rank's machine, for comparison with the others'."""
+
+    machine: int
+    name: str
+    interface: str
+    address: str
+    port: int
+    clock: float
+    """Seconds since 1970."""
+    code: str
+    """A hash of the sources."""
+    own_modules: Mapping[str, str]
+    python: str
+    packages: Mapping[str, str]
+    configuration: str
+    """A hash of what the configuration computes."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The other machines as one rank sees them, by their numbers."""
+
+    unseen: tuple[int, ...] = ()
+    """Whose files it doesn't see."""
+    unreached: tuple[tuple[int, str], ...] = ()
+    """Whom it can't connect to, and why."""
+
+
+def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share: bool = False) -> None:
+    """Looks at this machine and at the others from here; returns where each can do its part of the run in
+    `directory`, and otherwise raises MachinesDiffer with all that is wrong, on every rank. Collective.
+
+    Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, where nobody has, to the interface by which the machines
+    reach each other. `share` lets others look into the directory.
+    """
+    if meeting.machines == 1:
+        return
+    interface, address = meeting.interface()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    # NCCL would choose by itself, and wait for the deadline on a bridge of virtual machines. "=" has it take
+    # this name alone, and not every one that begins so.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    token = meeting.exchange("token", secrets.token_hex(8))[0]
+    with _listening(address, meeting.world_size) as port, _marked(directory, token, meeting, share):
+        own = _facts(meeting.machine, (interface, address, port), plain)
+        facts = [Facts(**one) for one in meeting.exchange("facts", asdict(own))]
+        seen = _view(meeting.machine, facts, directory, token)
+        views = [
+            View(tuple(one["unseen"]), tuple((number, why) for number, why in one["unreached"]))
+            for one in meeting.exchange("views", asdict(seen))
+        ]
+    found = differences(facts, views, directory)
+    if found:
+        with contextlib.suppress(RuntimeError):  # the first rank keeps the store until all have read
+            meeting.exchange("told", True)
+        lines = "\n".join(f"  {line}" for line in found)
+        raise MachinesDiffer(f"the {meeting.machines} machines can't do this run together:\n{lines}")
+
+
+def differences(facts: Sequence[Facts], views: Sequence[View], directory: Path) -> list[str]:
+    """Returns what is wrong, a line each that begins with the machine's name; `facts` and `views` are in rank
+    order. The first rank's machine is the measure."""
+    first = facts[0]
+    names = {one.machine: one.name for one in facts}
+    lines: dict[str, None] = {}  # in order, and once for all ranks of a machine
+    for one, view in zip(facts, views, strict=True):
+        for number in view.unseen:
+            lines[
+                f"{one.name} doesn't see what {names[number]} writes into {directory}: it must be a folder of"
+                " one file system that all machines have there (APP_DIRECTORY)"
+            ] = None
+        for number, why in view.unreached:
+            other = next(fact for fact in facts if fact.machine == number)
+            lines[
+                f"{one.name} can't reach {other.name} at {other.address} ({other.interface}): {why}; name the"
+                f" interface that reaches the others with {SOCKETS}, and let them use all ports between them"
+            ] = None
+        for line in _unlike(one, first):
+            lines[f"{one.name} {line}"] = None
+    for number, name in names.items():
+        if any(name == another and number > earlier for earlier, another in names.items()):
+            lines[f"{name} is the name of two machines: give each a host name of its own"] = None
+    return list(lines)
+
+
+def _facts(machine: int, place: tuple[str, str, int], plain: Mapping[str, Any]) -> Facts:
+    """Returns this rank's facts; `place` is the interface, address and port where it listens."""
+    return Facts(
+        machine,
+        platform.node(),
+        *place,
+        clock=time.time(),
+        code=_code(),
+        own_modules=own_modules(),
+        python=platform.python_version(),
+        packages=versions(),
+        configuration=config_hash(plain),
+    )
+
+
+def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> View:
+    """Looks at the other machines, each by its first rank."""
+    others = {one.machine: one for one in reversed(facts) if one.machine != machine}
+    unseen = _unseen({number: _mark(directory, token, number) for number in others})
+    # All at once, as one wrong interface may keep them all from here.
+    with ThreadPoolExecutor(len(others)) as threads:
+        reached = threads.map(lambda one: _unreached(one.address, one.port), others.values())
+        unreached = tuple((n, why) for n, why in zip(others, reached, strict=True) if why is not None)
+    return View(unseen, unreached)
+
+
+def _unlike(one: Facts, first: Facts) -> Iterator[str]:
+    """Yields in what a machine isn't as the first one is."""
+    if one.code != first.code:
+        yield f"has other code of treetune than {first.name}: use one checkout, or the same commit"
+    for name in sorted(first.own_modules.keys() | one.own_modules.keys()):
+        if one.own_modules.get(name) != first.own_modules.get(name):
+            yield f"has another {name}, which the configuration imports, than {first.name}: use one copy"
+    if one.python != first.python:
+        yield f"has Python {one.python}, and {first.name} {first.python}: set both up alike"
+    for name in sorted(first.packages.keys() | one.packages.keys()):
+        there, here = first.packages.get(name, "none"), one.packages.get(name, "none")
+        if there != here:
+            yield f"has {name} {here}, and {first.name} {there}: run ./scripts/setup.sh on both"
+    if one.configuration != first.configuration:
+        yield (
+            f"has another configuration than {first.name}: the same files, --override and APP_… variables"
+            " belong on all machines (DeepSpeed's ssh launcher takes variables from .deepspeed_env)"
+        )
+    if abs(one.clock - first.clock) > CLOCKS_WITHIN_S:
+        away = one.clock - first.clock
+        yield f"has a clock that is {away:+.0f} s off {first.name}'s: set both by one (NTP)"
+
+
+def _code() -> str:
+    """Returns a hash of all sources of this package."""
+    digest = hashlib.blake2b()
+    folder = Path(treetune.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:DIGITS_OF_HASH]
+
+
+def _mark(directory: Path, token: str, machine: int) -> Path:
+    return directory / f".machine-{machine}-{token}"
+
+
+@contextmanager
+def _marked(directory: Path, token: str, meeting: Meeting, share: bool) -> Iterator[None]:
+    """Inside, a file says that this machine writes here. The name is new, so that no file system remembers
+    that it wasn't there."""
+    own = _mark(directory, token, meeting.machine)
+    own_folder(directory, share=share)
+    own.touch()
+    try:
+        yield
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def _unseen(marks: Mapping[int, Path]) -> tuple[int, ...]:
+    """Returns the machines whose mark hasn't come within one deadline for all."""
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    while away := tuple(number for number, path in marks.items() if not path.exists()):
+        if time.monotonic() > deadline:
+            return away
+        time.sleep(0.2)
+    return ()
+
+
+@contextmanager
+def _listening(address: str, backlog: int) -> Iterator[int]:
+    """Gives a port of this rank's that others can connect to; the kernel answers them."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=backlog) as server:
+        yield server.getsockname()[1]
+
+
+def _unreached(address: str, port: int) -> str | None:
+    """Returns why there is no connection; None where there is one."""
+    try:
+        socket.create_connection((address, port), CONNECT_WITHIN_S).close()
+    except OSError as error:
+        return str(error)
+    return None

@@ -1,0 +1,229 @@
+"""Asks a language model about solutions: each question once, its costs counted and bounded by a budget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from treetune.data.prompts import AGAIN
+from treetune.domains.endpoints import asking
+from treetune.domains.endpoints.asking import Answer, AnswerJournal
+from treetune.domains.endpoints.client import Client, EndpointError, Refused, Unanswered
+from treetune.domains.endpoints.settings import EndpointSettings, Message, Prices
+from treetune.tasks.thoughts import read_thoughts
+
+
+class OutOfBudget(Exception):
+    """The next request could cost more than is left."""
+
+
+@dataclass
+class Usage:
+    """Sums over answers. `estimated` are those whose endpoint said nothing of their tokens: they are taken
+    for as many as their bytes, which no tokenizer exceeds."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    estimated: int = 0
+
+    def add(self, input_tokens: int, output_tokens: int, estimated: bool) -> None:
+        self.requests += 1
+        self.input_tokens += input_tokens
+        self.output_tokens += output_tokens
+        self.estimated += estimated
+
+    def as_row(self, prices: Prices | None) -> dict[str, Any]:
+        """Returns the sums for the summary; dollars only where prices are known."""
+        row: dict[str, Any] = dict(vars(self))
+        if prices is not None:
+            row["dollars"] = round(prices.dollars(self.input_tokens, self.output_tokens), 6)
+        return row
+
+
+class Ledger:
+    """Counts answers, those of earlier runs too, and lets requests through as long as what they could
+    cost at most, with those in flight, stays within `budget` (dollars)."""
+
+    def __init__(self, prices: Prices | None, budget: float | None) -> None:
+        assert budget is None or prices is not None
+        self.prices = prices
+        self.steps: dict[str, Usage] = defaultdict(Usage)
+        self.exhausted = False
+        self._budget = budget
+        self._reserved: list[float] = []
+        self._changed = asyncio.Condition()
+
+    @property
+    def total(self) -> Usage:
+        total = Usage()
+        for usage in self.steps.values():
+            for name, value in vars(usage).items():
+                setattr(total, name, getattr(total, name) + value)
+        return total
+
+    @property
+    def dollars(self) -> float:
+        """Spent so far; 0 where no prices are known."""
+        total = self.total
+        return self.prices.dollars(total.input_tokens, total.output_tokens) if self.prices else 0.0
+
+    @asynccontextmanager
+    async def reserved(self, input_tokens: int, output_tokens: int) -> AsyncIterator[None]:
+        """Around a request that takes so many tokens at most. Raises OutOfBudget."""
+        if self._budget is None or self.prices is None:
+            yield
+            return
+        most = self.prices.dollars(input_tokens, output_tokens)
+        async with self._changed:
+            while not self.exhausted and self.dollars + sum(self._reserved) + most > self._budget:
+                # Those in flight mostly cost less than they might: what is left over may do.
+                if not self._reserved:
+                    self.exhausted = True
+                else:
+                    await self._changed.wait()
+            self._changed.notify_all()
+            if self.exhausted:
+                raise OutOfBudget
+            self._reserved.append(most)
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._reserved.remove(most)
+                self._changed.notify_all()
+
+
+T = TypeVar("T")
+
+TEMPLATE_TOKENS = 1000
+"""The tokens that a chat template may add to the bytes of a request: room for the budget's bound."""
+
+
+class Unreadable(ValueError):
+    """An answer is not what was asked for; says what is wrong with it."""
+
+
+class Asker(asking.Asker):
+    """Asks for all solutions. After a failure that concerns all, everything asked raises it."""
+
+    def __init__(
+        self,
+        client: Client,
+        endpoint: EndpointSettings,
+        journal: AnswerJournal,
+        ledger: Ledger,
+        extra_for: Mapping[Any, Mapping[str, Any]],
+    ) -> None:
+        super().__init__(client, journal)
+        self.failure: EndpointError | None = None
+        self._endpoint, self._ledger, self._extra_for = endpoint, ledger, extra_for
+        self._room = asyncio.Semaphore(endpoint.concurrency)
+        self._unanswered_in_a_row = 0
+        self._is_answering = False
+
+    @property
+    def stopping(self) -> bool:
+        return self.failure is not None or self._ledger.exhausted
+
+    async def reply(self, step: str, messages: Sequence[Message]) -> Answer:
+        """Raises Unanswered, OutOfBudget or EndpointError."""
+        return await self.answer(step, self._endpoint.body(messages, self._extra_for.get(step, {})))
+
+    async def _ask(
+        self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[Answer], bool]
+    ) -> Answer:
+        size, most = self.estimated_tokens(body), self._endpoint.max_tokens
+        async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, most):
+            if self.failure is not None:
+                raise self.failure
+            try:
+                answer = await super()._ask(key, step, body, keep)
+            except Unanswered as error:
+                if isinstance(error, Refused) and self._is_answering:
+                    raise  # it concerns this request alone
+                self._unanswered_in_a_row += 1
+                if self._unanswered_in_a_row >= self._endpoint.give_up_after:
+                    self.failure = EndpointError(
+                        f"{self._unanswered_in_a_row} requests in a row came to nothing; the last: {error}"
+                    )
+                raise
+            except EndpointError as error:
+                self.failure = error
+                raise
+            self._unanswered_in_a_row = 0
+            self._is_answering = True
+            self._ledger.steps[step].add(answer.input_tokens, answer.output_tokens, answer.estimated)
+            return answer
+
+
+class Questions:
+    """The questions of one solution. It remembers its answers and their cost."""
+
+    def __init__(self, asker: Asker, repairs: int) -> None:
+        self._asker, self._repairs = asker, repairs
+        self._got: dict[str, Answer] = {}
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of its answers in the journal."""
+        return sorted(self._got)
+
+    @property
+    def usage(self) -> Usage:
+        usage = Usage()
+        for answer in self._got.values():
+            usage.add(answer.input_tokens, answer.output_tokens, answer.estimated)
+        return usage
+
+    async def ask(
+        self, step: str, messages: Sequence[Message], read: Callable[[str], T]
+    ) -> tuple[T, list[Message]]:
+        """Returns what `read` makes of the answer, and the conversation so far.
+
+        An answer that it can't read (it raises Unreadable), or that has no end, is sent back with the reason
+        `repairs` times at most. Raises the last Unreadable, or what asking raises.
+        """
+        conversation = list(messages)
+        for left in range(self._repairs, -1, -1):
+            answer = await self._asker.reply(step, conversation)
+            self._got[answer.key] = answer
+            text = without_thought(answer.text)
+            try:
+                if not answer.complete:
+                    raise Unreadable("the answer was cut off at max_tokens")
+                if not text:
+                    raise Unreadable("the answer is empty")
+                return read(text), [*conversation, ("assistant", text)]
+            except Unreadable as error:
+                if left == 0:
+                    raise
+                again = AGAIN.format(reason=error)
+                if text and answer.complete:
+                    conversation = [*conversation, ("assistant", text), ("user", again)]
+                else:
+                    role, last = conversation[-1]
+                    conversation = [*conversation[:-1], (role, f"{last}\n\n{again}")]
+        raise AssertionError("every way out of the loop returns or raises")
+
+
+def without_thought(text: str) -> str:
+    """Returns what a model says behind its thought, where its server leaves that in the answer."""
+    reading = read_thoughts(text)
+    # A tag with nothing behind it is part of a solution that the answer repeats.
+    said_nothing = not reading.is_cut_off and not reading.answer.strip()
+    return text.strip() if said_nothing else reading.answer.strip()
+
+
+async def all_of(work: Sequence[Awaitable[T]]) -> list[T]:
+    """The results, once everything has ended: nothing that is paid for is abandoned half-way. Raises the
+    first exception."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results  # type: ignore[return-value]

@@ -1,0 +1,330 @@
+"""Policies that answer rows: a model on servers of ours, or one behind OpenAI-compatible addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Gt, MinLen
+
+from treetune.config.registrable import Registrable
+from treetune.contracts import Finding
+from treetune.domains.endpoints.client import Client, EndpointError, Refused, Unanswered
+from treetune.domains.endpoints.settings import EndpointSettings
+from treetune.engine.base import Completion, EngineLaunch, Request, SamplingParams
+from treetune.engine.settings import EngineSettings
+from treetune.models.sources import ModelSource
+from treetune.store import held_folders
+from treetune.store.files import new_own_folder, remove_folder
+from treetune.vocabulary import Problem
+
+if TYPE_CHECKING:
+    from treetune.vocabulary import TextCodec
+
+WAVE = 4096
+"""Answers that are asked for at a time: many more than are sampled side by side, and few enough to hold."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """An answer to ask for: the number of the row, of the answer, and the seed that it is drawn with."""
+
+    row: int
+    sample: int
+    seed: int
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer; `complete`: it was not cut off. `tokens` is None where nobody said it."""
+
+    text: str
+    complete: bool
+    tokens: int | None
+
+
+REFUSED, EMPTY = "refused", "empty"
+
+
+@dataclass(frozen=True)
+class NoReply:
+    """A question to which the policy says nothing that could be right or wrong. The outcome is `REFUSED`
+    where the endpoint refuses it, and `EMPTY` where the answer has no text."""
+
+    outcome: str
+    why: str
+
+
+Keep = Callable[[Question, Reply | NoReply | None], None]
+"""Called with every answer as it comes; None for a question that can't be asked: its prompt is too long."""
+
+Ask = Callable[[Sequence[Question], Keep], None]
+"""Asks, and returns when everything was answered. Raises RuntimeError where no more answers come."""
+
+
+@dataclass(frozen=True)
+class AskingShard:
+    """The shard that asks: its number, its folder, and the seed of the engine."""
+
+    shard: int
+    folder: Path
+    seed: int
+
+
+class Policy(Registrable):
+    """Answers questions."""
+
+    def check_answers(self, sampling: SamplingParams) -> Iterable[Finding]:
+        """Yields what is wrong with asking it so."""
+        return ()
+
+    def identity(self) -> object:
+        """Returns what decides on an answer, beside the question. Its repr is compared."""
+        raise NotImplementedError
+
+    def opened(self, sampling: SamplingParams, place: AskingShard) -> AbstractContextManager[Ask]:
+        """Opens the policy: it can be asked within the block."""
+        raise NotImplementedError
+
+
+@Policy.register("served")
+@dataclass(frozen=True, kw_only=True)
+class Served(Policy):
+    """A model on a server of ours for each job, which ends with it."""
+
+    model: ModelSource
+    engine: EngineSettings
+    """The server."""
+    context_length: Annotated[int, Gt(1)]
+    """The most tokens of prompt and answer; a row whose prompt fills them can't be asked, and is named."""
+
+    def check_answers(self, sampling: SamplingParams) -> Iterable[Finding]:
+        longest = self.model.longest
+        if longest is not None and longest < self.context_length:
+            yield Finding(
+                f"the model was made for {longest} tokens, and context_length is {self.context_length}",
+                "$.policy.context_length",
+                f"lower it to {longest} or less",
+            )
+        if sampling.max_tokens >= self.context_length:
+            yield Finding(
+                f"an answer may have {sampling.max_tokens} tokens, and the context_length of"
+                f" {self.context_length} leaves no room for them beside a prompt",
+                "$.answers.max_tokens",
+                "lower it, or raise policy.context_length",
+            )
+
+    def identity(self) -> object:
+        return self.model, self.context_length
+
+    @contextmanager
+    def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
+        import torch
+
+        from treetune.engine.engine import start_engine
+        from treetune.models.policy_files import write_for_engine
+        from treetune.models.saved_weights import saved_weights
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model.require()
+        tokenizer = self.model.load_tokenizer(_no_alphabet)
+        codec = self.model.codec(tokenizer)
+        memory = _memory_folder(place)
+        weights = memory / "weights"
+        try:
+            model = self.model.load_model(place.seed, _no_alphabet)
+            write_for_engine(saved_weights(model), model.config, tokenizer, weights)
+            del model
+            launch = EngineLaunch(
+                weights=weights,
+                logs=place.folder / "logs",
+                seed=place.seed,
+                context_length=self.context_length,
+                device=device,
+                end_ids=codec.end_ids,
+            )
+            engine = start_engine(self.engine, launch)
+            try:
+                engine.wait_ready()
+
+                def ask(questions: Sequence[Question], keep: Keep) -> None:
+                    for first in range(0, len(questions), WAVE):
+                        wave = questions[first : first + WAVE]
+                        requests, asked = self._requests(wave, codec, sampling, keep)
+
+                        def came(
+                            index: int, completions: list[Completion], asked: list[Question] = asked
+                        ) -> None:
+                            [one] = completions
+                            text, complete = codec.decode(one.token_ids), one.finish_reason == "stop"
+                            keep(asked[index], Reply(text, complete, len(one.token_ids)))
+
+                        if requests:
+                            engine.generate(requests, came)
+
+                yield ask
+            finally:
+                engine.close()
+        finally:
+            shutil.rmtree(memory, ignore_errors=True)
+
+    def _requests(
+        self, questions: Sequence[Question], codec: TextCodec, sampling: SamplingParams, keep: Keep
+    ) -> tuple[list[Request], list[Question]]:
+        """Returns a request for each answer, so that what was sampled when a job dies is lost one by one."""
+        requests, asked = [], []
+        for question in questions:
+            prompt_ids = codec.encode_prompt(question.problem)
+            left = self.context_length - len(prompt_ids)
+            if left < 1 or not len(prompt_ids):
+                keep(question, None)
+                continue
+            own = replace(sampling, max_tokens=min(sampling.max_tokens, left))
+            requests.append(Request(prompt_ids, question.seed, 1, own, reads_logprobs=False))
+            asked.append(question)
+        return requests, asked
+
+
+def _no_alphabet() -> str:
+    raise ValueError(
+        "the model 'tiny' knows the characters of a task, and rows have none: give its alphabet, or take the"
+        " model 'pretrained'"
+    )
+
+
+def _memory_folder(place: AskingShard) -> Path:
+    """Makes the empty folder of the engine's weights: in memory where this user may write there."""
+    held_folders.sweep()  # those of jobs that were killed
+    if os.access(held_folders.MEMORY, os.W_OK):
+        return held_folders.new_in_memory()
+    folder = place.folder / "weights-in-the-engine"
+    remove_folder(folder)
+    new_own_folder(folder)
+    return folder
+
+
+@Policy.register("endpoint")
+@dataclass(frozen=True, kw_only=True)
+class AtAddresses(Policy):
+    """A model behind OpenAI-compatible addresses, of which the shards take turns: each asks one. What
+    `answers` says takes the place of an address's own temperature and max_tokens. A seed is sent with each
+    request; whether the same seed gives the same answer is the address's affair. Set `answers.top_k` to -1
+    for one that doesn't know it, and `send_seed` to false for one that refuses a seed.
+
+    A request that an address refuses for what is in it leaves out that answer, and ends nothing."""
+
+    addresses: Annotated[tuple[EndpointSettings, ...], MinLen(1)]
+    send_seed: bool = True
+    """Whether requests say the seed with which an answer is to be drawn."""
+
+    def identity(self) -> object:
+        return [(one.model, one.api, one.extra) for one in self.addresses]
+
+    @contextmanager
+    def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
+        chosen = self.addresses[place.shard % len(self.addresses)]
+        settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
+
+        def ask(questions: Sequence[Question], keep: Keep) -> None:
+            asyncio.run(_ask(settings, sampling, questions, keep, send_seed=self.send_seed))
+
+        yield ask
+
+
+async def _ask(
+    settings: EndpointSettings,
+    sampling: SamplingParams,
+    questions: Sequence[Question],
+    keep: Keep,
+    *,
+    send_seed: bool = True,
+) -> None:
+    """Raises RuntimeError when requests come to nothing, after everything that was answered was kept."""
+    failure: EndpointError | None = None
+    unanswered: list[str] = []
+    in_a_row = 0
+    refused: list[tuple[Question, NoReply]] = []
+    """Refusals that came before any answer. Where nothing else comes, they concern all."""
+    is_answering = False
+
+    async def worker(waiting: Iterator[Question]) -> None:
+        nonlocal failure, in_a_row, is_answering
+        for question in waiting:
+            if failure is not None:
+                return
+            try:
+                reply = await client.ask(_body(settings, sampling, question, send_seed=send_seed))
+            except Refused as error:
+                none = NoReply(REFUSED, str(error))
+                if is_answering:
+                    keep(question, none)
+                    continue
+                refused.append((question, none))
+                if len(refused) >= settings.give_up_after:
+                    failure = EndpointError(
+                        f"the first {len(refused)} requests were refused, and none was answered; the last:"
+                        f" {error}"
+                    )
+                    return
+                continue
+            except Unanswered as error:
+                unanswered.append(f"row {question.row}: {error}")
+                in_a_row += 1
+                if in_a_row >= settings.give_up_after:
+                    failure = EndpointError(
+                        f"{in_a_row} requests in a row came to nothing; the last: {error}"
+                    )
+                continue
+            except EndpointError as error:
+                failure = error
+                return
+            in_a_row = 0
+            is_answering = True
+            if reply.why_empty is not None:
+                keep(question, NoReply(EMPTY, reply.why_empty))
+            else:
+                keep(question, Reply(reply.text, reply.complete, reply.output_tokens))
+
+    async with Client.of(settings, lambda: failure is not None) as client:
+        waiting = iter(questions)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(settings.concurrency):
+                group.create_task(worker(waiting))
+    if failure is not None:
+        raise failure
+    for question, none in refused:
+        keep(question, none)
+    if unanswered:
+        raise EndpointError(
+            f"{len(unanswered)} requests came to nothing; the others are kept. The first: {unanswered[0]}"
+        )
+
+
+def _body(
+    settings: EndpointSettings, sampling: SamplingParams, question: Question, *, send_seed: bool
+) -> dict[str, Any]:
+    body = settings.body((), {})
+    for ours in ("messages", "prompt", "stop"):
+        body.pop(ours, None)
+    problem = question.problem
+    if settings.api == "chat":
+        asked = [vars(message) for message in problem.messages]
+        body["messages"] = asked or [{"role": "user", "content": problem.prompt}]
+    else:
+        body["prompt"] = problem.prompt
+    if send_seed:
+        body["seed"] = question.seed
+    if sampling.top_p < 1:
+        body["top_p"] = sampling.top_p
+    if sampling.top_k > 0:
+        body["top_k"] = sampling.top_k
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    return body

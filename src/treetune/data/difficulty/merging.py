@@ -1,0 +1,285 @@
+"""The merged results of all shards: rates by row, rows with their rate, bins, a picture, a summary."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from treetune.data.difficulty.shard import (
+    ANSWERS,
+    GRADES,
+    WITHOUT_ANSWER,
+    RowOfInput,
+    input_rows,
+    shard_folder,
+)
+from treetune.data.pipelines import EstimateDifficulty
+from treetune.domains.domain_rows import DATA_SOURCE, Row, domain_of, write_parquet
+from treetune.runtime.console import Console
+from treetune.store.files import whole_file, write_json
+from treetune.store.journal import read_rows
+
+RATES_FILE = "rates.parquet"
+
+BINS: tuple[tuple[str, float, float], ...] = (
+    ("impossible", 0.0, 0.0),
+    ("very hard", 0.0, 0.2),
+    ("hard", 0.2, 0.4),
+    ("medium", 0.4, 0.6),
+    ("easy", 0.6, 0.8),
+    ("very easy", 0.8, 1.0),
+    ("perfect", 1.0, 1.0),
+)
+"""Name, and where a bin begins and ends: each has its beginning, those of 0 and 1 alone come first."""
+
+
+def bin_of(correct: int, answers: int) -> str:
+    """Returns the name of the bin of `correct` of `answers`. In whole numbers: 0.6 is easy, whatever 3 / 5
+    comes to."""
+    assert 0 <= correct <= answers > 0
+    if correct == 0:
+        return "impossible"
+    if correct == answers:
+        return "perfect"
+    return BINS[1 + correct * 5 // answers][0]
+
+
+@dataclass(frozen=True)
+class RowRate:
+    """The counts of a row's answers. `occurrence` counts rows with the same `key`, which have answers of
+    their own.
+
+    `answers` were graded, `correct` of them right, `unfinished` of them cut off; `unavailable` more could not
+    be graded, and count nowhere else. `pass_rate` and `mean_reward` are None where none was graded.
+    """
+
+    index: int
+    key: str
+    occurrence: int
+    data_source: str
+    answers: int
+    correct: int
+    pass_rate: float | None
+    mean_reward: float | None
+    mean_tokens: float | None
+    unfinished: int
+    unavailable: int
+
+
+def read_rates(path: Path) -> Iterator[RowRate]:
+    """Yields the rows of a file of rates. Raises ValueError for one that holds none."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    if not path.is_file():
+        raise ValueError(
+            f"there are no rates in {path} (looked for in {Path.cwd()}): estimate_difficulty writes"
+            f" {RATES_FILE} into its output when all shards are done"
+        )
+    try:
+        rows = [RowRate(**row) for row in parquet.read_table(path).to_pylist()]
+    except (pa.ArrowException, OSError, TypeError) as error:
+        raise ValueError(f"{path} holds no rates of estimate_difficulty: {error}") from error
+    yield from rows
+
+
+def rates_by_key(path: Path) -> dict[str, float]:
+    """Returns rates by the content of what is asked: rows that ask the same have one, of all their answers
+    together. Rows of which no answer could be graded have none."""
+    counts: dict[str, tuple[int, int]] = {}
+    for row in read_rates(path):
+        correct, answers = counts.get(row.key, (0, 0))
+        counts[row.key] = correct + row.correct, answers + row.answers
+    return {key: correct / answers for key, (correct, answers) in counts.items() if answers}
+
+
+def write_rates(path: Path, rows: Iterable[RowRate]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    types = {"str": pa.string(), "int": pa.int64(), "float | None": pa.float64()}
+    schema = pa.schema({field.name: types[str(field.type)] for field in fields(RowRate)})
+    with whole_file(path, "wb") as file:
+        parquet.write_table(pa.Table.from_pylist([asdict(row) for row in rows], schema), file)
+
+
+def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Console) -> int:
+    """Writes the results of finished shards, and returns 1 if answers are left that could not be graded."""
+    graded: defaultdict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
+    outcomes: Counter[str] = Counter()
+    answers = asked_twice = 0
+    for shard in range(pipeline.shards):
+        folder = shard_folder(output, shard)
+        asked = Counter((line["row"], line["sample"]) for line in read_rows(folder / ANSWERS))
+        answers += len(asked)
+        asked_twice += sum(count - 1 for count in asked.values())
+        for line in read_rows(folder / GRADES):
+            graded[line["row"]].setdefault(line["sample"], line)  # of several grades the first counts
+            outcomes[line["outcome"]] += 1
+    rates = [_rate(one, graded[one.index], pipeline.answers.samples) for one in input_rows(source)]
+
+    def with_rates() -> Iterator[Row]:
+        for one, rate in zip(input_rows(source), rates, strict=True):
+            row = {name: value for name, value in one.row.items() if name != pipeline.column}
+            yield row if rate.pass_rate is None else row | {pipeline.column: rate.pass_rate}
+
+    write_rates(output / RATES_FILE, rates)
+    write_parquet(output / "rows.parquet", _Again(with_rates))
+    summary = _summary(rates, outcomes, answers, asked_twice)
+    summary["without_answer"] = _without_answer(graded)
+    _draw(summary["bins"], output)
+    write_json(output / "summary.json", summary)
+    for words in _in_words(summary, output, pipeline.column):
+        console.say(words)
+    return 1 if summary["unavailable"] else 0
+
+
+@dataclass(frozen=True)
+class _Again(Iterable[Row]):
+    """Rows that can be gone through more than once."""
+
+    rows: Callable[[], Iterator[Row]]
+
+    def __iter__(self) -> Iterator[Row]:
+        return self.rows()
+
+
+def _rate(one: RowOfInput, lines: Mapping[int, Mapping[str, Any]], samples: int) -> RowRate:
+    known = [line for _, line in sorted(lines.items()) if line["outcome"] not in WITHOUT_ANSWER]
+    tokens = [line["tokens"] for line in known if line["tokens"] is not None]
+    answers, correct = len(known), sum(bool(line["correct"]) for line in known)
+    return RowRate(
+        index=one.index,
+        key=one.key,
+        occurrence=one.occurrence,
+        data_source=one.row[DATA_SOURCE],
+        answers=answers,
+        correct=correct,
+        pass_rate=correct / answers if answers else None,
+        mean_reward=math.fsum(line["reward"] for line in known) / answers if answers else None,
+        mean_tokens=sum(tokens) / len(tokens) if tokens else None,
+        unfinished=sum(not line["complete"] for line in known),
+        unavailable=samples - len(lines),
+    )
+
+
+def _summary(
+    rates: Sequence[RowRate], outcomes: Counter[str], answers: int, asked_twice: int
+) -> dict[str, Any]:
+    rated = [row for row in rates if row.answers]
+    by_source: dict[str, list[RowRate]] = {}
+    for row in rates:
+        by_source.setdefault(row.data_source, []).append(row)
+    return {
+        "rows": len(rates),
+        "answers": answers,
+        "asked_twice": asked_twice,
+        "pass_rate": _mean(rated),
+        "bins": _bins(rated),
+        "outcomes": dict(sorted(outcomes.items())),
+        "without_a_rate": len(rates) - len(rated),
+        "unavailable": sum(row.unavailable for row in rates),
+        "unfinished": sum(row.unfinished for row in rates),
+        "sources": {
+            source: {
+                "domain": domain_of(source),
+                "rows": len(rows),
+                "pass_rate": _mean([row for row in rows if row.answers]),
+                "bins": _bins([row for row in rows if row.answers]),
+            }
+            for source, rows in sorted(by_source.items())
+        },
+    }
+
+
+def _without_answer(graded: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Returns, for each outcome without an answer, how many questions had it, their rows, and what was said
+    of the first."""
+    told: dict[str, dict[str, Any]] = {}
+    for row, lines in sorted(graded.items()):
+        for _, line in sorted(lines.items()):
+            if line["outcome"] not in WITHOUT_ANSWER:
+                continue
+            of_outcome = told.setdefault(
+                line["outcome"], {"answers": 0, "rows": [], "first": line.get("message", "")}
+            )
+            of_outcome["answers"] += 1
+            if row not in of_outcome["rows"]:
+                of_outcome["rows"].append(row)
+    return told
+
+
+def _mean(rows: Sequence[RowRate]) -> float | None:
+    return math.fsum(row.correct / row.answers for row in rows) / len(rows) if rows else None
+
+
+def _bins(rows: Sequence[RowRate]) -> dict[str, int]:
+    found = Counter(bin_of(row.correct, row.answers) for row in rows)
+    return {name: found[name] for name, _, _ in BINS}
+
+
+def _in_words(summary: dict[str, Any], output: Path, column: str) -> list[str]:
+    mean = "–" if summary["pass_rate"] is None else f"{summary['pass_rate']:.3f}"
+    lines = [f"{summary['rows']:,} rows, {summary['answers']:,} answers, mean pass rate {mean}", ""]
+    lines += text_histogram(summary["bins"])
+    lines.append("")
+    if summary["without_a_rate"]:
+        lines.append(f"{summary['without_a_rate']} rows have no rate: none of their answers could be graded")
+    for outcome, told in summary["without_answer"].items():
+        rows = ", ".join(map(str, told["rows"][:SHOWN_ROWS]))
+        more = f" and {len(told['rows']) - SHOWN_ROWS} more" if len(told["rows"]) > SHOWN_ROWS else ""
+        why = f"; the first: {told['first']}" if told["first"] else ""
+        lines.append(
+            f"{told['answers']:,} of {summary['answers']:,} answers are {outcome} and count in no rate (rows"
+            f" {rows}{more}){why}"
+        )
+    if summary["unavailable"]:
+        lines.append(
+            f"{summary['unavailable']} answers could not be graded; the same command grades them again, and"
+            " asks for nothing anew"
+        )
+    if summary["unfinished"]:
+        lines.append(f"{summary['unfinished']:,} answers were cut off at max_tokens")
+    lines.append(f"{output / 'rows.parquet'} has the rows with {column}; {output / RATES_FILE} the counts")
+    return lines
+
+
+SHOWN_ROWS = 10
+
+BAR = 40
+"""Characters of the longest bar."""
+
+
+def text_histogram(bins: dict[str, int]) -> list[str]:
+    total, most = sum(bins.values()), max(bins.values(), default=0)
+    lines = []
+    for name, low, high in BINS:
+        count = bins[name]
+        span = f"{low:.1f}" if low == high else f"{low:.1f}–{high:.1f}"
+        share = count / total if total else 0.0
+        bar = "█" * (round(BAR * count / most) if most else 0)
+        lines.append(f"{name:<10} {span:<8} {count:>8,} {share:>6.1%}  {bar}".rstrip())
+    return lines
+
+
+def _draw(bins: dict[str, int], output: Path) -> None:
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    bars = axes.bar(list(bins), list(bins.values()), color="#2f6fde")
+    axes.bar_label(bars, labels=[f"{count:,}" for count in bins.values()], fontsize=8)
+    axes.set_ylabel("rows")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(axis="x", labelsize=8)
+    # Without dates and random names, the same rates are the same bytes.
+    with matplotlib.rc_context({"svg.hashsalt": "difficulty", "svg.fonttype": "path"}):
+        figure.savefig(output / "histogram.svg", metadata={"Date": None})
+    figure.savefig(output / "histogram.png", dpi=160)

@@ -1,0 +1,216 @@
+"""The work on one shard: asks what was not answered, grades what was not graded, each once, whoever died
+before."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treetune.data.difficulty.answering import EMPTY, REFUSED, AskingShard, NoReply, Question, Reply
+from treetune.data.pipelines import EstimateDifficulty
+from treetune.domains.domain_rows import Row, read_domain_rows, row_key
+from treetune.rollouts.answers import before_stop, contiguous_share
+from treetune.runtime.claims import Claims
+from treetune.runtime.console import Console
+from treetune.seeds import derive_seed
+from treetune.store.files import write_json
+from treetune.store.journal import Journal, read_rows
+from treetune.tasks.graders.pool import GraderPool
+from treetune.tasks.rows import RowsTask
+from treetune.vocabulary import Grade, Problem
+
+PROGRESS_S = 2.0
+ANOTHER_IS_AT_IT = 75
+"""The exit code of a job whose shard another one works on: `EX_TEMPFAIL`."""
+
+BEHIND = 4096
+"""Answers that wait for their grade before further ones are asked for."""
+
+
+@dataclass(frozen=True)
+class RowOfInput:
+    """A row, its number in the whole input, its content's hash, and how many with the same came before it."""
+
+    index: int
+    key: str
+    occurrence: int
+    row: Row
+
+
+def input_rows(source: Path) -> Iterator[RowOfInput]:
+    """Rows are known by what they ask: none is lost for want of an id, or for having another's."""
+    seen: dict[str, int] = {}
+    for index, (_, row) in enumerate(read_domain_rows(source)):
+        key = row_key(row)
+        occurrence = seen.get(key, 0)
+        seen[key] = occurrence + 1
+        yield RowOfInput(index, key, occurrence, row)
+
+
+def shard_folder(output: Path, shard: int) -> Path:
+    return output / "shards" / f"{shard:04d}"
+
+
+def work_on_shard(pipeline: EstimateDifficulty, source: Path, output: Path, shard: int) -> int:
+    """The exit code. Raises RuntimeError where no more answers come; the next job goes on from here."""
+    folder = shard_folder(output, shard)
+    claim = Claims().take(folder / CLAIMS)
+    if claim is None:
+        return ANOTHER_IS_AT_IT
+    console = Console(folder / "logs" / "shard.log", visible=True)
+    try:
+        _Shard(pipeline, source, shard, folder, console).work()
+    finally:
+        console.close()
+        claim.release()
+    return 0
+
+
+class _Shard:
+    def __init__(
+        self, pipeline: EstimateDifficulty, source: Path, shard: int, folder: Path, console: Console
+    ) -> None:
+        self._pipeline, self._shard, self._folder, self._console = pipeline, shard, folder, console
+        rows = contiguous_share(list(input_rows(source)), shard, pipeline.shards)
+        assert isinstance(pipeline.task, RowsTask)
+        self._problems: dict[int, Problem] = {
+            one.index: pipeline.task.problem_of(one.row, f"row/{one.index}") for one in rows
+        }
+        self._keys = {one.index: (one.key, one.occurrence) for one in rows}
+        self._total = len(rows) * pipeline.answers.samples
+        self._told = 0.0
+        self._answered = self._graded = self._unavailable = 0
+        self._waiting: dict[tuple[int, int], tuple[Future[Grade], dict[str, Any]]] = {}
+        self._done: deque[tuple[int, int]] = deque()
+
+    def work(self) -> None:
+        graded = {(row["row"], row["sample"]) for row in read_rows(self._folder / GRADES)}
+        answered: set[tuple[int, int]] = set()
+        ungraded: list[dict[str, Any]] = []
+        for answer in read_rows(self._folder / ANSWERS):
+            which = answer["row"], answer["sample"]
+            if which not in answered and which not in graded:
+                ungraded.append(answer)
+            answered.add(which)
+        self._answered, self._graded = len(answered), len(graded)
+        pipeline = self._pipeline
+        wanted = [
+            Question(
+                index, sample, derive_seed(pipeline.seed, *self._keys[index], sample, "difficulty"), problem
+            )
+            for index, problem in self._problems.items()
+            for sample in range(pipeline.answers.samples)
+            if (index, sample) not in answered
+        ]
+        self._console.say(
+            f"shard {self._shard}: {self._total} answers, {len(answered)} are here and {len(graded)} graded"
+        )
+        pool = GraderPool(
+            pipeline.task.grader, workers=pipeline.grader_workers, deadline=pipeline.grader_deadline
+        )
+        with (
+            closing(Journal(self._folder / ANSWERS, plain=True)) as self._answers,
+            closing(Journal(self._folder / GRADES, plain=True)) as self._grades,
+            pool as self._pool,
+            self._console.phase(f"shard {self._shard}", "answers") as self._show,
+        ):
+            self._tell(now=True)
+            for answer in ungraded:
+                self._grade(answer)
+            if wanted:
+                place = AskingShard(self._shard, self._folder, pipeline.seed)
+                with pipeline.policy.opened(pipeline.answers.params, place) as ask:
+                    ask(wanted, self._keep)
+            while self._waiting:
+                self._wait_for_one()
+                self._tell()
+            for journal in (self._answers, self._grades):
+                journal.close(durable=True)
+        done = {"answers": self._answered, "graded": self._graded, "unavailable": self._unavailable}
+        write_json(self._folder / DONE, done)
+        self._tell(now=True)
+
+    def _keep(self, question: Question, reply: Reply | NoReply | None) -> None:
+        """Writes the answer down, so that a killed job doesn't lose it, and has it graded."""
+        answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
+        if reply is None:
+            answer |= {"text": None, "complete": False, "tokens": None}
+        elif isinstance(reply, NoReply):
+            answer |= {"text": None, "complete": False, "tokens": None}
+            answer |= {"outcome": reply.outcome, "message": reply.why[:500]}
+        else:
+            answer |= {"text": reply.text, "complete": reply.complete, "tokens": reply.tokens}
+        self._answers.add(answer)
+        self._answered += 1
+        self._grade(answer)
+        self._collect()
+        while len(self._waiting) > BEHIND:
+            self._wait_for_one()
+        self._tell()
+
+    def _grade(self, answer: dict[str, Any]) -> None:
+        place = answer["row"], answer["sample"]
+        if answer["text"] is None:
+            line = {"row": place[0], "sample": place[1], "outcome": answer.get("outcome", NOT_ASKED)}
+            if "message" in answer:
+                line["message"] = answer["message"]
+            self._grades.add(line)
+            self._graded += 1
+            return
+        text = before_stop(answer["text"], self._pipeline.answers.stop)
+        kept = {name: answer[name] for name in ("complete", "tokens")}
+        future = self._pool.submit(text, self._problems[answer["row"]])
+        self._waiting[place] = future, kept
+        future.add_done_callback(lambda _: self._done.append(place))
+
+    def _collect(self) -> None:
+        """Writes down the grades that are there."""
+        while self._done:
+            row, sample = self._done.popleft()
+            future, answer = self._waiting.pop((row, sample))
+            grade = future.result()
+            if grade.outcome == "unavailable":
+                # Nobody knows what it is worth: it is graded again when the shard is worked on again.
+                self._unavailable += 1
+                continue
+            line = {
+                "row": row,
+                "sample": sample,
+                "reward": grade.reward,
+                "correct": grade.correct,
+                "outcome": grade.outcome,
+                "extracted": grade.extracted,
+                "complete": answer["complete"],
+                "tokens": answer["tokens"],
+            }
+            if grade.message is not None:
+                line["message"] = grade.message[:500]
+            self._grades.add(line)
+            self._graded += 1
+
+    def _wait_for_one(self) -> None:
+        next(iter(self._waiting.values()))[0].result()
+        self._collect()
+
+    def _tell(self, now: bool = False) -> None:
+        """Writes the progress for the command that watches, as a sign of life."""
+        self._show(self._graded, self._total)
+        moment = time.monotonic()
+        if now or moment - self._told > PROGRESS_S:
+            self._told = moment
+            progress = {"answered": self._answered, "graded": self._graded, "total": self._total}
+            write_json(self._folder / PROGRESS, progress, durable=False)
+
+
+ANSWERS, GRADES, DONE, PROGRESS = "answers.jsonl", "grades.jsonl", "done.json", "progress.json"
+FAILURE, CLAIMS = "failure.json", "claims"
+NOT_ASKED = "not asked"
+"""The outcome of a row whose prompt fills the context."""
+WITHOUT_ANSWER = (NOT_ASKED, REFUSED, EMPTY)
+"""The outcomes of questions that got no answer which could be right or wrong: they count in no rate."""

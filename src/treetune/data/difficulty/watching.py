@@ -1,0 +1,257 @@
+"""The command from the first job to the merged result: starts jobs, watches them, starts them again."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from treetune.cluster.jobs import Running
+from treetune.data.difficulty.merging import merge
+from treetune.data.difficulty.shard import (
+    CLAIMS,
+    DONE,
+    FAILURE,
+    PROGRESS,
+    input_rows,
+    shard_folder,
+)
+from treetune.data.making_threads import content_hash
+from treetune.data.pipelines import EstimateDifficulty
+from treetune.data.preparing import alone, file_hashes
+from treetune.processes.lifetime import Stopped
+from treetune.runtime.claims import Claims
+from treetune.runtime.console import Console
+from treetune.store.files import write_json
+from treetune.tasks.rows import RowsTask
+from treetune.tasks.sources import files_matching
+
+FIRST_LOOK_S = 1800.0
+"""Seconds for which a cluster that can't tell whether jobs are under way is asked again."""
+
+USER_ERROR = 2
+"""The code of a failure that no other attempt mends."""
+
+CHANGES_NO_ANSWER = ("policy", "jobs", "column", "grader_workers", "grader_deadline")
+"""Settings that decide on no answer; the policy says itself which of its own do."""
+
+
+def estimate(
+    pipeline: EstimateDifficulty, source: Path, output: Path, config: dict[str, Any], command: Sequence[str]
+) -> int:
+    """Returns the exit code: 0 when every answer is graded. `command` works on the shard that is put behind
+    it.
+
+    Raises ValueError for wrong rows and settings, before any job starts, and RuntimeError where a shard can't
+    be finished.
+    """
+    with alone(output, "estimate_difficulty"):
+        assert isinstance(pipeline.task, RowsTask)
+        if missing := pipeline.task.grader.missing():
+            raise ValueError(f"answers can't be graded here: {'; '.join(missing)}")
+        rows = 0
+        for one in input_rows(source):
+            pipeline.task.problem_of(one.row, f"row/{one.index}")
+            rows += 1
+        if not rows:
+            raise ValueError(f"there are no rows in {source}")
+        record = output / "estimate.json"
+        if record.is_file():
+            refuse_another(pipeline, source, output)
+        else:
+            write_json(
+                record, {"identity": _identity(pipeline, source), "rows": rows, "shards": pipeline.shards}
+            )
+        console = Console(output / "logs" / "run.log", visible=True)
+        try:
+            write_json(output / "config.json", config)
+            jobs = pipeline.jobs.begin(command, output)
+            _Watch(pipeline, output, console, jobs, rows * pipeline.answers.samples).until_done()
+            return merge(pipeline, source, output, console)
+        finally:
+            console.close()
+
+
+def _identity(pipeline: EstimateDifficulty, source: Path) -> str:
+    """Returns a hash of what the answers of a folder have in common."""
+    settings = {name: value for name, value in vars(pipeline).items() if name not in CHANGES_NO_ANSWER}
+    policy = pipeline.policy.identity()
+    return content_hash([repr(settings), repr(policy), pipeline.shards, file_hashes(files_matching(source))])
+
+
+def refuse_another(pipeline: EstimateDifficulty, source: Path, output: Path) -> None:
+    """Raises ValueError where the folder was begun with other rows or settings, or not at all."""
+    try:
+        record = json.loads((output / "estimate.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{output} holds no estimate that a job could work on ({error}): the command without --shard"
+            " begins one"
+        ) from error
+    if record["identity"] != _identity(pipeline, source):
+        raise ValueError(
+            f"{output} was begun with other rows, another policy, other answers, or {record['shards']}"
+            " shards: name another output, or delete it"
+        )
+
+
+class _Watch:
+    """Starts the jobs of all shards, watches them, and starts those again that died."""
+
+    def __init__(
+        self, pipeline: EstimateDifficulty, output: Path, console: Console, running: Running, answers: int
+    ) -> None:
+        self._settings, self._shards = pipeline.jobs, range(pipeline.shards)
+        self._output, self._console, self._running, self._answers = output, console, running, answers
+        self._claims = Claims()
+        self._starts: Counter[int] = Counter()
+        self._gone_since: dict[int, float] = {}
+        self._seen: dict[int, tuple[int, float]] = {}
+        self._failed: dict[int, str] = {}
+        self._told: set[str] = set()
+        """Reasons for which jobs wait that were said."""
+
+    def _file(self, shard: int, name: str) -> Path:
+        return shard_folder(self._output, shard) / name
+
+    def _read(self, shard: int, name: str) -> dict[str, Any] | None:
+        try:
+            return dict(json.loads(self._file(shard, name).read_text()))
+        except (OSError, ValueError):
+            return None
+
+    def _finished(self, shard: int) -> bool:
+        return self._file(shard, DONE).is_file()
+
+    def until_done(self) -> None:
+        # What couldn't be graded before is tried again.
+        to_do = []
+        for shard in self._shards:
+            done = self._read(shard, DONE)
+            if done is None or done["unavailable"]:
+                to_do.append(shard)
+                self._file(shard, DONE).unlink(missing_ok=True)
+                self._file(shard, FAILURE).unlink(missing_ok=True)
+        if not to_do:
+            return
+        alive = self._first_look()
+        if alive:
+            self._console.say(f"{len(alive)} jobs of an earlier command go on")
+        self._start([shard for shard in to_do if shard not in alive])
+
+        def news() -> str:
+            return f"{sum(map(self._finished, self._shards))} of {len(self._shards)} shards are done"
+
+        try:
+            with self._console.phase("answering", "answers", news) as show:
+                while self._look():
+                    progress = [self._read(shard, PROGRESS) for shard in self._shards]
+                    show(sum(one["graded"] for one in progress if one is not None), self._answers)
+                    time.sleep(self._settings.poll)
+        except (Stopped, KeyboardInterrupt):
+            self._console.say(f"stopped: {self._running.leave()}")
+            raise
+        except BaseException:
+            self._running.leave()
+            raise
+        if self._failed:
+            shard, why = next(iter(self._failed.items()))
+            raise RuntimeError(
+                f"{len(self._failed)} of {len(self._shards)} shards could not be finished, {shard} the"
+                f" first: {why}. What was answered is kept: the same command goes on"
+            )
+
+    def _first_look(self) -> set[int]:
+        """Returns the shards whose jobs an earlier command has left. Raises RuntimeError where nobody can
+        tell for `FIRST_LOOK_S`: without that, no job may be started."""
+        end = time.monotonic() + FIRST_LOOK_S
+        while True:
+            try:
+                return self._running.alive()
+            except OSError as error:
+                if time.monotonic() > end:
+                    raise RuntimeError(f"nobody can tell whether jobs are under way: {error}") from error
+                self._console.say(f"nobody can tell whether jobs are under way: {error}; asked again")
+                time.sleep(self._settings.poll)
+
+    def _look(self) -> bool:
+        """Returns whether there is something left to wait for."""
+        left = [shard for shard in self._shards if shard not in self._failed and not self._finished(shard)]
+        if not left:
+            return False
+        try:
+            alive = self._running.alive()
+        except OSError as error:  # a controller that is busy for a moment says nothing about the jobs
+            self._console.say(f"nobody can tell how the jobs are: {error}; asked again")
+            return True
+        for reason, words in self._running.waits().items():
+            if reason not in self._told:
+                self._told.add(reason)
+                self._console.say(words)
+        again = []
+        for shard in left:
+            if shard in alive:
+                self._gone_since.pop(shard, None)
+                self._end_if_silent(shard)
+            elif self._finished(shard):  # between the two looks
+                continue
+            elif self._really_gone(shard) and self._tries_again(shard):
+                again.append(shard)
+        self._start(again)
+        return True
+
+    def _start(self, shards: Sequence[int]) -> None:
+        for shard in shards:
+            shard_folder(self._output, shard).mkdir(parents=True, exist_ok=True)
+            self._starts[shard] += 1
+            self._gone_since.pop(shard, None)
+            self._seen.pop(shard, None)
+        self._running.start(shards)
+
+    def _tries_again(self, shard: int) -> bool:
+        """Returns whether another job should try a shard whose job died."""
+        why = self._running.why(shard)
+        failure = self._read(shard, FAILURE)
+        if failure is not None:
+            why = failure["message"]
+            if failure["code"] == USER_ERROR:
+                raise ValueError(why)
+        if self._running.was_taken_away(shard):
+            self._starts[shard] -= 1
+        if self._starts[shard] > self._settings.restarts:
+            self._failed[shard] = why
+            self._console.say(f"shard {shard} died {self._starts[shard]} times and is left: {why}")
+            return False
+        self._console.say(f"shard {shard} died ({why}): another job goes on")
+        self._file(shard, FAILURE).unlink(missing_ok=True)
+        return True
+
+    def _really_gone(self, shard: int) -> bool:
+        """Returns whether a job is gone, and not only between two looks at a slow file system; and nobody,
+        such as a job of an earlier command on its way out, has the shard still in hand."""
+        if self._claims.held(self._file(shard, CLAIMS)):
+            return False
+        if self._read(shard, FAILURE) is not None:
+            return True
+        since = self._gone_since.setdefault(shard, time.monotonic())
+        return time.monotonic() - since >= self._settings.settle
+
+    def _end_if_silent(self, shard: int) -> None:
+        if shard not in self._running.running():
+            return
+        try:
+            beat = self._file(shard, PROGRESS).stat().st_mtime_ns
+        except OSError:
+            beat = 0
+        last, since = self._seen.get(shard, (-1, time.monotonic()))
+        if beat != last:
+            since = time.monotonic()
+        self._seen[shard] = beat, since
+        silent = time.monotonic() - since
+        if silent > self._settings.silence:
+            self._console.say(f"shard {shard} has shown nothing for {silent:.0f} s: its job is ended")
+            self._running.stop(shard)
+            self._seen.pop(shard)

@@ -1,0 +1,279 @@
+"""Carries `make_threads` out: rows in, many solutions at a time, a folder that any end leaves whole."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treetune.data.asking import Asker, Ledger, OutOfBudget, Questions
+from treetune.data.parallel_solutions import make_parallel
+from treetune.data.pipelines import MakeThreads
+from treetune.data.thread_blocks import Rule
+from treetune.domains.endpoints.asking import AnswerJournal
+from treetune.domains.endpoints.client import SECRET_CHARACTERS, Client, EndpointError, Unanswered
+from treetune.runtime.console import Console
+from treetune.store.files import whole_file, write_json
+from treetune.tasks.row_values import text_of_value
+from treetune.tasks.rows import missing
+from treetune.tasks.sources import json_lines
+
+NOT_ALL = 1
+"""The exit code where solutions are left that the endpoint didn't answer."""
+SUMMED = ("blocks", "threads", "edits", "sequential_characters", "characters", "critical_characters")
+
+
+def content_hash(value: Any) -> str:
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, Any]) -> int:
+    """Makes solutions parallel, going on with what is there already, and returns the exit code: 0 when all is
+    done or the budget is spent. Raises ValueError for a wrong input and RuntimeError where the work can't be
+    done, after keeping what was.
+    """
+    key = pipeline.endpoint.key()
+    if key is not None and len(key) >= SECRET_CHARACTERS and key in json.dumps(config, ensure_ascii=False):
+        raise ValueError(
+            "the configuration holds the key itself, and would be written down: leave it in the environment"
+            f" variable {pipeline.endpoint.api_key_variable} alone"
+        )
+    making = _Making(pipeline, source, output)
+    rows, finished = making.count()
+    ledger = making.ledger
+    journal = AnswerJournal(
+        output / "journal.jsonl",
+        lambda answer: ledger.steps[answer.step].add(
+            answer.input_tokens, answer.output_tokens, answer.estimated
+        ),
+    )
+    console = Console(output / "logs" / "run.log", visible=True)
+
+    def cost() -> str:
+        return f"{ledger.dollars:.4f} $" if ledger.prices else f"{ledger.total.output_tokens} tokens"
+
+    try:
+        write_json(output / "config.json", config)
+        known = ledger.total.requests
+        console.say(f"{rows} solutions, {finished} finished; {known} answers are in the journal")
+        with console.phase("make_threads", "solutions", cost) as progress:
+            failure, failed_attempts = asyncio.run(making.convert_all(journal, rows, finished, progress))
+        summary = making.write_rows() | {"failed_attempts": failed_attempts}
+        write_json(output / "summary.json", summary)
+        for line in _in_words(summary, output):
+            console.say(line)
+        if failure is not None:
+            raise RuntimeError(f"{failure}. What was answered is kept: the same command goes on from there")
+        return NOT_ALL if summary["unanswered"] else 0
+    finally:
+        journal.close()
+        console.close()
+
+
+@dataclass(frozen=True)
+class _Solution:
+    """A row of the input. `wrong` says why it is none."""
+
+    number: int
+    place: str
+    row: dict[str, Any]
+    problem: str
+    text: str
+    wrong: str | None
+
+    @property
+    def hash(self) -> str:
+        return content_hash([self.problem, self.text])
+
+
+class _Making:
+    """The solutions of a folder and their records, the files below ``solutions/``, a thousand in a folder."""
+
+    def __init__(self, pipeline: MakeThreads, source: Path, output: Path) -> None:
+        self.pipeline, self.source, self.output = pipeline, source, output
+        self.ledger = Ledger(pipeline.prices, pipeline.budget)
+        self._settings = content_hash(pipeline.identity())
+
+    def solutions(self) -> Iterator[_Solution]:
+        """Yields the input's rows, one at a time. Raises ValueError for a line that is no JSON object."""
+        fields = self.pipeline.problem_field, self.pipeline.solution_field
+        for number, (place, row) in enumerate(json_lines(self.source)):
+            wrong = missing(row, fields[0]) or missing(row, fields[1])
+            problem, text = (
+                ("", "") if wrong else (text_of_value(row[fields[0]]), text_of_value(row[fields[1]]))
+            )
+            yield _Solution(number, place, row, problem, text, wrong)
+
+    def _path(self, number: int) -> Path:
+        return self.output / "solutions" / f"{number // 1000:04d}" / f"{number:07d}.json"
+
+    def record(self, solution: _Solution) -> dict[str, Any] | None:
+        """Returns what was written down of a solution, None for nothing.
+
+        Raises ValueError where another solution's record stands in its place.
+        """
+        path = self._path(solution.number)
+        try:
+            record: dict[str, Any] = json.loads(path.read_text())
+            source, _, _ = record["source"], record["settings"], record["outcome"]
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no record of a solution ({error!r}): delete it") from error
+        if source != solution.hash:
+            raise ValueError(
+                f"{path} is of another solution than {solution.place}: name another output, or delete that"
+                " file if the input was put right"
+            )
+        return record
+
+    def is_done(self, record: dict[str, Any] | None) -> bool:
+        """Returns whether a solution was worked on and answered, under these settings."""
+        return (
+            record is not None and record["outcome"] != "unanswered" and record["settings"] == self._settings
+        )
+
+    def count(self) -> tuple[int, int]:
+        """Reads the whole input once, before anything is asked, and returns how many rows there are and how
+        many are finished."""
+        rows = finished = 0
+        for solution in self.solutions():
+            if self.pipeline.output_field in solution.row:
+                raise ValueError(
+                    f"{solution.place} has a {self.pipeline.output_field!r} already: name another"
+                    " output_field, or another input"
+                )
+            finished += self.is_done(self.record(solution))
+            rows += 1
+        if not rows:
+            raise ValueError(f"there are no rows in {self.source}")
+        return rows, finished
+
+    async def convert_all(
+        self, journal: AnswerJournal, rows: int, finished: int, progress: Callable[[int, int], None]
+    ) -> tuple[EndpointError | None, int]:
+        """Returns the failure that ended the work before its time, and how many attempts came to nothing."""
+        pipeline, done = self.pipeline, finished
+        waiting = (one for one in self.solutions() if not self.is_done(self.record(one)))
+        asker: Asker
+        async with Client.of(pipeline.endpoint, lambda: asker.stopping) as client:
+            asker = Asker(client, pipeline.endpoint, journal, self.ledger, pipeline.extra_for)
+
+            async def worker() -> None:
+                nonlocal done
+                for solution in waiting:
+                    if asker.stopping:
+                        return
+                    questions = Questions(asker, pipeline.repairs)
+                    try:
+                        end = await self._convert(questions, solution)
+                    except (OutOfBudget, EndpointError):
+                        return  # the asker knows; nothing is decided about this solution
+                    record = {"place": solution.place, "source": solution.hash, "settings": self._settings}
+                    usage = questions.usage.as_row(pipeline.prices)
+                    record |= end | {"usage": usage, "answers": questions.keys}
+                    write_json(self._path(solution.number), record)
+                    done += end["outcome"] != "unanswered"
+                    progress(done, rows)
+
+            progress(done, rows)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(pipeline.endpoint.concurrency):
+                        group.create_task(worker())
+            except BaseExceptionGroup as several:  # such as a full disk: the first says it
+                raise several.exceptions[0] from None
+            return asker.failure, client.failed_attempts
+
+    async def _convert(self, questions: Questions, solution: _Solution) -> dict[str, Any]:
+        if solution.wrong is not None:
+            reason = "the row has no problem and solution"
+            return {"outcome": "rejected", "reason": reason, "detail": solution.wrong}
+        rule = Rule(self.pipeline.min_saved_characters, self.pipeline.max_threads)
+        check = self.pipeline.self_check
+        try:
+            return await make_parallel(
+                questions, solution.problem, solution.text, rule=rule, self_check=check
+            )
+        except Unanswered as error:
+            reason = "the endpoint gave no answer"
+            return {"outcome": "unanswered", "reason": reason, "detail": str(error)}
+
+    def write_rows(self) -> dict[str, Any]:
+        """Writes the rows with threads, in the input's order, and returns the summary."""
+        pipeline, ledger = self.pipeline, self.ledger
+        outcomes, rejected, dropped, sums = (Counter[str]() for _ in range(4))
+        with whole_file(self.output / "threads.jsonl") as file:
+            for solution in self.solutions():
+                end = self.record(solution)
+                if end is None or not self.is_done(end):
+                    outcomes["unanswered" if end and end["outcome"] == "unanswered" else "open"] += 1
+                    continue
+                outcomes[end["outcome"]] += 1
+                dropped.update(block["reason"] for block in end.get("dropped", ()))
+                if end["outcome"] != "accepted":
+                    rejected[end["reason"]] += 1
+                    continue
+                sums.update({name: end["statistics"][name] for name in SUMMED})
+                file.write(json.dumps({**solution.row, pipeline.output_field: end["text"]}) + "\n")
+        critical, characters = sums["critical_characters"], sums["characters"]
+        steps = {name: step.as_row(pipeline.prices) for name, step in ledger.steps.items()}
+        return {
+            "solutions": outcomes.total(),
+            **{name: outcomes[name] for name in ("accepted", "rejected", "unanswered", "open")},
+            "reasons": dict(rejected.most_common()),
+            "blocks_dropped": dict(dropped.most_common()),
+            **{name: sums[name] for name in SUMMED},
+            "acceleration_ratio": 1 - critical / characters if characters else 0.0,
+            "usage": ledger.total.as_row(pipeline.prices) | {"steps": steps},
+            "budget": pipeline.budget,
+            "budget_spent": ledger.exhausted,
+        }
+
+
+def _in_words(summary: dict[str, Any], output: Path) -> list[str]:
+    """Returns the summary for a person, a line each."""
+
+    def usage_line(usage: dict[str, Any]) -> str:
+        dollars = f", {usage['dollars']:.4f} $" if "dollars" in usage else ""
+        tokens = f"{usage['input_tokens']} tokens in, {usage['output_tokens']} out"
+        return f"{usage['requests']} answers, {tokens}{dollars}"
+
+    usage = summary["usage"]
+    lines = [
+        f"{summary['accepted']} of {summary['solutions']} solutions have threads now, in"
+        f" {output / 'threads.jsonl'}: {summary['blocks']} blocks of {summary['threads']} threads"
+    ]
+    if summary["accepted"]:
+        critical, sequential = summary["critical_characters"], summary["sequential_characters"]
+        lines.append(
+            f"  their critical paths have {critical / sequential:.1%} of the sequential solutions' characters"
+            f" (acceleration ratio {summary['acceleration_ratio']:.3f} of all that is written)"
+        )
+    lines += [f"  rejected: {count} × {reason}" for reason, count in summary["reasons"].items()]
+    dropped = summary["blocks_dropped"]
+    lines += [f"  block left sequential: {count} × {reason}" for reason, count in dropped.items()]
+    if summary["unanswered"]:
+        lines.append(f"  unanswered: {summary['unanswered']}; the same command asks again")
+    lines += [f"  {name:<11}{usage_line(step)}" for name, step in usage["steps"].items()]
+    lines.append(f"  {'in all':<11}{usage_line(usage)}")
+    if usage["estimated"]:
+        lines.append(
+            f"  {usage['estimated']} answers came without usage: their tokens are taken for as many as bytes"
+        )
+    if summary["failed_attempts"]:
+        lines.append(
+            f"  {summary['failed_attempts']} attempts of this run failed; what the endpoint asks for them is"
+            " not in here"
+        )
+    if summary["budget_spent"]:
+        lines.append(
+            f"stopped by the budget of {summary['budget']:g} $: one more request could cost more than is"
+            f" left. {summary['open']} solutions are open; raise budget, and the same command goes on"
+        )
+    return lines

@@ -1,0 +1,312 @@
+"""Makes parallel text of one sequential solution with a language model's help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from treetune.data import prompts
+from treetune.data.asking import Questions, Unreadable, all_of
+from treetune.data.thread_blocks import (
+    CONTROL,
+    Block,
+    Dropped,
+    Rule,
+    cut,
+    failed_threads,
+    independent_parts,
+    json_list,
+    saved_characters,
+)
+from treetune.threads.format import TAGS, faults, text_segments
+
+MOST_SENTENCES = 2
+MOST_CHARACTERS = 600
+"""Bounds of an outline."""
+
+_THREAD_TAG = re.compile("|".join(re.escape(tag) for tag in TAGS))
+_TAG = re.compile(r"</?[A-Za-z]+>")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_SENTENCE_END = re.compile(r"[.!?](?=\s+[^\sa-z]|\s*$)")
+_ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|cf|vs|resp|Eq|Eqs|Fig|No)\.", re.IGNORECASE)
+_THOUGHT = re.compile(r"\A(?P<opening>\s*<think>\n?)?(?P<body>.*?)(?P<rest></think>.*)?\Z", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Threaded:
+    """A block as it will stand in the text, in place of the lines `first` to `last`; `edits` are the changes
+    in its threads."""
+
+    first: int
+    last: int
+    outlines: tuple[str, ...]
+    threads: tuple[str, ...]
+    edits: tuple[dict[str, Any], ...] = ()
+
+
+class Rejected(Exception):
+    """The solution can't be made parallel. `reason` is counted; `detail` says more."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+async def make_parallel(
+    questions: Questions, problem: str, solution: str, *, rule: Rule, self_check: bool
+) -> dict[str, Any]:
+    """Returns the end of a solution: its parallel text, or why there is none, and each block's end.
+
+    Raises what asking raises where an answer can't be had.
+    """
+    dropped: list[Dropped] = []
+    kept: list[Threaded] = []
+    text, reason, detail = None, None, ""
+    try:
+        kept, text = await _convert(questions, problem, solution, rule, self_check, dropped)
+    except Rejected as end:
+        reason, detail = end.reason, end.detail
+    return {
+        "outcome": "rejected" if text is None else "accepted",
+        "reason": reason,
+        "detail": detail,
+        "text": text,
+        "blocks": [
+            {
+                "lines": [block.first, block.last],
+                "outlines": list(block.outlines),
+                "threads": list(block.threads),
+                "edits": list(block.edits),
+            }
+            for block in kept
+        ],
+        "dropped": [asdict(block) for block in dropped],
+        "statistics": None if text is None else _statistics(solution, text, kept),
+    }
+
+
+def _statistics(solution: str, text: str, blocks: Sequence[Threaded]) -> dict[str, float]:
+    """Returns counts, and lengths in characters: no tokenizer is known here. The critical path is everything
+    but what the threads beside each block's longest say."""
+    critical = len(text) - sum(saved_characters(block.threads) for block in blocks)
+    return {
+        "blocks": len(blocks),
+        "threads": sum(len(block.threads) for block in blocks),
+        "edits": sum(len(block.edits) for block in blocks),
+        "sequential_characters": len(solution),
+        "characters": len(text),
+        "critical_characters": critical,
+        "acceleration_ratio": round(1 - critical / len(text), 6),
+    }
+
+
+async def _convert(
+    questions: Questions,
+    problem: str,
+    solution: str,
+    rule: Rule,
+    self_check: bool,
+    dropped: list[Dropped],
+) -> tuple[list[Threaded], str]:
+    _, body, _ = parts = parts_of(solution)
+    lines = body.split("\n")
+    if _THREAD_TAG.search(solution):
+        raise Rejected("the solution has thread tags already")
+    if len(body.strip()) <= rule.min_saved or len([line for line in lines if line.strip()]) < 2:
+        raise Rejected("the solution is too short")
+    try:
+        groups, conversation = await independent_parts(questions, problem, lines)
+    except Unreadable as error:
+        raise Rejected("the analysis can't be read", str(error)) from error
+    blocks, left = cut(groups, lines, rule)
+    dropped += left
+    if self_check and blocks:
+        try:
+            failed = await failed_threads(questions, conversation, blocks)
+        except Unreadable as error:
+            raise Rejected("the self-check can't be read", str(error)) from error
+        dropped += [_drop(blocks[number], "failed the self-check", why) for number, why in failed.items()]
+        blocks = [block for number, block in enumerate(blocks) if number not in failed]
+    ends = await all_of([_finish(questions, problem, lines, block, rule) for block in blocks])
+    dropped += [end for end in ends if isinstance(end, Dropped)]
+    kept = [end for end in ends if isinstance(end, Threaded)]
+    if not kept:
+        raise Rejected("no independent parts were found" if not groups else "no block was kept")
+    text = parallel_text(parts, lines, kept)
+    # The first is the filter of the training data; the second finds what a rollout would space otherwise.
+    wrong = faults(text, conclusions="refused", adjacent=True)
+    try:
+        text_segments(text)
+    except ValueError as error:
+        wrong.append(str(error))
+    if wrong:
+        raise Rejected("the text breaks the rules of the format", "; ".join(wrong))
+    return kept, text
+
+
+async def _finish(
+    questions: Questions, problem: str, lines: Sequence[str], block: Block, rule: Rule
+) -> Threaded | Dropped:
+    """Takes references out of a block's threads and gives them outlines."""
+    known = "\n".join(lines[: block.first - 1])
+    try:
+        threads, edits = await _without_references(questions, problem, known, block.threads)
+    except Unreadable as error:
+        return _drop(block, "the edits can't be applied", str(error))
+    if saved_characters(threads) < rule.min_saved:
+        return _drop(block, "too little is saved", f"{saved_characters(threads)} characters after the edits")
+    try:
+        outlines = await _outlines(questions, problem, known, threads)
+    except Unreadable as error:
+        return _drop(block, "the outlines can't be used", str(error))
+    return Threaded(block.first, block.last, tuple(outlines), threads, tuple(edits))
+
+
+def _drop(block: Block, reason: str, detail: str) -> Dropped:
+    return Dropped(((block.first, block.last),), reason, detail)
+
+
+# References to a sibling's content: the model proposes, a strict rule applies
+
+
+async def _without_references(
+    questions: Questions, problem: str, known: str, threads: Sequence[str]
+) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+    """Returns the threads' texts without references to each other, and the changes, counted from 1.
+
+    Each thread is held against every earlier one, in their order: text that was written from top to bottom
+    looks back. Raises Unreadable where the model's edits can't be applied.
+    """
+
+    async def rewrite(thread: int) -> tuple[str, list[dict[str, Any]]]:
+        text, edits = threads[thread - 1], []
+        for sibling in range(1, thread):
+            current, hidden = text, threads[sibling - 1]
+            asked = prompts.REFERENCES.format(problem=problem, known=known, hidden=hidden, part=current)
+
+            def read(answer: str, current: str = current) -> tuple[str, list[tuple[str, str]]]:
+                return apply_edits(current, json_list(answer))
+
+            (text, changed), _ = await questions.ask("references", [("user", asked)], read)
+            edits += [
+                {"thread": thread, "sibling": sibling, "source": source, "destination": destination}
+                for source, destination in changed
+            ]
+        return text, edits
+
+    results = await all_of([rewrite(thread) for thread in range(1, len(threads) + 1)])
+    return tuple(text for text, _ in results), [edit for _, edits in results for edit in edits]
+
+
+def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[tuple[str, str]]]:
+    """Returns the text with replacements, each of a source that occurs once, and those that change it."""
+    edits = []
+    for item in items:
+        source = item.get("source") if isinstance(item, dict) else None
+        destination = item.get("destination") if isinstance(item, dict) else None
+        if not isinstance(source, str) or not isinstance(destination, str) or not source:
+            raise Unreadable(f"a replacement is no source and destination in words: {str(item)[:100]}")
+        if _THREAD_TAG.search(destination):
+            raise Unreadable(f"a destination holds a tag: {destination[:100]!r}")
+        if set(CONTROL.findall(destination)) - set(source):
+            raise Unreadable(
+                f"a destination brings in a line break or another control character: {destination[:100]!r};"
+                " are backslashes doubled?"
+            )
+        # Overlapping ones count, too.
+        count = sum(text.startswith(source, start) for start in range(len(text)))
+        if count != 1:
+            raise Unreadable(f"a source occurs {count} times in the part and not once: {source[:100]!r}")
+        text = text.replace(source, destination)
+        if source != destination:
+            edits.append((source, destination))
+    if not text.strip():
+        raise Unreadable("nothing is left of the part")
+    return text.strip(), edits
+
+
+# Outlines: the work of each thread, announced before any of it is done, and without its results
+
+
+async def _outlines(questions: Questions, problem: str, known: str, threads: Sequence[str]) -> list[str]:
+    """Returns one line per thread. Raises Unreadable where the model gives none that would do."""
+    parts = "\n\n".join(
+        f'<part number="{number}">\n{text}\n</part>' for number, text in enumerate(threads, start=1)
+    )
+    asked = prompts.OUTLINES.format(count=len(threads), problem=problem, known=known, parts=parts)
+
+    def read(answer: str) -> list[str]:
+        items = json_list(answer)
+        if len(items) != len(threads):
+            raise Unreadable(f"there are {len(items)} announcements for {len(threads)} pieces of work")
+        return [
+            _checked_outline(item, f"announcement {number}", f"{problem}\n{known}", text, len(threads))
+            for number, (item, text) in enumerate(zip(items, threads), start=1)
+        ]
+
+    return (await questions.ask("outlines", [("user", asked)], read))[0]
+
+
+def _checked_outline(item: object, where: str, known: str, thread: str, count: int) -> str:
+    if not isinstance(item, str) or not item.strip():
+        raise Unreadable(f"{where} is no text")
+    text = item.strip()
+    if CONTROL.search(text):
+        raise Unreadable(f"{where} holds a line break or another control character; are backslashes doubled?")
+    if _TAG.search(text):
+        raise Unreadable(f"{where} holds a tag")
+    if len(text) > MOST_CHARACTERS or sentences(text) > MOST_SENTENCES:
+        raise Unreadable(f"{where} is longer than {MOST_SENTENCES} short sentences")
+    if leaked := results_in(text, known, thread, count):
+        raise Unreadable(
+            f"{where} names {', '.join(leaked)}, which is only found there: it gives away a result"
+        )
+    return text
+
+
+def sentences(text: str) -> int:
+    """Counts sentences; a dot within a number or behind a common abbreviation ends none."""
+    return max(1, len(_SENTENCE_END.findall(_ABBREVIATION.sub("", text))))
+
+
+def results_in(outline: str, known: str, thread: str, count: int) -> list[str]:
+    """Returns the numbers of an outline that its thread finds and nothing before it holds. (Those up to
+    `count` may only count the threads.)"""
+    before = set(_NUMBER.findall(known)) | set(map(str, range(count + 1)))
+    found = set(_NUMBER.findall(thread))
+    return [number for number in dict.fromkeys(_NUMBER.findall(outline)) if number in found - before]
+
+
+# The text of a solution with threads, spaced as rollouts space it
+
+
+def parts_of(solution: str) -> tuple[str, str, str]:
+    """Returns a solution's thought, which may be divided, between what opens it and what follows it. Without
+    thought tags, the solution is all thought."""
+    match = _THOUGHT.match(solution)
+    assert match is not None, "it matches every text"
+    return match["opening"] or "", match["body"], match["rest"] or ""
+
+
+def parallel_text(parts: tuple[str, str, str], lines: Sequence[str], blocks: Sequence[Threaded]) -> str:
+    """Returns the whole solution; `blocks` in their order, `lines` those of the body.
+
+    A block has one newline before the first thread, none between threads, one before each ``</Thread>`` and
+    one behind the last.
+    """
+    written: list[str] = []
+    end = 0
+    for block in blocks:
+        outlines = "\n".join(
+            f"<Outline>{number}: {words}</Outline>" for number, words in enumerate(block.outlines, start=1)
+        )
+        threads = "".join(
+            f"<Thread>\n{number}: {text}\n</Thread>" for number, text in enumerate(block.threads, start=1)
+        )
+        text = f"<Parallel>\n<Outlines>\n{outlines}\n</Outlines>\n{threads}\n</Parallel>"
+        written += [*lines[end : block.first - 1], text]
+        end = block.last
+    opening, _, rest = parts
+    return opening + "\n".join([*written, *lines[end:]]) + rest

@@ -1,0 +1,353 @@
+"""The data pipelines as configurations have them: rows go in, a folder with other rows comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args
+
+from annotated_types import Ge, Gt, Le, MinLen
+
+from treetune.cluster.jobs import Jobs, LocalJobs
+from treetune.config.imports import function_at
+from treetune.config.registrable import Registrable
+from treetune.contracts import Experiment, Finding
+from treetune.data.difficulty.answering import Policy
+from treetune.data.rules.base import Rule
+from treetune.data.templates import NoValue, check_text, check_value, text_of, value_of
+from treetune.domains.domain_rows import Row, domain_of, domain_row, normalised
+from treetune.domains.endpoints.settings import EndpointSettings, Prices, check_extra
+from treetune.engine.base import SamplingParams
+from treetune.findings import UNKNOWN
+from treetune.rollouts.answers import check_sampling
+from treetune.seeds import derive_seed
+from treetune.tasks.base import Split, Task
+from treetune.tasks.rows import RowsTask
+from treetune.tasks.sources import Source
+from treetune.threads.format import MOST_THREADS
+
+
+class DataPipeline(Registrable, root="a data pipeline"):
+    """The root of a pipeline's configuration."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Parts that experiments have as well (models, graders, engines) look at the rest of an experiment
+        when they check themselves. What a pipeline doesn't have of it is unknown to them."""
+        if name in Experiment.__annotations__:
+            return UNKNOWN
+        raise AttributeError(f"{type(self).__name__} has no {name}")
+
+
+@DataPipeline.register("filter_data")
+@dataclass(frozen=True, kw_only=True)
+class FilterData(DataPipeline):
+    """Lets rules go over rows of the schema, one after the other, and says how many rows each took."""
+
+    rules: Annotated[tuple[Rule, ...], MinLen(1)]
+    """The rules, in their order."""
+    seed: int = 42
+    """The seed of what is drawn, such as which rows a quota leaves."""
+
+
+Step = Literal["steps", "substeps", "groups", "subgroups", "ranges", "check", "references", "outlines"]
+
+_CHANGES_NO_ANSWER = frozenset(
+    {"base_url", "api_key_variable", "concurrency", "timeout", "retries", "backoff", "give_up_after"}
+)
+_VERSION = 1
+"""The version of the questions and of what is made of the answers: another one works on all solutions anew.
+"""
+
+
+@DataPipeline.register("make_threads")
+@dataclass(frozen=True, kw_only=True)
+class MakeThreads(DataPipeline):
+    """Finds independent parts of a solution, cuts it there into blocks of threads, takes references between
+    siblings out, writes an outline for each thread, and keeps what is of the right form. The steps are
+    ThreadWeaver's; the questions are this project's own.
+
+    A row comes out as it is, with the parallel solution beside its own, so that a task takes the one or the
+    other for its demonstration.
+    """
+
+    endpoint: EndpointSettings
+    """The model's address."""
+    prices: Prices | None = None
+    """Dollars per million tokens."""
+    budget: Annotated[float, Gt(0)] | None = None
+    """The most dollars that the folder may cost, earlier runs included: no request is sent that could cost
+    more than is left."""
+    problem_field: Annotated[str, MinLen(1)] = "problem"
+    """The field of a row's problem."""
+    solution_field: Annotated[str, MinLen(1)] = "solution"
+    """The field of a row's solution."""
+    output_field: Annotated[str, MinLen(1)] = "parallel_solution"
+    """The field of the parallel solution."""
+    min_saved_characters: Annotated[int, Gt(0)] = 200
+    """The least characters of a block that need not be waited for (all threads but the longest)."""
+    max_threads: Annotated[int, Ge(2), Le(MOST_THREADS)] = MOST_THREADS
+    """The most threads of a block, each held against every earlier one in a request of its own."""
+    self_check: bool = True
+    """Has the model look once more at each thread: what it doesn't let pass stays sequential."""
+    repairs: Annotated[int, Ge(0)] = 1
+    """Times that an answer that can't be read is sent back with the reason."""
+    extra_for: Mapping[Step, Mapping[str, Any]] = field(default_factory=dict)
+    """Additions to the requests of a step, beside `endpoint.extra`."""
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.prices is None:
+            raise ValueError("budget needs prices: {input: …, output: …}, dollars per million tokens")
+        if self.output_field in (self.problem_field, self.solution_field):
+            raise ValueError(
+                f"output_field is {self.output_field!r}, which the input has: name a field of its own, so"
+                " that rows keep their sequential solution"
+            )
+        for step, extra in self.extra_for.items():
+            if step not in get_args(Step):
+                raise ValueError(f"extra_for has no step {step!r}: the steps are {', '.join(get_args(Step))}")
+            check_extra(f"extra_for.{step}", extra)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings that decide what becomes of a solution."""
+        own = dataclasses.asdict(self)
+        endpoint = {key: value for key, value in own.pop("endpoint").items() if key not in _CHANGES_NO_ANSWER}
+        for name in ("prices", "budget", "output_field"):
+            del own[name]
+        return {"version": _VERSION, "endpoint": endpoint, **own}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """The sampling of answers: `samples` of at most `max_tokens` to each row. As Guru's estimates are, unless
+    said otherwise."""
+
+    samples: Annotated[int, Gt(0)] = 16
+    """Answers to each row."""
+    max_tokens: Annotated[int, Gt(0)] = 4096
+    temperature: Annotated[float, Ge(0)] = 1.0
+    """The temperature of sampling."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 0.9
+    """Samples among the likeliest tokens that together have this probability."""
+    top_k: Annotated[int, Ge(-1)] = 100
+    """The number of likeliest tokens to sample among; -1: all."""
+    stop: tuple[Annotated[str, MinLen(1)], ...] = ()
+    """Strings that end an answer."""
+
+    def __post_init__(self) -> None:
+        check_sampling(self.temperature, self.top_k, self.samples)
+
+    @property
+    def params(self) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop,
+        )
+
+
+@DataPipeline.register("estimate_difficulty")
+@dataclass(frozen=True, kw_only=True)
+class EstimateDifficulty(DataPipeline):
+    """Asks `policy` for `answers` to each row of the schema, has them graded as `task` (of type ``rows``)
+    says, and writes down how many are right: rates.parquet, the rows with their rate in a column called
+    `column`, a histogram, a summary.
+
+    The rows are cut into `shards`, each a job that `jobs` starts, watches and starts again. An answer's seed
+    comes from `seed`, the row's content and the answer's number: how the work was cut, who died on the way
+    and in which order answers came changes nothing. What was answered is written down at once and asked for
+    no more.
+    """
+
+    task: Task
+    policy: Policy
+    answers: Answers = field(default_factory=Answers)
+    shards: Annotated[int, Gt(0)] = 1
+    jobs: Jobs = field(default_factory=LocalJobs)
+    column: Annotated[str, MinLen(1)] = "pass_rate"
+    """``low_pass_rate`` for the strong model and ``high_pass_rate`` for the weak one, as `filter_data` reads
+    them."""
+    seed: int = 42
+    grader_workers: Annotated[int, Gt(0)] = 2
+    """Processes of a shard that grade."""
+    grader_deadline: Annotated[float, Gt(0)] = 10.0
+    """Seconds for one answer; then its outcome is ``timeout``."""
+
+    @property
+    def model(self) -> Any:
+        """The policy's model, which the engine looks at when it checks itself."""
+        return getattr(self.policy, "model", UNKNOWN)
+
+    @property
+    def context_length(self) -> Any:
+        return getattr(self.policy, "context_length", UNKNOWN)
+
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        yield from self._check_task()
+        yield from self.policy.check_answers(self.answers.params)
+
+    def _check_task(self) -> Iterator[Finding]:
+        if self.task is not UNKNOWN and not isinstance(self.task, RowsTask):
+            yield Finding(
+                "the task doesn't read rows, and what is estimated are rows",
+                "task",
+                "take {type: 'rows', routes: {…}}, which says how each source is graded",
+            )
+
+
+_SOURCE = re.compile(r"[a-z][a-z0-9_]*?__\S+")
+
+VERSION = 3
+"""The version of how rows are made and judged: another one makes all of them anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A message of a prompt; `content` is a template."""
+
+    content: Annotated[str, MinLen(1)]
+    role: Literal["system", "user", "assistant"] = "user"
+    """The speaker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Rows of the source stay where the expression `where` about their fields is true. `name` is what the
+    summary calls it."""
+
+    name: Annotated[str, MinLen(1)]
+    where: Annotated[str, MinLen(1)]
+
+
+@DataPipeline.register("prepare_data")
+@dataclass(frozen=True, kw_only=True)
+class PrepareData(DataPipeline):
+    """Reads a data set, makes rows of the schema of it, and drops those that a rule speaks against.
+
+    Texts (`prompt`, `ground_truth`, `raw_prompt`) are Jinja templates over the fields of a source's row, as
+    in ``'{{ question }}'``; values (`extra_info`, `filters`) are Jinja expressions, as in ``metadata.level``,
+    and keep their type. `expand` names a function of Python ``module:function`` that is called with a row and
+    a seed first, and gives the fields: an object, a list of them for a row that becomes several, or None for
+    one that is left out. `instruction` follows the last message. Where `copy` is true, the source has the
+    schema already, and texts are not needed.
+
+    The `splits` of the source are read in this order, so that of two equal rows the one to measure on stays;
+    `hold_out` moves rows from train to another split, and `sample` bounds a split: both are drawn by `seed`
+    and the rows' content. Rules go one after the other.
+    """
+
+    data_source: str
+    """``<domain>__<name>``, which says how answers are graded."""
+    source: Source
+    splits: tuple[Split, ...] = ("train",)
+    copy: bool = False
+    expand: str | None = None
+    filters: tuple[Filter, ...] = ()
+    prompt: str | tuple[Turn, ...] = ""
+    instruction: str = ""
+    raw_prompt: str | None = None
+    """The whole text that a model continues, where `apply_chat_template` is false; ``{{ prompt }}`` in it is
+    what was asked."""
+    apply_chat_template: bool = True
+    """Puts a model's chat template around the prompt."""
+    ground_truth: str = ""
+    ability: str | None = None
+    """The ability that the row asks for; null: its domain."""
+    extra_info: Mapping[str, str] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+    hold_out: Mapping[Split, Annotated[int, Ge(1)]] = field(default_factory=dict)
+    sample: Mapping[Split, Annotated[int, Ge(1)]] = field(default_factory=dict)
+    seed: int = 42
+    bad_rows: Literal["stop", "drop"] = "stop"
+    """The treatment of a row that lacks what a template asks for."""
+
+    def __post_init__(self) -> None:
+        if not _SOURCE.fullmatch(self.data_source):
+            raise ValueError(
+                f"data_source is {self.data_source!r}: it should be <domain>__<name>, such as 'math__dapo'"
+            )
+        if not self.splits or len(set(self.splits)) < len(self.splits):
+            raise ValueError("splits names no split, or one twice: name each of the source's once")
+        for key, text in self._texts():
+            check_text(text, key)
+        for name, expression in self.extra_info.items():
+            check_value(expression, f"extra_info.{name}")
+        for one in self.filters:
+            check_value(one.where, f"the filter {one.name!r}")
+        if not self.copy and not (self.prompt and self.ground_truth):
+            raise ValueError(
+                "a row needs a prompt and a ground_truth: give templates for both, such as '{{ question }}',"
+                " or set copy to true for a source of this schema"
+            )
+        if self.copy and (self.prompt or self.ground_truth or self.extra_info or self.raw_prompt):
+            raise ValueError(
+                "copy takes the source's rows as they are: leave prompt, ground_truth, raw_prompt and"
+                " extra_info out, or set copy to false"
+            )
+        if not self.apply_chat_template and not self.raw_prompt and not self.copy:
+            raise ValueError(
+                "apply_chat_template is false: say with raw_prompt what the model is given, such as"
+                " '{{ prompt }}'"
+            )
+        if "train" in self.hold_out:
+            raise ValueError("hold_out names train, which rows are held out of: name validation or test")
+
+    def _texts(self) -> Iterator[tuple[str, str]]:
+        yield "ground_truth", self.ground_truth
+        yield "raw_prompt", self.raw_prompt or ""
+        turns = [self.prompt] if isinstance(self.prompt, str) else [turn.content for turn in self.prompt]
+        yield from (("prompt", text) for text in turns)
+
+    def rows_of(self, fields: Mapping[str, Any]) -> list[Row | str]:
+        """The rows that a source's row becomes; in place of one that a filter drops, the filter's name.
+
+        Raises NoValue or ValueError for a row that lacks something.
+        """
+        expanded: Any = fields
+        if self.expand is not None:
+            content = repr(sorted(fields.items()))
+            expanded = _function(self.expand)(dict(fields), derive_seed(self.seed, content, "expand"))
+        if not expanded:
+            return ["expand"]
+        several = expanded if isinstance(expanded, list) else [expanded]
+        return [self._row(one) for one in several]
+
+    def _row(self, fields: Mapping[str, Any]) -> Row | str:
+        for one in self.filters:
+            if not value_of(one.where, fields):
+                return one.name
+        if self.copy:
+            row = normalised(fields)
+            return {**row, "data_source": self.data_source, "ability": self.ability or row["ability"]}
+        turns = (Turn(content=self.prompt),) if isinstance(self.prompt, str) else self.prompt
+        messages = [{"role": turn.role, "content": text_of(turn.content, fields)} for turn in turns]
+        messages[-1]["content"] += self.instruction
+        for message in messages:
+            if not message["content"].strip():
+                raise NoValue(f"the {message['role']}'s message is empty")
+        prompt = messages[-1]["content"]
+        raw = text_of(self.raw_prompt, {**fields, "prompt": prompt}) if self.raw_prompt else ""
+        return domain_row(
+            self.data_source,
+            messages,
+            text_of(self.ground_truth, fields),
+            ability=self.ability or domain_of(self.data_source),
+            extra_info={name: value_of(text, fields) for name, text in self.extra_info.items()},
+            raw_prompt=raw,
+            apply_chat_template=self.apply_chat_template,
+        )
+
+    def code(self) -> str:
+        """The source of the module that `expand` names: rows are made anew when it changes."""
+        return (
+            "" if self.expand is None else inspect.getsource(sys.modules[_function(self.expand).__module__])
+        )
+
+
+_function = functools.cache(function_at)

@@ -1,0 +1,262 @@
+"""Rules about a row's own fields: an expression, lengths, quotas of a domain, pass rates."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, MinLen
+
+from treetune.data.difficulty.merging import RATES_FILE, rates_by_key
+from treetune.data.rules.base import Rows, Rule, RuleContext, Verdict
+from treetune.data.templates import NoValue, check_value, value_of
+from treetune.domains.domain_rows import (
+    DATA_SOURCE,
+    GROUND_TRUTH,
+    HIGH_PASS_RATE,
+    LOW_PASS_RATE,
+    REWARD_MODEL,
+    Row,
+    domain_of,
+    problem_of,
+    prompt_text,
+    row_key,
+)
+from treetune.models.sources import ModelSource
+from treetune.seeds import derive_seed
+from treetune.vocabulary import TextCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@Rule.register("keep_where")
+@dataclass(frozen=True, kw_only=True)
+class KeepWhere(Rule):
+    """Keeps rows for which the Jinja expression `where` is true, such as ``extra_info.level >= 3`` or
+    ``reward_model.ground_truth | length <= 100``. Its names are the row's columns."""
+
+    where: Annotated[str, MinLen(1)]
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        check_value(self.where, "where")
+
+    def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        found = {}
+        for one in rows:
+            try:
+                stays = value_of(self.where, one.row)
+            except NoValue as error:
+                raise ValueError(f"{one.place}: {error}") from error
+            if not stays:
+                found[one.number] = f"not {self.where}"
+        return Verdict(found)
+
+
+@Rule.register("length")
+@dataclass(frozen=True, kw_only=True)
+class Length(Rule):
+    """Drops rows whose prompt or ground truth is too long, or the prompt too short. Prompts are counted as
+    the model is asked them, with its chat template where `model.chat` is set; characters need no model."""
+
+    model: ModelSource | None = None
+    """The model whose tokenizer counts."""
+    max_prompt_tokens: Annotated[int, Gt(0)] | None = None
+    """The most tokens of a prompt."""
+    max_ground_truth_tokens: Annotated[int, Gt(0)] | None = None
+    """The most tokens of a ground truth."""
+    max_prompt_characters: Annotated[int, Gt(0)] | None = None
+    """The most characters of a prompt."""
+    min_prompt_characters: Annotated[int, Ge(0)] = 0
+    """The fewest characters of a prompt."""
+    max_ground_truth_characters: Annotated[int, Gt(0)] | None = None
+    """The most characters of a ground truth."""
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        tokens = (self.max_prompt_tokens, self.max_ground_truth_tokens)
+        if any(tokens) and self.model is None:
+            raise ValueError("max_prompt_tokens and max_ground_truth_tokens need a model: name one, as an"
+                             " experiment does, or bound characters")  # fmt: skip
+        bounds = (*tokens, self.max_prompt_characters, self.max_ground_truth_characters)
+        if not any(bounds) and not self.min_prompt_characters:
+            raise ValueError("the rule 'length' bounds nothing: set max_prompt_tokens, or leave it out")
+
+    def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        codec = self.model.codec(self.model.load_tokenizer(_no_alphabet)) if self.model else None
+        found = {}
+        for done, one in enumerate(rows):
+            if done % 256 == 0:
+                context.progress(done, len(rows))
+            if why := self._too_long(one.row, codec):
+                found[one.number] = why
+        return Verdict(found)
+
+    def _too_long(self, row: Row, codec: TextCodec | None) -> str | None:
+        prompt, gold = prompt_text(row), row[REWARD_MODEL][GROUND_TRUTH]
+        if len(prompt) < self.min_prompt_characters:
+            return f"a prompt of {len(prompt)} characters"
+        for what, length, most in (
+            ("a prompt of {} characters", len(prompt), self.max_prompt_characters),
+            ("a ground truth of {} characters", len(gold), self.max_ground_truth_characters),
+        ):
+            if most is not None and length > most:
+                return what.format(length)
+        if codec is None:
+            return None
+        problem = problem_of(row, "row")
+        counted: tuple[tuple[str, Callable[[], int], int | None], ...] = (
+            ("a prompt of {} tokens", lambda: len(codec.encode_prompt(problem)), self.max_prompt_tokens),
+            ("a ground truth of {} tokens", lambda: len(codec.encode(gold)), self.max_ground_truth_tokens),
+        )
+        for what, count, most in counted:
+            if most is not None and (tokens := count()) > most:
+                return what.format(tokens)
+        return None
+
+
+def _no_alphabet() -> str:
+    raise ValueError(
+        "the model 'tiny' knows the characters of a task, and rows have none: give its alphabet, or take the"
+        " model 'pretrained'"
+    )
+
+
+@Rule.register("quotas")
+@dataclass(frozen=True, kw_only=True)
+class Quotas(Rule):
+    """Keeps at most so many rows of a domain (``math``) or of a source (``math__dapo``), or of all together.
+
+    Which rows stay is drawn by the pipeline's seed and each row's content: another domain, or another order,
+    changes nothing.
+    """
+
+    most: Mapping[str, Annotated[int, Ge(0)]] | None = None
+    """Rows of a domain or a source; a source that is named counts apart from its domain."""
+    total: Annotated[int, Gt(0)] | None = None
+    """Rows of all domains together, each in proportion to what it has left."""
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.most and self.total is None:
+            raise ValueError("quotas bound nothing: set most, e.g. {math: 5000}, or total, or leave them out")
+
+    def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for one in rows:
+            source = one.row[DATA_SOURCE]
+            group = source if source in (self.most or {}) else domain_of(source)
+            groups[group].append((derive_seed(context.seed, row_key(one.row), "quota"), one.number))
+        unknown = sorted(set(self.most or {}) - set(groups))
+        if unknown:
+            there = ", ".join(sorted(groups)) or "no rows"
+            raise ValueError(f"quotas name {', '.join(unknown)}, and there are only {there}: leave them out")
+        kept = {group: sorted(chosen)[: self._most(group)] for group, chosen in groups.items()}
+        left = sum(map(len, kept.values()))
+        if self.total is not None and left > self.total:
+            shares = proportional({group: len(chosen) for group, chosen in kept.items()}, self.total)
+            kept = {group: chosen[: shares[group]] for group, chosen in kept.items()}
+        stay = {number for chosen in kept.values() for _, number in chosen}
+        found = {
+            number: f"more than the {len(kept[group])} that {group} may have"
+            for group, chosen in groups.items()
+            for _, number in chosen
+            if number not in stay
+        }
+        return Verdict(
+            dict(sorted(found.items())), {"kept": {group: len(kept[group]) for group in sorted(kept)}}
+        )
+
+    def _most(self, group: str) -> int | None:
+        return (self.most or {}).get(group)
+
+
+def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
+    """`total` cut in proportion to `sizes`, by largest remainders, which add up to it exactly."""
+    whole = sum(sizes.values())
+    exact = {group: total * size / whole for group, size in sizes.items()}
+    shares = {group: int(share) for group, share in exact.items()}
+    rest = sorted(sizes, key=lambda group: (shares[group] - exact[group], group))
+    for group in rest[: total - sum(shares.values())]:
+        shares[group] += 1
+    return shares
+
+
+@Rule.register("pass_rates")
+@dataclass(frozen=True, kw_only=True)
+class PassRates(Rule):
+    """Drops a row if the strong model's pass rate is `low` or less: it can't be solved; or if the weak
+    model's is `high` or more: there is nothing to learn.
+
+    Rates enter the rows under the names of the columns ``low_pass_rate`` for the strong model and
+    ``high_pass_rate`` for the weak one. A row without a rate is never taken for one of rate 0.
+    """
+
+    low: Annotated[float, Ge(0), Le(1)] | None = 0.1
+    """Strong model's rate at or below which a row goes; null: none goes."""
+    high: Annotated[float, Ge(0), Le(1)] | None = 0.9
+    """Weak model's rate at or above which a row goes; null: none goes."""
+    strong: str | None = None
+    """The folder (or its rates.parquet) that `estimate_difficulty` wrote for it; null: the rows' column."""
+    weak: str | None = None
+    """The same for the weak model."""
+    missing: Literal["keep", "drop", "stop"] = "stop"
+    """Keeps rows without a rate, drops them, or stops the command. They are counted."""
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.low is None and self.high is None:
+            raise ValueError("low and high are both null, so that no row would go: set one, or leave it out")
+
+    def reads(self) -> Sequence[Path]:
+        return [_file(name) for name in (self.strong, self.weak) if name is not None]
+
+    def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        wanted: list[tuple[str, str, str | None, float | None]] = [
+            (LOW_PASS_RATE, "strong", self.strong, self.low),
+            (HIGH_PASS_RATE, "weak", self.weak, self.high),
+        ]
+        found: dict[int, str] = {}
+        values: dict[str, dict[int, float]] = {}
+        missing: Counter[str] = Counter()
+        for column, who, place, bound in wanted:
+            rates = None if place is None else rates_by_key(_file(place))
+            for one in rows:
+                rate = rates.get(row_key(one.row)) if rates is not None else one.row.get(column)
+                if rate is None:
+                    if bound is None:
+                        continue
+                    missing[who] += 1
+                    why = f"no rate of the {who} model" + (f" in {place}" if place else f": no {column}")
+                    if self.missing == "stop":
+                        raise ValueError(
+                            f"{one.place} has {why}: estimate its difficulty, or say with missing whether"
+                            " such rows stay ('keep') or go ('drop')"
+                        )
+                    if self.missing == "drop":
+                        found.setdefault(one.number, why)
+                    continue
+                if place is not None:
+                    values.setdefault(column, {})[one.number] = rate
+                if bound is None:
+                    continue
+                if column == LOW_PASS_RATE and rate <= bound:
+                    found.setdefault(one.number, f"too hard: the strong model's rate is {rate:g}")
+                elif column == HIGH_PASS_RATE and rate >= bound:
+                    found.setdefault(one.number, f"too easy: the weak model's rate is {rate:g}")
+        reasons = Counter(why.partition(":")[0] for why in found.values())
+        return Verdict(found, {"why": dict(reasons.most_common()), "without_a_rate": dict(missing)}, values)
+
+
+def _file(name: str) -> Path:
+    path = Path(name)
+    if not path.exists():
+        raise ValueError(
+            f"there are no pass rates {name} (looked for in {Path.cwd()}): make them with"
+            f" estimate_difficulty --output {name}, or set it to null where the rows hold their rates"
+        )
+    return path / RATES_FILE if path.is_dir() else path

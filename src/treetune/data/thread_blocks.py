@@ -1,0 +1,236 @@
+"""Finds the independent parts of a solution, and cuts it there into blocks of threads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from treetune.data import prompts
+from treetune.data.asking import Questions, Unreadable
+from treetune.domains.endpoints.settings import Message
+from treetune.threads.format import MOST_THREADS
+
+Lines = tuple[int, int]
+"""First and last line, counted from 1."""
+
+_MARKUP = re.compile(r"</?parallel>|</?thread>|<none\s*/>", re.IGNORECASE)
+_RANGE = re.compile(r"\s*(?:lines?\s+)?(\d{1,9})(?:\s*[-–]\s*(\d{1,9}))?\s*", re.IGNORECASE)
+
+
+def ranges(text: str) -> list[list[Lines]]:
+    """The groups of an answer, each with the lines of its threads as they stand there.
+
+    Prose around the groups is passed over. Raises Unreadable for elements that aren't closed, are inside each
+    other or hold anything else, and for an answer that names neither a group nor ``<none/>``.
+    """
+    groups: list[list[Lines]] = []
+    opened: list[str] = []
+    at, none = 0, False
+    for match in _MARKUP.finditer(text):
+        tag, between = match[0].lower(), text[at : match.start()]
+        at = match.end()
+        if tag.startswith("<none"):
+            none = True
+        elif tag.startswith("</"):
+            if not opened or opened[-1] != tag[2:-1]:
+                raise Unreadable(f"{tag} closes nothing")
+            if opened.pop() == "thread":
+                groups[-1].append(_lines(between))
+            elif between.strip():
+                raise Unreadable(f"a <parallel> holds {between.strip()[:60]!r} beside its threads")
+        elif opened != ([] if tag == "<parallel>" else ["parallel"]):
+            raise Unreadable(
+                f"{tag} stands {'inside of <' + opened[-1] + '>' if opened else 'outside of <parallel>'}"
+            )
+        else:
+            if opened and between.strip():
+                raise Unreadable(f"a <parallel> holds {between.strip()[:60]!r} beside its threads")
+            opened.append(tag[1:-1])
+            if tag == "<parallel>":
+                groups.append([])
+    if opened:
+        raise Unreadable(f"<{opened[-1]}> isn't closed")
+    if not groups and not none:
+        raise Unreadable("there is neither a <parallel> in it nor <none/>")
+    return groups
+
+
+def _lines(text: str) -> Lines:
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise Unreadable(f"a <thread> holds {text[:60]!r} and not a first and last line such as 4-9")
+    return int(match[1]), int(match[2] or match[1])
+
+
+CONTROL = re.compile(r"[\x00-\x1f]")
+"""The characters that LaTeX with single backslashes becomes in JSON: ``\\frac`` a form feed, ``\\times`` a
+tab."""
+
+
+def json_list(text: str) -> list[Any]:
+    """The JSON list in an answer, which may stand between other words or in a code block.
+
+    Raises Unreadable where there is none.
+    """
+    begin, end = text.find("["), text.rfind("]")
+    if begin < 0 or end < begin:
+        raise Unreadable("there is no JSON list in it")
+    try:
+        found = json.loads(text[begin : end + 1])
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"what stands between the first [ and the last ] is not JSON: {error}") from error
+    assert isinstance(found, list)
+    return found
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The least that a block has to be worth: `min_saved` characters that need not be waited for, and at most
+    `max_threads` threads."""
+
+    min_saved: int
+    max_threads: int = MOST_THREADS
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of a solution: its threads' texts as they stand there, without white space around them, and
+    the lines of each."""
+
+    first: int
+    last: int
+    threads: tuple[str, ...]
+    lines: tuple[Lines, ...]
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A block that stays sequential text. `reason` is counted; `detail` says more."""
+
+    lines: tuple[Lines, ...]
+    reason: str
+    detail: str = ""
+
+
+def cut(
+    groups: Sequence[Sequence[Lines]], lines: Sequence[str], rule: Rule
+) -> tuple[list[Block], list[Dropped]]:
+    """The blocks to keep, in the solution's order, and the others.
+
+    Kept is a block whose threads follow each other within the solution, two at least of them with text, if at
+    least `rule.min_saved` characters of them need not be waited for (all but the longest thread's).
+    """
+    kept: list[Block] = []
+    dropped = []
+    for group in sorted(groups, key=lambda group: group[0] if group else (0, 0)):
+        block = _block(group, lines, rule, kept[-1].last if kept else 0)
+        if isinstance(block, Block):
+            kept.append(block)
+        else:
+            dropped.append(block)
+    return kept, dropped
+
+
+def _block(group: Sequence[Lines], lines: Sequence[str], rule: Rule, taken: int) -> Block | Dropped:
+    def drop(reason: str, detail: str = "") -> Dropped:
+        return Dropped(tuple(group), reason, detail)
+
+    for first, last in group:
+        if not 1 <= first <= last <= len(lines):
+            return drop("lines that are not there", f"{first}-{last} of {len(lines)}")
+    for (first, last), (following, _) in pairwise(group):
+        if following <= last:
+            return drop("threads overlap or are in disorder", f"{following} follows {first}-{last}")
+        if any(line.strip() for line in lines[last : following - 1]):
+            return drop("lines between threads that are in none", f"{last + 1}-{following - 1}")
+    if group and group[0][0] <= taken:
+        return drop("overlaps another block", f"{group[0][0]} is before {taken + 1}")
+    texts = ["\n".join(lines[first - 1 : last]).strip() for first, last in group]
+    threads = tuple(text for text in texts if text)
+    if len(threads) < 2:
+        return drop("fewer than two threads with text")
+    if len(threads) > rule.max_threads:
+        return drop("too many threads", f"{len(threads)} of at most {rule.max_threads}")
+    saved = saved_characters(threads)
+    if saved < rule.min_saved:
+        return drop("too little is saved", f"{saved} characters of {rule.min_saved}")
+    places = tuple(place for place, text in zip(group, texts) if text)
+    return Block(group[0][0], group[-1][1], threads, places)
+
+
+def saved_characters(threads: Sequence[str]) -> int:
+    """Counts the characters that need not be waited for: of all threads but the longest."""
+    return sum(map(len, threads)) - max(map(len, threads))
+
+
+async def independent_parts(
+    questions: Questions, problem: str, lines: Sequence[str]
+) -> tuple[list[list[Lines]], list[Message]]:
+    """Groups of threads by their lines, as the model names them, and the conversation that led there."""
+    numbered = "\n".join(f"{number}| {line}" for number, line in enumerate(lines, start=1))
+    conversation: list[Message] = []
+    for step, task in (
+        ("steps", prompts.STEPS.format(problem=problem, numbered=numbered, count=len(lines))),
+        ("substeps", prompts.SUBSTEPS),
+        ("groups", prompts.GROUPS),
+        ("subgroups", prompts.SUBGROUPS),
+    ):
+        # What these say is for the model itself: it thinks aloud before it commits itself.
+        _, conversation = await questions.ask(step, [*conversation, ("user", task)], str)
+    return await questions.ask("ranges", [*conversation, ("user", prompts.RANGES)], ranges)
+
+
+async def failed_threads(
+    questions: Questions, conversation: Sequence[Message], blocks: Sequence[Block]
+) -> dict[int, str]:
+    """Returns which of the blocks (by their place) have a thread that the model itself doesn't let pass, and
+    why."""
+    shown = "\n\n".join(
+        f"Group {number}, lines {block.first}-{block.last}:\n"
+        + "\n".join(
+            f"  thread {i}, lines {first}-{last}: {_beginning(text)}"
+            for i, ((first, last), text) in enumerate(zip(block.lines, block.threads), start=1)
+        )
+        for number, block in enumerate(blocks, start=1)
+    )
+    expected = {(group, thread) for group, block in enumerate(blocks, 1) for thread in _numbers(block)}
+
+    def read(text: str) -> dict[tuple[int, int], str]:
+        verdicts: dict[tuple[int, int], bool] = {}
+        notes: dict[tuple[int, int], str] = {}
+        for item in json_list(text):
+            place = (item.get("group"), item.get("thread")) if isinstance(item, dict) else None
+            if place not in expected or place in verdicts:
+                raise Unreadable(
+                    f"a verdict is about no thread of the list, or about one again: {str(item)[:100]}"
+                )
+            if not isinstance(item.get("pass"), bool):
+                raise Unreadable(
+                    f"the verdict on group {place[0]}, thread {place[1]} is neither true nor false"
+                )
+            verdicts[place] = item["pass"]
+            notes[place] = str(item.get("note", ""))[:500]
+        if missing := expected - verdicts.keys():
+            group, thread = min(missing)
+            raise Unreadable(f"there is no verdict on group {group}, thread {thread}")
+        return {place: notes[place] for place, passed in verdicts.items() if not passed}
+
+    task: Message = ("user", prompts.CHECK.format(blocks=shown))
+    failed, _ = await questions.ask("check", [*conversation, task], read)
+    words: dict[int, str] = {}
+    for (group, thread), note in sorted(failed.items()):
+        words[group - 1] = "; ".join(filter(None, [words.get(group - 1), f"thread {thread}: {note}"]))
+    return words
+
+
+def _numbers(block: Block) -> range:
+    return range(1, len(block.threads) + 1)
+
+
+def _beginning(text: str) -> str:
+    first = " ".join(text.split())
+    return first if len(first) <= 80 else f"{first[:80]} …"

@@ -1,0 +1,327 @@
+"""Rows as data sets of many domains have them, in Parquet and in JSON lines.
+
+``data_source`` (``<domain>__<name>``) says which grader a row is for, ``prompt`` is a list of messages,
+``reward_model`` holds the ground truth, and ``extra_info`` whatever else a grader may want. This is the
+schema that verl and Reasoning360 read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.domains.foreign import GOLD_IS_JSON
+from treetune.store.files import whole_file
+from treetune.tasks.row_values import check_plain, is_empty, messages_in_text, text_of_value
+from treetune.tasks.sources import JSON_FIELDS, ROW_GROUP, files_matching, read_rows
+from treetune.vocabulary import Message, Problem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DATA_SOURCE, PROMPT, RAW_PROMPT = "data_source", "prompt", "raw_prompt"
+ABILITY, APPLY_CHAT_TEMPLATE = "ability", "apply_chat_template"
+REWARD_MODEL, STYLE, GROUND_TRUTH, EXTRA_INFO = "reward_model", "style", "ground_truth", "extra_info"
+
+SCHEMA = (DATA_SOURCE, PROMPT, RAW_PROMPT, ABILITY, APPLY_CHAT_TEMPLATE, REWARD_MODEL, EXTRA_INFO)
+"""The columns of a row; others are columns of its own."""
+
+LOW_PASS_RATE, HIGH_PASS_RATE = "low_pass_rate", "high_pass_rate"
+"""Columns that a difficulty estimate adds. A row goes whose low rate is too low (a strong model's: it can't
+be solved) or whose high rate is too high (a weak model's: it is too easy)."""
+
+ROLES = ("system", "user", "assistant", "tool")
+Row = dict[str, Any]
+
+
+def domain_of(data_source: str) -> str:
+    """Returns ``math`` for ``math__dapo``."""
+    return data_source.partition("__")[0]
+
+
+def domain_row(
+    data_source: str,
+    prompt: str | Sequence[Mapping[str, str]],
+    ground_truth: Any,
+    *,
+    ability: str = "",
+    extra_info: Mapping[str, Any] | None = None,
+    raw_prompt: str = "",
+    apply_chat_template: bool = True,
+) -> Row:
+    """Returns a row of the schema. A `prompt` of text is the user's one message; a `ground_truth` that is no
+    text is written as JSON. Raises ValueError for values that JSON can't hold."""
+    check_plain(ground_truth, GROUND_TRUTH)
+    check_plain(extra_info, EXTRA_INFO)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
+    return {
+        DATA_SOURCE: data_source,
+        PROMPT: messages,
+        RAW_PROMPT: raw_prompt,
+        ABILITY: ability,
+        APPLY_CHAT_TEMPLATE: apply_chat_template,
+        REWARD_MODEL: {STYLE: "rule", GROUND_TRUTH: text_of_value(ground_truth)},
+        EXTRA_INFO: dict(extra_info or {}),
+    }
+
+
+def normalised(row: Mapping[str, Any]) -> Row:
+    """Returns the row with all columns of the schema, and its own ones. Raises ValueError with what it
+    lacks."""
+    source = row.get(DATA_SOURCE)
+    if not isinstance(source, str) or not source.strip():
+        raise ValueError(f"it has no {DATA_SOURCE}, which says which domain it is of, such as 'math__dapo'")
+    reward = _object(row.get(REWARD_MODEL), REWARD_MODEL)
+    ground_truth = reward.get(GROUND_TRUTH)
+    if is_empty(ground_truth):
+        state = "no" if ground_truth is None else "an empty"
+        raise ValueError(f"its {REWARD_MODEL} has {state} {GROUND_TRUTH}")
+    for name, value in row.items():
+        if name not in (PROMPT, EXTRA_INFO):  # `_messages` and `domain_row` look at these
+            check_plain(value, name)
+    applies = row.get(APPLY_CHAT_TEMPLATE)
+    applies = True if applies is None else applies
+    raw = row.get(RAW_PROMPT) or ""
+    if not isinstance(applies, bool) or not isinstance(raw, str):
+        raise ValueError(f"its {APPLY_CHAT_TEMPLATE} should be true or false, and its {RAW_PROMPT} text")
+    full = domain_row(
+        source,
+        _messages(row.get(PROMPT), raw if not applies else ""),
+        ground_truth,
+        ability=str(row.get(ABILITY) or ""),
+        extra_info=_without_nulls(_object(row.get(EXTRA_INFO) or {}, EXTRA_INFO)),
+        raw_prompt=raw,
+        apply_chat_template=applies,
+    )
+    if isinstance(reward[GROUND_TRUTH], Mapping | list):
+        full[EXTRA_INFO][GOLD_IS_JSON] = True
+    others = {name: value for name, value in reward.items() if value is not None}
+    full[REWARD_MODEL] = {STYLE: "rule", **others, GROUND_TRUTH: full[REWARD_MODEL][GROUND_TRUTH]}
+    return {**row, **full}
+
+
+def prompt_text(row: Mapping[str, Any]) -> str:
+    """Returns the question without roles: for graders and people, and for models that don't chat."""
+    if not row[APPLY_CHAT_TEMPLATE] and row[RAW_PROMPT]:
+        return str(row[RAW_PROMPT])
+    return "\n\n".join(message["content"] for message in row[PROMPT])
+
+
+def problem_of(row: Mapping[str, Any], id: str) -> Problem:
+    """Returns the problem of a `normalised` row. Its data are the keys of `extra_info`, the source and the
+    ability."""
+    messages = tuple(Message(one["role"], one["content"]) for one in row[PROMPT])
+    asked_alone = [message.role for message in messages] == ["user"]
+    as_is = not row[APPLY_CHAT_TEMPLATE]
+    return Problem(
+        id=id,
+        prompt=prompt_text(row),
+        gold=row[REWARD_MODEL][GROUND_TRUTH],
+        data={**row[EXTRA_INFO], DATA_SOURCE: row[DATA_SOURCE], ABILITY: row[ABILITY]},
+        domain=domain_of(row[DATA_SOURCE]),
+        messages=() if as_is or asked_alone else messages,
+        as_is=as_is,
+    )
+
+
+def row_key(row: Mapping[str, Any]) -> str:
+    """Returns a hash of source, prompt and ground truth: rows with the same one ask the same question and
+    have the same answer, wherever they are."""
+    asked = [row[DATA_SOURCE], row[PROMPT], row[RAW_PROMPT], row[APPLY_CHAT_TEMPLATE]]
+    text = json.dumps([*asked, row[REWARD_MODEL][GROUND_TRUTH]], sort_keys=True)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+
+
+def read_domain_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """Yields the rows of a Parquet or JSON-lines file, or of all that match the pattern `path`, `normalised`,
+    each with its place. Raises ValueError."""
+    for file in files_matching(path):
+        for place, row in read_rows(file):
+            try:
+                full = normalised(row)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
+            yield place, full
+
+
+def write_parquet(path: Path, rows: Iterable[Row]) -> None:
+    """Writes rows of the schema to a Parquet file, whole or not at all; the same rows give the same bytes.
+
+    Goes through `rows` twice. Of `extra_info`, text, numbers, truth values and lists of such keep their type;
+    all else is JSON text, which `read_rows` reads again.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    kinds: dict[str, str] = {}
+    columns: dict[str, str] = {}
+    for row in rows:
+        _note_kinds(kinds, row[EXTRA_INFO])
+        _note_kinds(columns, {name: value for name, value in row.items() if name not in SCHEMA})
+    schema = arrow_schema(kinds, columns)
+    with (
+        whole_file(path, "wb") as file,
+        parquet.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
+        batch: list[Row] = []
+        for row in rows:
+            more = {name: _stored(row[name], columns[name]) for name in sorted(columns) if name in row}
+            info = {name: _stored(value, kinds[name]) for name, value in row[EXTRA_INFO].items()}
+            batch.append({**{name: row[name] for name in SCHEMA}, EXTRA_INFO: info, **more})
+            if len(batch) == ROW_GROUP:
+                writer.write_table(pa.Table.from_pylist(batch, schema))
+                batch = []
+        writer.write_table(pa.Table.from_pylist(batch, schema))
+
+
+def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Schema:
+    """Returns the schema of a file, given the kinds of values in its `extra_info` (``text``, ``int``,
+    ``float``, ``bool``, ``json``, or ``list of …``) and in its columns beside the schema's own."""
+    import pyarrow as pa
+
+    plain = {
+        "text": pa.string(),
+        "json": pa.string(),
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "bool": pa.bool_(),
+    }
+    types = {**plain, **{f"list of {name}": pa.list_(kind) for name, kind in plain.items()}}
+    # Parquet can't hold an object without fields.
+    info = [pa.field(name, types[kinds[name]]) for name in sorted(kinds)] or [pa.field("index", pa.int64())]
+    message = pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])
+    fields = [
+        pa.field(DATA_SOURCE, pa.string()),
+        pa.field(PROMPT, pa.list_(message)),
+        pa.field(RAW_PROMPT, pa.string()),
+        pa.field(ABILITY, pa.string()),
+        pa.field(APPLY_CHAT_TEMPLATE, pa.bool_()),
+        pa.field(
+            REWARD_MODEL, pa.struct([pa.field(STYLE, pa.string()), pa.field(GROUND_TRUTH, pa.string())])
+        ),
+        pa.field(EXTRA_INFO, pa.struct(info)),
+        *(pa.field(name, types[columns[name]]) for name in sorted(columns)),
+    ]
+    in_json = {
+        EXTRA_INFO: sorted(name for name, kind in kinds.items() if kind == "json"),
+        "": sorted(name for name, kind in columns.items() if kind == "json"),
+    }
+    return pa.schema(fields, metadata={JSON_FIELDS: json.dumps(in_json).encode()})
+
+
+_LOST = ("tool_calls", "function_call", "tool_call_id", "images", "audio", "videos")
+"""Keys of messages that change what is asked, and that `Message` has no field for."""
+
+
+def _messages(prompt: Any, raw: str) -> list[dict[str, str]]:
+    """Returns a row's messages, each with role and content alone. Raises ValueError for what is no chat, for
+    a chat that asks nothing, and for one that holds more than text."""
+    if isinstance(prompt, str) and prompt.strip():
+        try:
+            prompt = messages_in_text(prompt) or [{"role": "user", "content": prompt}]
+        except ValueError as error:
+            raise ValueError(f"its {PROMPT} {error}") from error
+    if not prompt and raw.strip():
+        return []
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
+        raise ValueError(f"its {PROMPT} should be a list of messages, each with role and content")
+    messages = []
+    for message in prompt:
+        content = _text_content(message)
+        role = message.get("role")
+        if role not in ROLES:
+            raise ValueError(f"its {PROMPT} has a message of role {role!r}: roles are {', '.join(ROLES)}")
+        lost = [name for name in _LOST if message.get(name)]
+        if lost:
+            raise ValueError(
+                f"its {PROMPT} has a message of the {role} with {', '.join(lost)}, which no prompt here"
+                " holds: write what it says into the content, or leave the row out"
+            )
+        if role == "user" and not content.strip():
+            raise ValueError(f"its {PROMPT} has a message of the user with nothing in its content")
+        messages.append({"role": role, "content": content})
+    if not any(message["content"].strip() for message in messages):
+        raise ValueError(f"its {PROMPT} asks nothing: the content of all its messages is empty")
+    return messages
+
+
+def _text_content(message: Any) -> str:
+    """Returns a message's content, also where it is a list of parts that are text. Raises ValueError."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if content is None and isinstance(message, Mapping) and any(message.get(name) for name in _LOST):
+        return ""  # refused by what it has beside
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) and content else [None]
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
+        return "".join(map(str, texts))
+    kinds = {str(part.get("type")) for part in parts if isinstance(part, Mapping)} - {"text"}
+    if kinds:
+        raise ValueError(
+            f"its {PROMPT} has a message with {', '.join(sorted(kinds))}: prompts are of text alone"
+        )
+    raise ValueError(f"its {PROMPT} holds {str(message)[:80]!r}, which is no {{role, content}}")
+
+
+def _without_nulls(value: Any) -> Any:
+    """Returns a value without the keys that are null: in an object of Parquet these are what other rows have.
+    (Golds keep theirs; graders take what `extra_info` lacks for absent.)"""
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    """Returns a field that is an object, or JSON text of one, as a dictionary."""
+    if value is None:
+        raise ValueError(f"it has no {name}")
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, Mapping):
+        raise ValueError(f"its {name} should be an object")
+    return dict(value)
+
+
+def _note_kinds(kinds: dict[str, str], values: Mapping[str, Any]) -> None:
+    """Widens `kinds` to the narrowest kind that holds all values under each name."""
+    for name, value in values.items():
+        if value is None:
+            continue
+        seen, now = kinds.get(name), _kind(value)
+        if seen is None or seen == now:
+            kinds[name] = now
+        elif {seen, now} == {"int", "float"}:
+            kinds[name] = "float"
+        elif {seen, now} == {"list of int", "list of float"}:
+            kinds[name] = "list of float"
+        else:
+            kinds[name] = "json"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int" if -(2**63) <= value < 2**63 else "json"
+    if isinstance(value, float):
+        return "float"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, list) and value:
+        kinds = {_kind(one) for one in value}
+        if len(kinds) == 1 and (kind := kinds.pop()) in ("bool", "int", "float", "text"):
+            return f"list of {kind}"
+    return "json"
+
+
+def _stored(value: Any, kind: str) -> Any:
+    if value is None or kind != "json":
+        return value
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

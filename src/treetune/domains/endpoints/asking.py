@@ -1,0 +1,119 @@
+"""Asks a language model each question once: paid answers are written down, and found there the next time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from treetune.domains.endpoints.client import Client
+from treetune.domains.endpoints.settings import Place
+from treetune.store.journal import Journal
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answered request. `key` is the hash of what was asked; `complete`, whether the answer came to its
+    end; `estimated`, whether the tokens are."""
+
+    key: str
+    step: str
+    text: str
+    complete: bool
+    input_tokens: int
+    output_tokens: int
+    estimated: bool
+
+
+class AnswerJournal:
+    """A journal of answers, kept in memory where `path` is None. Answers in the files `others` are found too.
+
+    One process at a time: another is refused with a ValueError. `count` is called for every answer that is
+    found there. A row that is no answer counts as not written. Safe to use from several threads.
+    """
+
+    def __init__(
+        self, path: Path | None, count: Callable[[Answer], None] | None = None, others: Sequence[Path] = ()
+    ) -> None:
+        self._memory: dict[str, Answer] = {}
+        self._journal = None if path is None else Journal(path, others, exclusive=True)
+        if self._journal is not None and count is not None:
+            for key in self._journal:
+                if (answer := self.get(key)) is not None:
+                    count(answer)
+
+    def get(self, key: str) -> Answer | None:
+        if self._journal is None:
+            return self._memory.get(key)
+        row = self._journal.get(key)
+        try:
+            return None if row is None else Answer(**row)
+        except TypeError:
+            return None
+
+    def add(self, answer: Answer) -> None:
+        """Writes it down: from here a killed process doesn't lose it."""
+        if self._journal is None:
+            self._memory[answer.key] = answer
+        else:
+            self._journal.add(asdict(answer))
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close(durable=True)
+
+
+class Asker:
+    """Asks each question once: an answer in the journal is given again, and one in flight is waited for.
+
+    `identity` says which model is asked, where the request alone doesn't. Sub-classes override `_ask` with
+    their limits and their way of giving up.
+    """
+
+    def __init__(self, client: Client, journal: AnswerJournal, identity: str | None = None) -> None:
+        self._client, self._journal, self._identity = client, journal, identity
+        self._in_flight: dict[str, asyncio.Task[Answer]] = {}
+        self._tried: list[Place] | None = None
+        """Collects the places to which requests are sent, where somebody wants to know."""
+
+    async def answer(
+        self, step: str, body: dict[str, Any], keep: Callable[[Answer], bool] = lambda answer: True
+    ) -> Answer:
+        """Raises what `Client.ask` raises. An answer that isn't to `keep` is not written down."""
+        asked = body if self._identity is None else [self._identity, body]
+        text = json.dumps(asked, sort_keys=True)
+        key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+        known = self._journal.get(key)
+        if known is not None and keep(known):
+            return known
+        if key not in self._in_flight:
+            self._in_flight[key] = asyncio.create_task(self._ask(key, step, body, keep))
+            self._in_flight[key].add_done_callback(lambda _: self._in_flight.pop(key))
+        return await self._in_flight[key]
+
+    async def _ask(
+        self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[Answer], bool]
+    ) -> Answer:
+        reply = await self._client.ask(body, self._tried)
+        tokens = reply.input_tokens, reply.output_tokens
+        answer = Answer(
+            key=key,
+            step=step,
+            text=reply.text,
+            complete=reply.complete,
+            input_tokens=self.estimated_tokens(body) if tokens[0] is None else tokens[0],
+            output_tokens=self.estimated_tokens(reply.text) if tokens[1] is None else tokens[1],
+            estimated=None in tokens,
+        )
+        if keep(answer):
+            self._journal.add(answer)
+        return answer
+
+    def estimated_tokens(self, content: Mapping[str, Any] | str) -> int:
+        """Estimates the tokens of a request or a reply: its bytes, which no tokenizer exceeds."""
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        return len(text.encode(errors="replace"))

@@ -1,0 +1,192 @@
+"""Sends requests to an endpoint: again where that may help, and no longer where it won't."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from treetune.domains.endpoints.replies import read_reply
+from treetune.domains.endpoints.settings import Asking, EndpointSettings, Place
+
+log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "treetune"
+
+LONGEST_WAIT_S = 120.0
+"""Between two attempts, whatever the endpoint asks for."""
+
+SHOWN = 300
+"""Characters of a refusal that are worth showing."""
+
+SECRET_CHARACTERS = 8
+"""A key of fewer is a placeholder, such as local servers take, and may be an ordinary word."""
+
+
+class EndpointError(RuntimeError):
+    """The endpoint will answer nothing more: the work has to stop. What was answered is kept."""
+
+
+class Unanswered(Exception):
+    """A request came to nothing, after all its attempts; others may not."""
+
+
+class Refused(Unanswered):
+    """The endpoint is there and doesn't take the request."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer of the endpoint: its text, whether it came to its end, what the endpoint says it used (None
+    where it says nothing that could be true), and why a whole answer has no text, where it has none."""
+
+    text: str
+    complete: bool
+    input_tokens: int | None
+    output_tokens: int | None
+    why_empty: str | None = None
+
+
+class Client:
+    """Sends requests. Use it as an asynchronous context manager.
+
+    `stopping` says whether the work is to end: then nothing is tried again. `place` says where the model is
+    whenever a request is sent, and may wait for it, in a thread: a server that is started anew has another
+    address. What it raises is an attempt that failed.
+    """
+
+    def __init__(
+        self,
+        settings: Asking,
+        place: Place | Callable[[], Place],
+        stopping: Callable[[], bool],
+        tell: Callable[[str], None] = log.info,
+    ) -> None:
+        """`tell` is given a line about each attempt that failed and is made again."""
+        self.settings, self._tell = settings, tell
+        self.failed_attempts = 0
+        self._place = place
+        self._stopping = stopping
+
+    @staticmethod
+    def of(settings: EndpointSettings, stopping: Callable[[], bool]) -> Client:
+        """Raises ValueError where the key isn't there."""
+        return Client(settings, settings.place(), stopping)
+
+    async def __aenter__(self) -> Client:
+        import aiohttp
+
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._session.close()
+
+    async def ask(self, body: Mapping[str, Any], tried: list[Place] | None = None) -> Reply:
+        """Raises Unanswered after the last attempt, and EndpointError for what no request will get past.
+        `tried` is given the place of each attempt when it begins."""
+        attempts = self.settings.retries + 1
+        for attempt in range(attempts):
+            try:
+                place = self._place if isinstance(self._place, Place) else await self._where(self._place)
+                if tried is not None:
+                    tried.append(place)
+                return await self._attempt(body, place)
+            except _Again as failure:
+                self.failed_attempts += 1
+                reason, wait = str(failure), failure.wait
+            if attempt + 1 == attempts or self._stopping():
+                break
+            wait = min(LONGEST_WAIT_S, max(wait, self.settings.backoff * 2**attempt))
+            self._tell(f"{reason}; attempt {attempt + 1} of {attempts}, again in {wait:.1f} s")
+            resume = asyncio.get_running_loop().time() + wait
+            while not self._stopping() and (left := resume - asyncio.get_running_loop().time()) > 0:
+                await asyncio.sleep(min(left, 0.5))
+        raise Unanswered(f"{reason} ({attempt + 1} of {attempts} attempts)")
+
+    async def _where(self, place: Callable[[], Place]) -> Place:
+        try:
+            return await asyncio.to_thread(place)
+        except RuntimeError as error:
+            raise _Again(str(error)) from error
+
+    async def _attempt(self, body: Mapping[str, Any], place: Place) -> Reply:
+        import aiohttp
+
+        url = self.settings.url_below(place.url)
+        headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
+        limit = aiohttp.ClientTimeout(total=self.settings.timeout)
+        try:
+            async with self._session.post(
+                url,
+                json=body,
+                headers=headers,
+                timeout=limit,
+                allow_redirects=False,
+                proxy=_proxy_for(place.url),
+            ) as response:
+                raw = await response.read()
+        except TimeoutError as error:
+            raise _Again(f"{url}: no answer in {self.settings.timeout:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Again(f"{url}: {_safe(f'{type(error).__name__}: {error}', place)}") from error
+        status, text = response.status, _safe(raw.decode(errors="replace"), place)
+        reading = read_reply(status, text, is_chat=self.settings.api == "chat")
+        if reading.kind in ("answered", "cut_off", "empty"):
+            return Reply(
+                text=reading.text,
+                complete=reading.kind != "cut_off",
+                input_tokens=reading.input_tokens,
+                output_tokens=reading.output_tokens,
+                why_empty=reading.why if reading.kind == "empty" else None,
+            )
+        told = f"HTTP {status}: {text[:SHOWN]}"
+        if status == 200:
+            told = f"HTTP 200, and {reading.why}: {text[:SHOWN]}"
+        if reading.kind == "refused_all":
+            key = place.key_of
+            whose = f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
+            raise EndpointError(f"{url} answered HTTP {status}: {reading.why}{whose}: {text[:SHOWN]}")
+        if reading.kind == "refused":
+            raise Refused(f"{url} refused a request with {told}")
+        raise _Again(f"{url}: {told}", _wait_of(response.headers))
+
+
+class _Again(Exception):
+    """An attempt failed in a way that the next one may not. `wait`: the endpoint asks for so many seconds."""
+
+    def __init__(self, what: str, wait: float = 0.0) -> None:
+        super().__init__(what)
+        self.wait = wait
+
+
+def _safe(text: str, place: Place) -> str:
+    """Removes the key: endpoints like to quote it."""
+    return text.replace(place.key, "***") if place.key and len(place.key) >= SECRET_CHARACTERS else text
+
+
+def _wait_of(headers: Mapping[str, str]) -> float:
+    """Returns the seconds that an endpoint asks to wait. A Retry-After's other form, a date, is not worth a
+    clock that agrees with ours."""
+    for name, unit in (("Retry-After-Ms", 0.001), ("Retry-After", 1.0)):
+        wait = (headers.get(name) or "").strip()
+        if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", wait):
+            return float(wait) * unit
+    return 0.0
+
+
+def _proxy_for(base_url: str) -> str | None:
+    """Returns the environment's proxy, and none for this machine."""
+    parts = urlsplit(base_url)
+    host = parts.hostname or ""
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    return (
+        None if local or urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(parts.scheme)
+    )

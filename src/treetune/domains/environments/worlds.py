@@ -1,0 +1,320 @@
+"""The states of environments, one of each answer, in this process or each in a process of its own.
+
+Run as ``python -m treetune.domains.environments.worlds`` by `Forks`, never by hand: such a process loads an
+environment once and forks itself for each answer, which takes milliseconds and shares what was loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import reduction
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, Literal
+
+from treetune.domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
+from treetune.processes.pool import START_SECONDS, WorkerStartError, exit_words, pickled_servant, start_worker
+from treetune.processes.worker import Servant, become_worker, die_with_parent, frame, load, read
+from treetune.tasks.graders.base import Unavailable
+from treetune.vocabulary import GradeOutcome, Problem
+
+Snapshot = tuple[int, bytes]
+"""A pickled state, behind the number of actions that had led to it."""
+
+Order = Literal["fork", "kill", "dies"]
+"""What is to be done; a process that dies has hung up."""
+_LAST_WORDS_S = 1.0
+"""Seconds that a process which has hung up has to end by itself."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """The turns that followed on a call, from the state that there was."""
+
+    turns: tuple[Turn, ...] = ()
+    snapshot: Snapshot | None = None
+    """The state now, for an environment that is copied."""
+    seconds: float = 0.0
+
+
+def failure(outcome: GradeOutcome, message: str, seconds: float = 0.0) -> Played:
+    """Returns the result of a call whose environment is lost."""
+    return Played((Turn(done=True, outcome=outcome, message=message),), seconds=seconds)
+
+
+@dataclass(eq=False)
+class World:
+    """The environment of one answer and its state. Its calls raise nothing: an exception of the environment
+    is the outcome of the last turn."""
+
+    environment: Environment
+    _state: Any = None
+    _played: int = 0
+
+    def begin(
+        self, problem: Problem, seed: int, actions: Sequence[str] = (), snapshot: Snapshot | None = None
+    ) -> Played:
+        """Comes to the state that `actions` lead to, from the snapshot where there is one. Returns the turns
+        that it played for that."""
+        try:
+            if snapshot is not None:
+                try:
+                    self._played, self._state = snapshot[0], pickle.loads(snapshot[1])
+                except Exception as error:  # a journal of an earlier version names classes that are gone
+                    raise Unavailable(
+                        f"the environment's state can't be read: {_described(error)}"
+                    ) from error
+            elif actions and self.environment.again != "replay":
+                raise Unavailable("the process that held the environment's state has ended")
+            else:
+                self._state = self.environment.reset(problem, seed)
+            reached = self._snapshot()
+        except Unavailable as error:
+            return failure("unavailable", str(error))
+        except Exception as error:  # nobody has written anything yet: it can't be the answer's doing
+            return failure("unavailable", f"the environment did not begin: {_described(error)}")
+        turns: list[Turn] = []
+        for action in actions[self._played :]:
+            played = self.step(action)
+            turns += played.turns
+            if turns[-1].done:
+                return Played(tuple(turns))
+            reached = played.snapshot
+        return Played(tuple(turns), reached)
+
+    def call(self, deadline: float, method: str, *arguments: Any) -> Played:
+        """Calls, where nothing can hang."""
+        played: Played = getattr(self, method)(*arguments)
+        return played
+
+    def step(self, action: str) -> Played:
+        """Returns the turn that follows from an action."""
+        self._played += 1
+        try:
+            turn = self.environment.step(self._state, action)
+            if not math.isfinite(turn.reward):
+                raise ValueError(f"a reward of {turn.reward}")
+            snapshot = None if turn.done else self._snapshot()
+        except Unavailable as error:
+            return failure("unavailable", str(error))
+        except (Exception, SystemExit) as error:
+            return failure("error", _described(error))
+        turn = replace(turn, observation=turn.observation[:LONGEST_OBSERVATION])
+        return Played((turn,), snapshot)
+
+    def _snapshot(self) -> Snapshot | None:
+        copied = self.environment.again == "copy"
+        return (self._played, pickle.dumps(self._state)) if copied else None
+
+
+def _described(error: BaseException) -> str:
+    name = type(error).__name__
+    return f"{name}: {error}"[:1000] if str(error) else name
+
+
+@dataclass(frozen=True)
+class Loaded(Servant):
+    """An environment as a servant, of processes that it is loaded in and of threads."""
+
+    environment: Environment
+
+    def prepare(self) -> None:
+        self.environment.prepare()
+
+    def answer(self, world: World, method: str, *arguments: Any) -> Played:
+        return world.call(math.inf, method, *arguments)
+
+
+class Forks:
+    """The processes of an environment's answers, forked off one that has loaded it. Thread-safe.
+
+    The first answer starts that one, in a thread that has to last: the kernel ends it with its thread, and
+    the others with it. It has to have no threads of its own when it forks, so an environment starts them in
+    `reset` and not in `prepare`.
+    """
+
+    def __init__(self, environment: Environment, memory_gib: float | None) -> None:
+        self._pickled = pickled_servant(Loaded(environment), type(environment).__name__)
+        self._memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._orders: Connection | None = None
+        self._closed = False
+
+    def fork(self) -> ForkedWorld:
+        """Returns a new process of an answer's. Raises WorkerStartError where the environment can't be
+        loaded."""
+        with self._lock:
+            for is_last in (False, True):
+                orders = self._orders or self._start()
+                ours, theirs = Pipe()
+                with theirs:
+                    try:
+                        orders.send(("fork", 0))
+                        reduction.send_handle(orders, theirs.fileno(), None)
+                        return ForkedWorld(self, ours, orders.recv())
+                    except (EOFError, OSError) as error:  # it was killed: another one is started once
+                        ours.close()
+                        self._stop()
+                        if is_last:
+                            raise WorkerStartError("an environment's process ends when it forks") from error
+        raise AssertionError
+
+    def end(self, pid: int, order: Order) -> str:
+        """Ends an answer's process and what it started. Returns in words how it ended."""
+        with self._lock:
+            if self._orders is not None:
+                try:
+                    self._orders.send((order, pid))
+                    return exit_words(self._orders.recv())
+                except (EOFError, OSError):  # it was killed, and all answers' processes with it
+                    self._stop()
+        return "was killed"
+
+    def close(self) -> None:
+        """Ends all processes. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+            self._stop()
+
+    def _start(self) -> Connection:
+        if self._closed:
+            raise WorkerStartError("the environment was closed while it was played")
+        self._stop()  # what is left of one that did not start
+        ours, theirs = Pipe()
+        _bound(ours, START_SECONDS)
+        with theirs:
+            self._process, setup = start_worker(
+                "treetune.domains.environments.worlds", self._memory_bytes, theirs.fileno(), theirs.fileno()
+            )
+        try:
+            with open(os.dup(ours.fileno()), "wb") as requests:
+                requests.write(frame(setup) + frame(self._pickled))
+            kind, told = ours.recv()
+            if kind == "failed":
+                raise WorkerStartError(f"a worker process cannot load what it works with: {told}")
+        except BlockingIOError as error:
+            raise WorkerStartError(f"no environment was there within {START_SECONDS:g} s") from error
+        except (EOFError, OSError) as error:
+            raise WorkerStartError(
+                f"a worker process did not start: it {exit_words(self._process.wait())}"
+            ) from error
+        self._orders = ours
+        return ours
+
+    def _stop(self) -> None:
+        if self._orders is not None:
+            self._orders.close()
+            self._orders = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class ForkedWorld:
+    """A `World` in a process of its own, which ends with this object."""
+
+    def __init__(self, forks: Forks, connection: Connection, pid: int) -> None:
+        self._forks, self._connection, self._pid = forks, connection, pid
+
+    def call(self, deadline: float, method: str, *arguments: Any) -> Played:
+        """Raises TimeoutError after `deadline` seconds, and EOFError, saying how, where the process ends: it
+        is gone then."""
+        try:
+            _bound(self._connection, deadline)
+            self._connection.send((method, *arguments))
+            played: Played = self._connection.recv()
+            return played
+        except BlockingIOError as error:
+            self.close()
+            raise TimeoutError from error
+        except (EOFError, OSError) as error:
+            raise EOFError(self.close("dies")) from error
+
+    def close(self, order: Order = "kill") -> str:
+        """Ends the process and returns in words how it ended. Safe to call twice."""
+        if self._connection.closed:
+            return "was ended"
+        self._connection.close()
+        return self._forks.end(self._pid, order)
+
+
+def _bound(connection: Connection, seconds: float) -> None:
+    """Has each wait for a connection, also within a message, end in BlockingIOError after so many seconds."""
+    limit = struct.pack("ll", *divmod(max(1, int(min(seconds, 1e9) * 1e6)), 10**6))
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+# The child's side
+
+
+def main() -> None:
+    requests, _ = become_worker()
+    orders = Connection(os.dup(requests.fileno()))
+    environment = load(read(requests), lambda *told: orders.send(told)).environment
+    orders.send(("loaded", None))
+    while True:
+        try:
+            order, pid = orders.recv()
+        except EOFError:
+            return
+        if order != "fork":
+            code = -signal.SIGKILL
+            with contextlib.suppress(ChildProcessError):  # of a process before this one: they ended together
+                code = _end(pid, _LAST_WORDS_S if order == "dies" else 0.0)
+            orders.send(code)
+            continue
+        descriptor, own, pid = reduction.recv_handle(orders), os.getpid(), os.fork()
+        if pid:
+            os.close(descriptor)
+            orders.send(pid)
+            continue
+        try:
+            os.setsid()  # so that what it starts is ended with it
+            die_with_parent(own)
+            orders.close()
+            requests.close()
+            world, connection = World(environment), Connection(descriptor)
+            while True:
+                method, *arguments = connection.recv()
+                connection.send(world.call(math.inf, method, *arguments))
+        except EOFError:  # the answer has ended
+            os._exit(0)
+        except Exception:
+            traceback.print_exc()
+            os._exit(1)
+        finally:
+            os._exit(0)
+
+
+def _end(pid: int, patience: float) -> int:
+    """Returns the exit code of a process, which had so many seconds to end by itself. Raises
+    ChildProcessError for one that isn't a child of this one."""
+    until = time.monotonic() + patience
+    looked_at = os.WEXITED | os.WNOHANG | os.WNOWAIT  # its number stays its own until it is waited for
+    while os.waitid(os.P_PID, pid, looked_at) is None and time.monotonic() < until:
+        time.sleep(0.001)
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+if __name__ == "__main__":
+    from treetune.domains.environments import worlds
+
+    worlds.main()  # of the module by its name, under which the parent knows the classes

@@ -1,0 +1,369 @@
+"""The grader of programs: an answer's code is run against tests in a sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from importlib.util import find_spec
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt, MinLen
+
+from treetune.domains.sandbox import inside
+from treetune.domains.sandbox.base import Limits, Sandbox
+from treetune.domains.sandbox.bubblewrap import Bubblewrap
+from treetune.tasks.graders.base import Grader, Isolation, Unavailable
+from treetune.tasks.graders.extraction import fenced_blocks
+from treetune.tasks.thoughts import THINK_END
+from treetune.vocabulary import Grade, Problem
+
+_LANGUAGES = ("python", "py", "python3", "pypy3")
+
+SPARE_SECONDS = 90.0
+"""More than a sandbox takes to say that it can't start a program: only a bug reaches the deadline."""
+
+_MESSAGE = 300
+
+_REPORT_KIB = 64
+"""Room for our own part of a report, beside what a program printed."""
+
+_TESTS = ("functional", "pytest", "solution_file")
+
+
+class SandboxedGrader(Grader):
+    """A grader that runs programs in its `sandbox`, within `limits`, and is called where that wants to be."""
+
+    sandbox: Sandbox
+    limits: Limits
+
+    @property
+    def isolation(self) -> Isolation:  # type: ignore[override]
+        return self.sandbox.isolation
+
+    @property
+    def deadline(self) -> float | None:  # type: ignore[override]
+        return self.limits.seconds + SPARE_SECONDS
+
+    @property
+    def concurrency(self) -> int:  # type: ignore[override]
+        return self.sandbox.concurrency
+
+    def missing(self) -> Sequence[str]:
+        return self.sandbox.missing()
+
+
+@Grader.register("code")
+@dataclass(frozen=True, kw_only=True)
+class Code(SandboxedGrader):
+    """Runs the answer's Python against the problem's tests in a sandbox.
+
+    The answer stands in fenced code blocks behind the last ``</think>``: in those marked as Python, or where
+    none is, in those without a mark, or where no block is closed, in the last.
+
+    The gold is JSON, of one of these kinds (Reasoning360's):
+
+    * ``{"inputs": […], "outputs": […]}``: a program that is given each input and has to print the output.
+      With ``"fn_name"`` (here or, as `function_name`, in the row) it is a function, and inputs are lists of
+      arguments.
+    * ``{"functional": "…"}``: code with assertions, which uses the names that the answer defines. A list is a
+      list of tests; of one text each `assert` at the top level is a test, where it has any.
+    * ``{"pytest": "…"}``: a file of tests for pytest, which import from `solution`.
+    * ``{"solution_file": "…"}``: a program that imports `solution` and fails if the answer is wrong.
+
+    A row's `prefix` goes before the answer, once, whether the answer is the rest of its last function, that
+    function again, or a program of its own. Answers to inputs and outputs find the imports that such
+    benchmarks make for them (`from typing import *` and the like). Expected outputs never enter the sandbox.
+    Tests that are code run there in another process than the answer, which can neither see nor reach them.
+    """
+
+    blocks: Literal["all", "last", "first", "whole"] = "all"
+    """The blocks that count: all, one below the other, the last or the first. ``whole`` takes all of the
+    answer, for models that write nothing else."""
+    score: Literal["all", "fraction"] = "all"
+    """The reward is 1 if all tests pass, or the fraction that does."""
+    sandbox: Sandbox = field(default_factory=Bubblewrap)
+    """The sandbox that runs the code."""
+    test_seconds: Annotated[float, Gt(0)] = 6.0
+    """Seconds for each test."""
+    limits: Limits = field(default_factory=lambda: Limits(seconds=30.0, memory_mib=1024))
+    """Limits of all tests together, a sandbox of their own."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
+
+    def extract(self, response: str, problem: Problem) -> str | None:
+        if self.blocks == "whole":
+            return response if response.strip() else None
+        blocks = fenced_blocks(response, *_LANGUAGES) or fenced_blocks(response, "")
+        # A stop string, or the end of an answer, may stand where the only block would be closed.
+        blocks = blocks or fenced_blocks(response, *_LANGUAGES, "", unclosed=True)
+        chosen = {"all": blocks, "last": blocks[-1:], "first": blocks[:1]}[self.blocks]
+        return "\n".join(chosen) if any(block.strip() for block in chosen) else None
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
+        gold = _gold_of(problem)
+        prefix = str(problem.data.get("prefix") or "")
+        function = gold.get("fn_name") or problem.data.get("fn_name") or problem.data.get("function_name")
+        if "inputs" not in gold:
+            passed, tests, message = self._against_tests(prefix, extracted, gold)
+        elif function:
+            passed, tests, message = self._function(prefix, extracted, gold, str(function))
+        else:
+            passed, tests, message = self._program(prefix, extracted, gold)
+        reward = passed / tests if self.score == "fraction" else float(passed == tests)
+        numbers = {"tests": float(tests), "tests_passed": float(passed)}
+        message = None if passed == tests or message is None else message[:_MESSAGE]
+        return Grade(reward=reward, outcome="ok", message=message, numbers=numbers)
+
+    def _program(self, prefix: str, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
+        """Runs the program on each input. Returns how many tests passed, how many there are, and a
+        message."""
+        inputs, outputs = [_text(one) for one in gold["inputs"]], gold["outputs"]
+        most = self.limits.output_kib * 1024
+        call = (
+            f"\nrun({prefix!r}, {code!r}, {inputs!r}, {self.test_seconds!r}, {most}, {self.score == 'all'})"
+        )
+        limits = replace(self.limits, output_kib=(self.limits.output_kib + 4) * len(inputs) + _REPORT_KIB)
+        report = self.sandbox.run(inside.bundle("cases", "joining") + call, limits=limits).stdout
+        passed, done, message = 0, 0, None
+        for number, expected in enumerate(outputs, 1):
+            head, _, report = report.partition("\n")
+            try:
+                exit_status, stopped, printed_length, errors_length = map(int, head.split())
+            except ValueError:  # it came no further, or was cut at the limit
+                break
+            printed = report[:printed_length]
+            errors = report[printed_length : printed_length + errors_length]
+            report = report[printed_length + errors_length :]
+            done += 1
+            if stopped:
+                problem = f"not done after {self.test_seconds:g} s"
+            elif exit_status != 0:
+                last = next((line for line in reversed(errors.splitlines()) if line.strip()), "")
+                problem = f"exit status {exit_status}: {last}"
+            elif not same_output(printed, _text(expected)):
+                problem = f"printed {printed[:60]!r}, not {_text(expected)[:60]!r}"
+            else:
+                passed += 1
+                continue
+            message = message or f"test {number}: {problem}"
+        if done < len(outputs) and message is None:
+            message = f"test {done + 1}: not done when all tests had to be"
+        return passed, len(outputs), message
+
+    def _function(
+        self, prefix: str, code: str, gold: Mapping[str, Any], function: str
+    ) -> tuple[int, int, str | None]:
+        """Calls the function with each input; returns as `_program`."""
+        inputs = [_arguments(one) for one in gold["inputs"]]
+        expected = [_json_value_or_text(one) for one in gold["outputs"]]
+        order = {"kind": "calls", "function": function.rpartition(".")[2], "inputs": inputs}
+        _, results, message = self._results(self.sandbox, prefix, code, order)
+        passed = 0
+        for result, right in zip(results, expected):
+            # Some sets (APPS and what came of it) have each expected value in a list of its own.
+            alone = right[0] if isinstance(right, list) and len(right) == 1 else right
+            if "value" in result and (
+                same_value(result["value"], right) or same_value(result["value"], alone)
+            ):
+                passed += 1
+            elif "value" in result:
+                message = message or f"gave {str(result['value'])[:60]}, not {_text(right)[:60]}"
+        return passed, len(expected), message
+
+    def _against_tests(self, prefix: str, code: str, gold: Mapping[str, Any]) -> tuple[int, int, str | None]:
+        """Runs tests that are code; returns as `_program`."""
+        kind = next(kind for kind in _TESTS if kind in gold)
+        sandbox = self.sandbox
+        if kind == "pytest" and isinstance(sandbox, Bubblewrap):
+            if find_spec("pytest") is None:
+                raise Unavailable("tests for pytest need it here: pip install pytest")
+            sandbox = replace(sandbox, packages=True)
+        count, results, message = self._results(sandbox, prefix, code, {"kind": kind, "tests": gold[kind]})
+        passed = sum(result.get("passed") is True for result in results)
+        if message is None and passed < (count or 1):
+            message = "the tests did not come to their end"
+        return passed, count or 1, message
+
+    def _results(
+        self, sandbox: Sandbox, prefix: str, code: str, order: Mapping[str, Any]
+    ) -> tuple[int | None, Sequence[Mapping[str, Any]], str | None]:
+        """Runs the tests of an `order` (see `sandbox.inside.tests`) against the code.
+
+        Returns the number of tests (None where they could not be begun), of each that was begun whether it
+        passed or the value that a call gave, and the message of the first that failed.
+        """
+        # The tests come on standard input, read when the answer's process has been forked and lost it.
+        call = f"\nmain({prefix!r}, {code!r}, {self.test_seconds!r}, {order['kind'] == 'calls'})"
+        program = inside.bundle("tests", "joining", "peers") + call
+        with _any_digits():
+            stdin = json.dumps(order)
+        report = sandbox.run(program, stdin=stdin, limits=self.limits).stdout
+        count: int | None = None
+        results: list[Mapping[str, Any]] = []
+        for line in report.splitlines():
+            try:
+                row = json.loads(line, parse_int=_whole_number)
+            except ValueError:
+                break  # cut at the deadline
+            if "tests" in row:
+                count = int(row["tests"])
+            else:
+                results.append(row)
+        message = next((str(row["message"]) for row in results if "message" in row), None)
+        return count, results[: count or 0], message
+
+
+def _gold_of(problem: Problem) -> Mapping[str, Any]:
+    """Raises ValueError for a gold that holds no tests."""
+    try:
+        with _any_digits():
+            gold = json.loads(problem.gold)
+    except ValueError as error:
+        raise ValueError(f"the gold of problem {problem.id} is no JSON: {error}") from None
+    if not isinstance(gold, dict):
+        raise ValueError(f"the gold of problem {problem.id} should be a JSON object with tests")
+    if "inputs" in gold:
+        inputs, outputs = gold["inputs"], gold.get("outputs")
+        if not inputs or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise ValueError(f"problem {problem.id} has not as many outputs as inputs, or none")
+    elif not any(gold.get(kind) for kind in _TESTS):
+        kinds = ", ".join(("inputs and outputs", *_TESTS))
+        raise ValueError(f"the gold of problem {problem.id} has no tests: it needs one of {kinds}")
+    return gold
+
+
+def _text(value: Any) -> str:
+    """Returns a program's input or output as text. Some sets have it in lines."""
+    with _any_digits():
+        if isinstance(value, list):
+            return "\n".join(map(str, value))
+        return str(value)
+
+
+def _arguments(value: Any) -> list[Any]:
+    """Returns the arguments of one call, from a list, or from text with the JSON of one on each line."""
+    if isinstance(value, str):
+        return [_json_value_or_text(line) for line in value.splitlines() if line.strip()]
+    return value if isinstance(value, list) else [value]
+
+
+def _json_value_or_text(value: Any) -> Any:
+    """Reads a text that is JSON; every other value, and text that is none, stays as it is."""
+    try:
+        with _any_digits():
+            return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+@contextlib.contextmanager
+def _any_digits() -> Iterator[None]:
+    """Lets Python read and write integers of any length meanwhile: those of golds, which are trusted."""
+    most = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        yield
+    finally:
+        sys.set_int_max_str_digits(most)
+
+
+def _whole_number(digits: str) -> int | Decimal:
+    """Reads an integer that an answer gave: reading a long one as `int` takes quadratic time."""
+    return int(digits) if len(digits) <= _LONGEST_NUMBER else Decimal(digits)
+
+
+# Expected outputs
+
+PRINTED_TOLERANCE = 1e-6
+"""Tolerance of numbers that are printed, absolute or relative, as most judges of programming contests have
+it."""
+
+RETURNED_TOLERANCE = 1e-5
+"""Tolerance of numbers that a function returns, as in Reasoning360's tests."""
+
+_LONGEST_NUMBER = 400
+_FREE_CASE = {"yes", "no", "true", "false"}
+_DEEPEST = 100
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Compares line by line, word by word. How many spaces stand between words, what stands at the end of
+    lines, and empty lines at the end don't matter; nor does the case of yes, no, true and false.
+
+    Where a whole number is expected, what is printed has to be that number (``7.0`` is 7, ``7.000000001``
+    isn't); where the expected number has a decimal point or an exponent, they may differ by 1e-6 at most,
+    absolutely or relatively.
+    """
+    lines, others = printed.rstrip().split("\n"), expected.rstrip().split("\n")
+    if len(lines) != len(others):
+        return False
+    for line, other in zip(lines, others, strict=True):
+        if line == other:
+            continue
+        words, right = line.split(), other.split()
+        if len(words) != len(right) or not all(map(_same_word, words, right)):
+            return False
+    return True
+
+
+def _same_word(printed: str, expected: str) -> bool:
+    if printed == expected:
+        return True
+    if expected.lower() in _FREE_CASE:
+        return printed.lower() == expected.lower()
+    if max(len(printed), len(expected)) > _LONGEST_NUMBER or "_" in printed:
+        return False  # `int` is quadratic, and reads 1_0 as ten
+    try:
+        whole = int(expected)
+    except ValueError:
+        whole = None
+    try:
+        if whole is not None:
+            return bool(Decimal(printed) == whole)
+        number, right = float(printed), float(expected)
+        if math.isinf(number) or math.isinf(right):  # infinite, or too large for a float
+            exact = Decimal(expected)
+            return number == right if exact.is_infinite() else bool(Decimal(printed) == exact)
+        return close(number, right, PRINTED_TOLERANCE)
+    except (ValueError, ArithmeticError):
+        return False
+
+
+def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
+    """Compares values as JSON holds them: numbers within 1e-5 where one is no whole number, all else exactly.
+
+    True is not 1: a function that returns one where the other is expected is wrong.
+    """
+    if depth > _DEEPEST:
+        return False
+    if isinstance(returned, bool) or isinstance(expected, bool):
+        return returned is expected
+    if isinstance(returned, int | Decimal) and isinstance(expected, int):
+        return bool(returned == expected)
+    if isinstance(returned, int | float) and isinstance(expected, int | float):
+        try:
+            return close(float(returned), float(expected), RETURNED_TOLERANCE)
+        except OverflowError:
+            return False
+    if isinstance(returned, list) and isinstance(expected, list):
+        return len(returned) == len(expected) and all(
+            same_value(one, other, depth + 1) for one, other in zip(returned, expected)
+        )
+    if isinstance(returned, dict) and isinstance(expected, dict):
+        return returned.keys() == expected.keys() and all(
+            same_value(value, expected[key], depth + 1) for key, value in returned.items()
+        )
+    return type(returned) is type(expected) and bool(returned == expected)
+
+
+def close(one: float, other: float, tolerance: float) -> bool:
+    """Never for what is not a number; infinities are close to themselves alone."""
+    if math.isinf(one) or math.isinf(other):
+        return one == other
+    return one == other or abs(one - other) <= tolerance * max(1.0, min(abs(one), abs(other)))

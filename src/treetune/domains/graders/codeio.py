@@ -1,0 +1,211 @@
+"""Predicting a program's output, or its input: CodeI/O (Li et al., 2025, arXiv:2502.07316)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Lt, MinLen
+
+from treetune.domains.graders.code import SPARE_SECONDS
+from treetune.domains.sandbox.base import Limits, Sandbox
+from treetune.domains.sandbox.bubblewrap import Bubblewrap
+from treetune.tasks.graders.base import Grader, Isolation
+from treetune.tasks.graders.extraction import (
+    NoValue,
+    fenced_blocks,
+    read_value,
+    values,
+)
+from treetune.tasks.thoughts import THINK_END
+from treetune.vocabulary import Grade, Problem
+
+KEYS = ("output", "input")
+
+_TRUTHS = {"true": True, "false": False}
+
+_MARK = "@@ output of the call: "
+"""Before a line with the result of a call. What else the program prints is not looked at."""
+
+_CALLS = """
+if True:
+    import json as _json, sys as _sys
+    for _given in _json.loads(_sys.stdin.read()):
+        try:
+            if isinstance(_given, dict):
+                _found = {entry}(**_given)
+            else:
+                _found = {entry}(*_given) if isinstance(_given, list) else {entry}(_given)
+            _told = {{"value": _json.loads(_json.dumps(_found))}}
+        except Exception as _error:
+            _told = {{"error": repr(_error)[:200]}}
+        print("\\n" + {mark!r} + _json.dumps(_told), flush=True)
+"""
+
+
+@Grader.register("codeio")
+@dataclass(frozen=True, kw_only=True)
+class CodeIO(Grader):
+    """Right is the value of the gold, all through: JSON, under ``output`` or ``input`` or without a key.
+
+    The answer is a fenced code block after the last `think_end`, or without one the last JSON object or list.
+    It holds the value as the gold does: ``{"output": 3}``, ``"output": 3`` or ``3``, with no key beside it.
+
+    Values are equal in depth: lists as tuples, numbers to within `tolerance` of the gold's where one of
+    them has decimals, a text that holds a JSON object or list as its content, ``"True"`` and ``"false"``
+    as truth values. A truth value is no number.
+    """
+
+    block: Literal["first", "last"] = "last"
+    """The code block that counts, of several."""
+    tolerance: Annotated[float, Ge(0), Lt(0.1)] = 1e-6
+    """Relative, of numbers with decimals."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
+    program: Annotated[str, MinLen(1)] | None = None
+    """The field of the row that holds the program. With it a predicted input other than the gold's is also
+    right if the program's function returns the same for both. Nothing of an answer is code there; it is data,
+    with which the function is called."""
+    entry: str = "main_solution"
+    """The function of the program."""
+    sandbox: Sandbox = field(default_factory=Bubblewrap)
+    """The sandbox that runs the program."""
+    limits: Limits = field(default_factory=lambda: Limits(seconds=10.0))
+    """Limits of both calls together."""
+
+    def __post_init__(self) -> None:
+        if not self.entry.isidentifier():
+            raise ValueError(f"entry is {self.entry!r}, which is no name of a function")
+
+    @property
+    def isolation(self) -> Isolation:  # type: ignore[override]
+        return self.sandbox.isolation if self.program else "process"
+
+    @property
+    def deadline(self) -> float | None:  # type: ignore[override]
+        return self.limits.seconds + SPARE_SECONDS if self.program else None
+
+    def missing(self) -> Sequence[str]:
+        return self.sandbox.missing() if self.program else ()
+
+    def extract(self, response: str, problem: Problem) -> str | None:
+        blocks = [block for block in fenced_blocks(response) if block.strip()]
+        if blocks:
+            return blocks[0 if self.block == "first" else -1].strip()
+        return next((text for text, _ in values(response)), None)
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
+        gold, key = read_gold(problem.gold)
+        try:
+            given = read_prediction(extracted)
+        except NoValue as error:
+            return Grade(reward=0.0, outcome="ok", message=f"no value: {error}")
+        readings = candidates(given, key)
+        right = any(self.equal(candidate, gold) for candidate in readings)
+        if not right and self.program is not None and key == "input":
+            right = self._same_output(readings[0], gold, problem)
+        return Grade(reward=float(right), outcome="ok")
+
+    def _same_output(self, given: Any, gold: Any, problem: Problem) -> bool:
+        """Runs the program on both inputs. An object is given as named arguments, a list as arguments in
+        their order."""
+        program = problem.data.get(str(self.program))
+        if not isinstance(program, str):
+            raise ValueError(f"problem {problem.id} has no program under {self.program!r}")
+        calls = _CALLS.format(entry=self.entry, mark=_MARK)
+        outcome = self.sandbox.run(f"{program}\n{calls}", stdin=json.dumps([gold, given]), limits=self.limits)
+        # Missing are calls that weren't done within the limits; one without a value raised, or returned what
+        # JSON doesn't have.
+        results = [
+            json.loads(line.removeprefix(_MARK))
+            for line in outcome.stdout.split("\n")
+            if line.startswith(_MARK)
+        ]
+        if not results or "value" not in results[0]:
+            raise ValueError(f"the program of problem {problem.id} gives nothing for the gold's input")
+        return (
+            len(results) > 1
+            and "value" in results[1]
+            and self.equal([results[1]["value"]], [results[0]["value"]])
+        )
+
+    def equal(self, given: Any, gold: Any) -> bool:
+        """Compares two values in depth. They are nested no deeper than `extraction.DEEPEST_VALUE`."""
+        given, gold = _normal(given), _normal(gold)
+        if isinstance(given, bool) or isinstance(gold, bool):
+            return given is gold
+        if isinstance(given, int | float) and isinstance(gold, int | float):
+            if given == gold or (isinstance(given, int) and isinstance(gold, int)):
+                return given == gold
+            try:
+                number, meant = float(given), float(gold)
+            except OverflowError:
+                return False
+            if math.isnan(number) or math.isnan(meant):
+                return math.isnan(number) and math.isnan(meant)
+            return math.isclose(number, meant, rel_tol=self.tolerance)
+        if isinstance(given, Mapping) and isinstance(gold, Mapping):
+            one, other = ({str(key): value for key, value in side.items()} for side in (given, gold))
+            return one.keys() == other.keys() and all(self.equal(one[key], other[key]) for key in one)
+        if isinstance(given, list | tuple) and isinstance(gold, list | tuple):
+            return len(given) == len(gold) and all(map(self.equal, given, gold))
+        return type(given) is type(gold) and bool(given == gold)
+
+
+def _normal(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if text.lower() in _TRUTHS:
+        return _TRUTHS[text.lower()]
+    if text[:1] in ("[", "{"):
+        try:
+            return read_value(text)
+        except NoValue:
+            return value
+    return value
+
+
+@lru_cache(maxsize=1024)
+def read_gold(gold: str) -> tuple[Any, str | None]:
+    """Returns the value, and the key that it stood under. A gold that is no value is a text."""
+    try:
+        value = read_value(gold)
+    except NoValue:
+        return gold, None
+    if isinstance(value, Mapping) and len(value) == 1:
+        (key,) = value
+        if key in KEYS:
+            return value[key], key
+    return value, None
+
+
+def read_prediction(text: str) -> Any:
+    """Reads the value that an answer is, or that stands in it; ``"output": 3`` counts as an object.
+
+    Raises NoValue where there is none.
+    """
+    for whole in (text, f"{{{text.strip().rstrip(',')}}}"):
+        try:
+            return read_value(whole)
+        except NoValue:
+            continue
+    for _, value in values(text):
+        return value
+    raise NoValue("neither JSON nor a literal")
+
+
+def candidates(given: Any, key: str | None) -> list[Any]:
+    """Returns the readings of an answer: all of it, and before that the value under the gold's key (under
+    either where the gold has none) if that key stands alone: an answer that says more than was asked has not
+    settled on one."""
+    if isinstance(given, Mapping) and len(given) == 1:
+        ((name, value),) = given.items()
+        if name == key or (key is None and name in KEYS):
+            return [value, given]
+    return [given]

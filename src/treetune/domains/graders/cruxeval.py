@@ -1,0 +1,138 @@
+"""CRUXEval: predicting the output of a function, or an input."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import MinLen
+
+from treetune.domains.graders.code import SandboxedGrader
+from treetune.domains.sandbox.base import Limits, Outcome, Sandbox
+from treetune.domains.sandbox.bubblewrap import Bubblewrap
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.extraction import (
+    LONGEST_VALUE,
+    NoValue,
+    fenced_blocks,
+    last_between,
+    read_value,
+)
+from treetune.tasks.thoughts import THINK_END
+from treetune.vocabulary import Problem
+
+
+@Grader.register("cruxeval")
+@dataclass(frozen=True, kw_only=True)
+class CruxEval(SandboxedGrader):
+    """Grades predictions of a Python function's return value, or of arguments with which it returns a given
+    one (CRUXEval, Gu et al. 2024).
+
+    The gold is JSON: the function `f` as ``code``, and ``input`` (the text between the parentheses of the
+    call) where the output is asked for, or ``output`` where an input is. The answer stands in the last fenced
+    block behind ``</think>``, or else between ``<answer>`` and ``</answer>``: a value alone (for an input,
+    arguments, or the call with them), or ``assert f(…) == …``, where what was given in the question has to
+    stand as it was given.
+
+    The function is called in a sandbox. Of the answer nothing is run: it is read as literals.
+    """
+
+    sandbox: Sandbox = field(default_factory=Bubblewrap)
+    limits: Limits = field(default_factory=lambda: Limits(seconds=5.0))
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
+
+    def extract(self, response: str, problem: Problem) -> str | None:
+        blocks = fenced_blocks(response)
+        answer = blocks[-1] if blocks else last_between(response)
+        return (answer or "").strip() or None
+
+    def verdict(self, extracted: str, problem: Problem) -> float:
+        gold = _gold_of(problem)
+        asked_output = "input" in gold
+        given = _call_of(gold["input"]) if asked_output else None
+        prediction = _prediction(extracted, asked_output)
+        if prediction is None:
+            return 0.0
+        call, value = prediction
+        if asked_output:
+            assert given is not None
+            if value is None or (call is not None and ast.dump(call) != ast.dump(given)):
+                return 0.0
+            outcome = self._value_of(gold["code"], given)
+            if not outcome.ok:
+                raise ValueError(f"the function of problem {problem.id} fails: {outcome.stderr[-300:]!r}")
+            return float(_same(outcome.stdout, value))
+        if call is None or (value is not None and not _same(gold["output"], value)):
+            return 0.0
+        outcome = self._value_of(gold["code"], call)
+        return float(outcome.ok and _same(outcome.stdout, gold["output"]))
+
+    def _value_of(self, code: str, call: ast.Call) -> Outcome:
+        return self.sandbox.run(f"{code}\nprint(repr({ast.unparse(call)}))", limits=self.limits)
+
+
+def _gold_of(problem: Problem) -> Mapping[str, str]:
+    try:
+        gold = json.loads(problem.gold)
+        code = gold.get("code") or gold["functional"]
+        if ("input" in gold) == ("output" in gold):
+            raise ValueError("it should hold either the input or the output")
+        return {**{name: str(gold[name]) for name in ("input", "output") if name in gold}, "code": str(code)}
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(f"the gold of problem {problem.id} is no function with an input: {error}") from error
+
+
+def _prediction(text: str, asked_output: bool) -> tuple[ast.Call | None, str | None] | None:
+    """Reads the call and the value in an answer, as far as it has them; None for what is neither."""
+    if len(text) > LONGEST_VALUE:
+        return None
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        statements = []  # such as arguments by their names
+    asserted = [one for one in statements if isinstance(one, ast.Assert)]
+    if not asserted:
+        if asked_output:
+            return None, text
+        alone = statements[0].value if len(statements) == 1 and isinstance(statements[0], ast.Expr) else None
+        return _call_of(ast.unparse(alone)[2:-1] if alone is not None and _is_call(alone) else text), None
+    test = asserted[-1].test
+    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
+        return None
+    sides = [test.left, *test.comparators]
+    calls = [one for one in sides if _is_call(one)]
+    values = [one for one in sides if not _is_call(one)]
+    if len(calls) != 1:
+        return None
+    call = _call_of(ast.unparse(calls[0])[2:-1])
+    return None if call is None else (call, ast.unparse(values[0]))
+
+
+def _is_call(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "f"
+
+
+def _call_of(arguments: str) -> ast.Call | None:
+    """Makes the call of `f` with these arguments; None where they are no literals."""
+    try:
+        call = ast.parse(f"f({arguments}\n)", mode="eval").body
+        if not isinstance(call, ast.Call) or not _is_call(call):
+            return None
+        for one in (*call.args, *(keyword.value for keyword in call.keywords)):
+            ast.literal_eval(one)
+        return call
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+
+
+def _same(one: str, other: str) -> bool:
+    """Compares two values in text: equal as Python has it, or the same text."""
+    try:
+        return bool(read_value(one) == read_value(other))
+    except NoValue:
+        return one.strip() == other.strip()

@@ -1,0 +1,160 @@
+"""A plain Python function as a grader."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Gt
+
+from treetune.config import folders
+from treetune.config.imports import function_at
+from treetune.domains import foreign
+from treetune.tasks.graders.base import Grader
+from treetune.vocabulary import Grade, Problem
+
+NO_ROW: foreign.Row = {"data": {}, "messages": (), "transcript": ("", (), ())} | dict.fromkeys(
+    ("prompt", "gold", "domain"), ""
+)
+NO_STATE = foreign.answered(NO_ROW)
+"""What a function is held against before there is a problem and an answer."""
+
+
+@Grader.register("function")
+@dataclass(frozen=True, kw_only=True)
+class FunctionGrader(Grader):
+    """A function as the reward: ``path: 'my_package.rewards:score'``, or ``'folder/file.py:score'``.
+
+    It is called as ``score(response, gold)`` with two texts; where its second parameter is called `problem`,
+    it gets the whole `Problem` instead. One with the parameters of verl, TRL or verifiers gets what these
+    give (`foreign.py`), one of whole batches those of one answer; a rubric, an environment with one
+    (`load_environment`) and a class of tasks of verifiers are the weighted sum of their rewards. `arguments`
+    are given by their names as well. A coroutine function is awaited. It returns a number, a `Grade`, a
+    dictionary with the number as ``score``, or None where the response holds no answer; in several turns also
+    a list with a number for each. What earns 1 or more counts as correct; what else it counts is a metric,
+    ``rewards/…``. In several turns the response is the last turn's text, and the whole answer is
+    `problem.transcript`.
+
+    The module is looked for like those of `imports`: among what is installed, in the working directory, in
+    the folders of the configuration files. The function runs in the grader processes: one that hangs or
+    crashes costs an answer its reward and not the run. What it raises is the outcome ``error``, but for
+    `treetune.tasks.graders.base.Unavailable`: what it needs isn't there, and the answer is left out.
+
+    One that waits for something outside, and computes nothing that could hang, is a ``service`` by its
+    `isolation`: it is called in `concurrency` threads of the run's process. Broken connections, and what
+    takes longer than the deadline, then leave the answer out as well. It alone finds keys and tokens in the
+    environment: worker processes inherit none.
+    """
+
+    path: str
+    """``package.module:function``, or ``folder/file.py:function``."""
+    python: str | None = None
+    """Another Python that runs the function, such as ``/path/to/venv/bin/python``, in a process beside each
+    grader process. This package needn't be installed there; the problem's `data` has to be JSON."""
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    reads_turns: ClassVar[bool] = True
+    isolation: Literal["process", "service"] = "process"  # type: ignore[misc]  # a setting here
+    """Where it is called: in worker processes, or in threads since it waits for a service."""
+    deadline: Annotated[float, Gt(0)] | None = None
+    """Seconds for one answer; None: the run's `grader_deadline`."""
+    concurrency: Annotated[int, Gt(0)] = 16
+    """Calls at a time, of a ``service``."""
+
+    def __post_init__(self) -> None:
+        if self.python is None:
+            _check_call(self.path, _function(self.path), self.arguments)
+        elif self.isolation == "service":
+            raise ValueError("isolation is 'service', and another python runs in processes: leave one out")
+        elif shutil.which(self.python) is None:
+            raise ValueError(f"python is {self.python!r}, which can't be run: give the path of a Python")
+
+    def prepare(self) -> None:
+        if self.python is None:
+            _function(self.path)
+        else:
+            _started(self.python, self.path)
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        row = {name: getattr(problem, name) for name in ("prompt", "gold", "domain")}
+        row |= {"data": dict(problem.data), "messages": [vars(message) for message in problem.messages]}
+        single = [{"role": "assistant", "content": response}]
+        row["transcript"] = problem.transcript or (response, [single], [0.0])
+        if problem.transcript and not problem.messages:  # several turns are a conversation anyhow
+            row["messages"] = [{"role": "user", "content": problem.prompt}]
+        if self.python is not None:
+            told = self._elsewhere(response, row)
+        else:
+            row["problem"] = problem
+            told = foreign.graded(_function(self.path), self.path, response, row, self.arguments)
+        if isinstance(told, Grade):
+            return told
+        rewards, numbers = told
+        if not rewards:
+            return Grade(reward=0.0, outcome="no_answer")
+        return Grade(reward=sum(rewards), outcome="ok", numbers=numbers, step_rewards=tuple(rewards))
+
+    def _elsewhere(self, response: str, row: Mapping[str, Any]) -> Any:
+        process = _started(self.python, self.path)
+        assert process.stdin is not None and process.stdout is not None
+        asked = json.dumps([response, row, self.arguments])
+        try:
+            process.stdin.write(asked + "\n")
+            process.stdin.flush()
+            told = process.stdout.readline()
+        except BrokenPipeError:
+            told = ""
+        if not told:
+            _started.cache_clear()
+            raise RuntimeError(f"{self.python} ended with exit code {process.wait()}")
+        if isinstance(said := json.loads(told), str):
+            raise RuntimeError(said)
+        return said
+
+
+@functools.cache
+def _function(path: str) -> Any:
+    if not path.rpartition(":")[0].endswith(".py"):
+        function: Any = function_at(path)
+    else:
+        try:
+            function = foreign.file_function(path, folders.searched()[0])
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"path is {path!r}, which can't be loaded: {error}") from error
+        folders.ask_for(foreign.name_in_process(foreign.file_of(path, folders.searched()[0])))
+    return function() if path.endswith(":load_environment") else function
+
+
+@functools.cache
+def _started(python: str, path: str) -> subprocess.Popen[str]:
+    """Returns a process that has loaded the function. It ends with this one."""
+    process = subprocess.Popen(
+        [python, foreign.__file__, path, *folders.searched()[0]],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    if not process.stdout.readline():
+        raise ValueError(f"{python} can't load {path!r} (exit code {process.wait()}): its log says why")
+    return process
+
+
+def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError for a function that can't be called as it is going to be."""
+    if not inspect.isroutine(function):  # a rubric: its own library calls its functions by their names
+        return
+    signature = inspect.signature(function)
+    given, named = foreign.offered(signature.parameters, "response", NO_ROW, NO_STATE)
+    try:  # columns of the rows may be missing here
+        (signature.bind if given else signature.bind_partial)(*given, **named, **arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"path names {path}{signature}, which can't be called with a response and a gold answer"
+            f"{' and the given arguments' if arguments else ''}: {error}"
+        ) from error

@@ -1,0 +1,177 @@
+"""Instructions that a program can check: IFEval (Zhou et al., 2023, arXiv:2311.07911)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import MinLen
+
+from treetune.domains.extras import missing_extras
+from treetune.tasks.graders.base import Grader, Unavailable
+from treetune.tasks.thoughts import THINK_END
+from treetune.vocabulary import Grade, Problem
+
+IDS, ARGUMENTS = "instruction_id_list", "kwargs"
+
+_OF_LANGUAGE = ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
+_LETTERS = "keywords:letter_frequency"
+
+NO_SENTENCES = (
+    "the data by which nltk finds sentences, for instructions on numbers of sentences and of capital words:"
+    " `python -m nltk.downloader punkt_tab` fetches it where there is a network; elsewhere copy its folder,"
+    " tokenizers/punkt_tab, and name the folder above it in NLTK_DATA"
+)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction of IFEval, such as ``length_constraints:number_words``, with its arguments."""
+
+    id: str
+    arguments: Mapping[str, Any]
+
+
+@Grader.register("instruction_following")
+@dataclass(frozen=True, kw_only=True)
+class InstructionFollowing(Grader):
+    """Right is a response that follows all instructions of its problem, as the checks of IFEval in the
+    lm-eval library see it: so many words, a title, no commas, in German.
+
+    The instructions are under ``instruction_id_list`` and ``kwargs``, as in the published rows: in the gold,
+    as JSON, or in the problem's own fields. The share of instructions that are followed is among the grade's
+    numbers as ``instructions``. A text of no language follows no instruction on language.
+
+    Two instructions need data of nltk, which isn't in any package: see `missing`.
+    """
+
+    strict: bool = True
+    """Checks the text as it is; else an instruction is also followed where the text without its first
+    line, its last, or asterisks follows it."""
+    score: Literal["all", "share"] = "all"
+    """The reward where some instructions are followed: nothing, or their share."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
+
+    def missing(self) -> Sequence[str]:
+        if absent := missing_extras("the grader instruction_following", "lm_eval", "nltk", "langdetect"):
+            return absent
+        import nltk
+
+        try:
+            nltk.data.find("tokenizers/punkt_tab/english/")
+        except LookupError:
+            return (NO_SENTENCES,)
+        return ()
+
+    def prepare(self) -> None:
+        _library()
+
+    def extract(self, response: str, problem: Problem) -> str | None:
+        return response.strip() or None
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
+        texts = [extracted]
+        if not self.strict:  # the eight texts that IFEval's loose accuracy tries
+            lines = extracted.split("\n")
+            parts = ["\n".join(part).strip() for part in (lines, lines[1:], lines[:-1], lines[1:-1])]
+            texts = [text for part in parts for text in (part, part.replace("*", ""))]
+        instructions = read_instructions(problem)
+        followed = sum(any(_follows(one, text) for text in texts if text.strip()) for one in instructions)
+        share = followed / len(instructions)
+        reward = share if self.score == "share" or share == 1 else 0.0
+        return Grade(reward=reward, outcome="ok", numbers={"instructions": share})
+
+
+def read_instructions(problem: Problem) -> Sequence[Instruction]:
+    """Raises ValueError for a problem without any, and for one that the library doesn't have."""
+    held: Any = problem.data
+    if problem.gold.lstrip().startswith("{"):
+        held = {**problem.data, **json.loads(problem.gold)}
+    ids, arguments = held.get(IDS), held.get(ARGUMENTS)
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if ids is None or arguments is None or not len(ids) or len(ids) != len(arguments):
+        raise ValueError(
+            f"problem {problem.id} has no {IDS!r} and {ARGUMENTS!r} of the same length, neither in its gold"
+            " nor in its fields"
+        )
+    return [Instruction(id, given or {}) for id, given in zip(ids, arguments, strict=True)]
+
+
+def _follows(instruction: Instruction, text: str) -> bool:
+    known = _library()
+    if instruction.id not in known:
+        near = get_close_matches(instruction.id, known, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no instruction {instruction.id!r}{meant}")
+    if instruction.id in _OF_LANGUAGE:
+        import langdetect
+
+        try:
+            langdetect.detect(text)
+        except langdetect.LangDetectException:  # a text of no language
+            return False
+    check = known[instruction.id](instruction.id)
+    names = check.get_instruction_args_keys()
+    given: dict[str, Any] = {name: instruction.arguments.get(name) for name in names}
+    if lacking := [name for name in names if given[name] in (None, "", [])]:
+        raise ValueError(f"instruction {instruction.id!r} lacks its arguments {', '.join(lacking)}")
+    if instruction.id == _LETTERS and not str(given["letter"]).isalpha():
+        # In place of a sign such as ! the library would count a letter that it draws.
+        count = text.count(str(given["letter"]))
+        return bool(count < given["let_frequency"]) is (given["let_relation"] == "less than")
+    # The library draws an argument where it doesn't like the given one; the same one every time, then.
+    state = random.getstate()
+    random.seed(0)
+    try:
+        check.build_description(**given)
+        try:
+            return bool(check.check_following(text))
+        except LookupError as error:
+            raise Unavailable(f"missing: {NO_SENTENCES}") from error
+    finally:
+        random.setstate(state)
+
+
+@lru_cache(maxsize=1)
+def _library() -> Mapping[str, Any]:
+    """Returns the library's class for each instruction.
+
+    Its modules of IFEval alone are imported: the package around them wants a dozen more packages, and that
+    they fetch data from the network as they are imported is kept from them.
+    """
+    import langdetect
+
+    langdetect.DetectorFactory.seed = 0  # else it draws
+    spec = find_spec("lm_eval")
+    assert spec is not None and spec.origin is not None, "see missing"
+    around = types.ModuleType("lm_eval.tasks")
+    around.__path__ = [str(Path(spec.origin).parent / "tasks")]
+    before, rank = sys.modules.get(around.__name__), os.environ.get("LOCAL_RANK")
+    sys.modules[around.__name__] = around
+    os.environ["LOCAL_RANK"] = "1"  # the first rank alone would download
+    try:
+        from lm_eval.tasks.ifeval import instructions_registry
+    finally:
+        if before is None:
+            del sys.modules[around.__name__]
+        else:
+            sys.modules[around.__name__] = before
+        if rank is None:
+            del os.environ["LOCAL_RANK"]
+        else:
+            os.environ["LOCAL_RANK"] = rank
+    known: Mapping[str, Any] = instructions_registry.INSTRUCTION_DICT
+    return known

@@ -1,0 +1,649 @@
+r"""The kinds of answers: a number with its unit, a time, a date, a ratio, a score, words, a pair, a set, an
+interval, a matrix, an equation, a system. Times, dates and words are read before (`math_kinds`).
+
+`read_answer` tells these apart by their brackets and signs at the top level, so that an open
+interval is never a closed one, and a pair never a set; all else is a formula (`Scalar`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from treetune.domains.graders.formulas import exact_value
+from treetune.domains.graders.math_kinds import Clock, Date, Ratio, Score
+from treetune.domains.graders.math_units import Scalar, split_unit, sum_of_quantities
+
+DEEPEST = 6
+MOST_PARTS = 60
+
+
+@dataclass(frozen=True)
+class Words:
+    """Text, in lower case and without punctuation; of a choice such as ``(B) 12`` the letter."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parts in brackets. ``list``: none, or just commas; ``set``; ``tuple``: an ordered pair or an interval,
+    which only its brackets tell from another."""
+
+    kind: Literal["list", "set", "tuple"]
+    parts: tuple[Answer, ...]
+    left: str = "("
+    right: str = ")"
+
+
+@dataclass(frozen=True)
+class Union:
+    """Intervals, sets or rays put together."""
+
+    parts: tuple[Answer, ...]
+    named: str = ""
+    """The name that is given to it, as in ``A = …``; empty where there is none."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    rows: tuple[tuple[Answer, ...], ...]
+
+
+@dataclass(frozen=True)
+class Named:
+    """``x = 5``, ``f(x) = 2x``, ``AB = 7``."""
+
+    name: str
+    value: Answer
+
+
+@dataclass(frozen=True)
+class Equation:
+    """``x + y = 5``; of a ``chain`` such as ``a = b = c`` the first side and the last."""
+
+    left: str
+    right: str
+    chain: bool = False
+
+
+@dataclass(frozen=True)
+class System:
+    """``x = 1, y = 2``: a value for each of several names, in the order in which they were written."""
+
+    values: tuple[tuple[str, Answer], ...]
+
+
+@dataclass(frozen=True)
+class Qualified:
+    r"""``2^{n-1} \text{ for } n \ge 1``: a value and the condition behind it."""
+
+    value: Answer
+    condition: str
+
+
+Answer = (
+    Scalar
+    | Clock
+    | Date
+    | Ratio
+    | Score
+    | System
+    | Qualified
+    | Words
+    | Group
+    | Union
+    | Matrix
+    | Named
+    | Equation
+)
+
+_ABOVE_ALL, _BELOW_ALL = Scalar("\\infty"), Scalar("-\\infty")
+
+_TRANSPOSED = re.compile(
+    r"(?P<inner>.*[)\]}]) ?\^ ?(?:\{ ?)?(?:T|\\top|\\intercal|\\text ?\{ ?T ?\})(?: ?\})?", re.DOTALL
+)
+_CASES = re.compile(r"(?:\\\{ ?)?\\begin\{(?:cases|matrix)\}(?P<rows>.*)\\end\{(?:cases|matrix)\}", re.DOTALL)
+_MATRIX = re.compile(r"\\begin\{([pbBvV]?)(?:small)?matrix\*?\}(.*)\\end\{\1(?:small)?matrix\*?\}", re.DOTALL)
+_NAME = re.compile(
+    r"\([a-zA-Z](?:, ?(?:[a-zA-Z]|\\[a-z]{2,6}))+\)|"
+    r"\|[A-Z]{1,4}\||(?:m? ?\\angle ?)?(?:[A-Z]{1,4}|[a-z]|\\text ?\{[^{}]{1,60}\}|"
+    r"\\(?:theta|alpha|beta|gamma|lambda|mu|phi|Delta|pi))'*"
+    r"(?:_ ?(?:\w|\{[^{}]{1,12}\}))?(?:\^\{?-1\}?)?(?: ?\([^()=]{1,20}\))?"
+)
+_WORD = re.compile(r"[A-Za-z]{2,}")
+_CALLED = {
+    "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "sqrt",
+    "pi", "max", "min", "gcd", "lcm", "mod",
+}  # fmt: skip
+_TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
+_CHOICE = re.compile(r"\(?([A-Z])(?:\)(?:[.:]?(?: .*)?)|[.:] .*|[.:]?)")
+_AND = re.compile(r"\\text ?\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+_SIGN = re.compile(r"\\(?:le|ge|ne)(?![A-Za-z])|[<>]")
+_SIGN_NAMES = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "<": "<", ">": ">"}
+_THOUSANDS = re.compile(r"[-+]? ?(?:USD )?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
+_SCIENTIFIC = re.compile(r"\A([-+]? ?\d{1,50}(?:\.\d{0,50})?)[eE]\+?(-?\d{1,3})\Z")
+_NUMBER_IN_TEXT = re.compile(
+    r"\\text ?\{ ?((?:USD )?(?=[-.]?\d)[-\d.,:/ ]*(?<! )) ?([A-Za-z][A-Za-z .^/\d]{0,60})?\}"
+)
+"""``\\text{3 dollars}`` is ``3 \\text{ dollars}``."""
+_RATIO = re.compile(r"(?<=\d) ?\\text ?\{ ?to ?\} ?(?=\d)")
+_SEPARATORS = re.compile(r"(?<==)( ?\d{1,3})((?:,\d{3})+)(?=\.\d|\Z)")
+_IN = re.compile(r"[A-Za-z] ?\\in(?![A-Za-z])")
+
+
+def read_answer(text: str, depth: int = 0) -> Answer:
+    """Reads the answer in an undressed text (`math_text.undressed`). Raises nothing."""
+    text = text.strip()
+    if depth > DEEPEST:
+        return Scalar(text)
+    inside = _IN.match(text)
+    if inside:
+        text = text[inside.end() :].strip()
+    reals = _reals(text)
+    if reals is not None:
+        return reals
+    if depth == 0 and (qualified := _qualified(text)) is not None:
+        return qualified
+    cases = _CASES.fullmatch(text) if "cases" in text or text.startswith("\\{") else None
+    if cases is not None:
+        return _cases(cases["rows"], depth)
+    if (transposed := _transposed(text, depth)) is not None:
+        return transposed
+    matrix = _MATRIX.fullmatch(text.strip("()[] ") if "matrix" in text else text)
+    if matrix is not None:
+        rows = [row for row in re.split(r"\\\\(?:\[[^\]]{0,12}\])?|\\cr", matrix[2]) if row.strip(" \\hline")]
+        if len(rows) > MOST_PARTS or matrix[1] in ("v", "V"):
+            return Scalar(matrix[0])  # too large to read, or a determinant or a norm
+        cells = [split_at_top(row, ("&",)) for row in rows]
+        return Matrix(tuple(tuple(read_answer(cell, depth + 1) for cell in row) for row in cells))
+    if (number := _NUMBER_IN_TEXT.fullmatch(text)) is not None:
+        text = number[1].strip(" .,") + (f"\\text{{{number[2]}}}" if number[2] else "")
+    text = _RATIO.sub(":", text)
+    plain = _without_latex(text)
+    if plain is not None:
+        for kind in (Clock, Date, Score):
+            special = kind.read(plain)
+            if special is not None:
+                return special
+    quantity = sum_of_quantities(text)
+    if quantity is not None:
+        return quantity
+    words = _words(text)
+    if words is not None:
+        return words
+    if "=" in text:
+        answer = _equation(text, depth)
+        if answer is not None:
+            return answer
+    if "\\cup" in text:
+        parts = split_at_top(text, ("\\cup",))
+        if 1 < len(parts) <= MOST_PARTS:
+            return Union(tuple(read_answer(part, depth + 1) for part in parts))
+    opening = _brackets(text)[0]
+    if _SIGN.search(text) and opening != "{":
+        region = _region(text, depth)
+        if region is not None:
+            return region
+    several = opening == "{" or (not opening and len(split_at_top(text, (",", ";"))) > 1)
+    if ("\\pm" in text or "\\mp" in text) and not several:
+        plus = text.replace("\\pm", "+").replace("\\mp", "-")
+        minus = text.replace("\\pm", "-").replace("\\mp", "+")
+        return Group("list", (read_answer(plus, depth + 1), read_answer(minus, depth + 1)))
+    thousands = _THOUSANDS.match(text)
+    if thousands and not re.search(r"[\d,;]", text[thousands.end() :]) and not _AND.search(text):
+        return _scalar(text.replace(",", ""))
+    return _group(text, depth) or _ratio(text) or _scalar(text)
+
+
+def _without_latex(text: str) -> str | None:
+    r"""Returns a text without ``\text``; None where other LaTeX is left."""
+    plain = " ".join(_TEXT.sub(r" \1 ", text).split()).strip(" .,")
+    return None if re.search(r"[\\{}^_$]", plain) else plain
+
+
+_HOLES = re.compile(
+    r"(?:\\(?:setminus|backslash|smallsetminus)|-) ?\\\{(?P<holes>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\\\}"
+)
+_REALS_IN_WORDS = re.compile(
+    r"(?:the )?(?:set of )?(?:all |any )?(?:the )?real(?:s| numbers?)(?: \w)?"
+    r"(?:,? (?:except|excluding|other than|but)(?: for)? (?P<holes>.+))?",
+    re.IGNORECASE,
+)
+_SETS_IN_WORDS = {
+    "all integers": "\\mathbb{Z}", "integers": "\\mathbb{Z}", "any integer": "\\mathbb{Z}",
+    "all rational numbers": "\\mathbb{Q}", "all positive integers": "\\mathbb{Z}^+",
+    "all natural numbers": "\\mathbb{N}",
+}  # fmt: skip
+
+
+def _reals(text: str) -> Answer | None:
+    r"""Reads all real numbers, perhaps but for some: ``\mathbb{R} \setminus \{0\}``."""
+    if text.startswith("\\mathbb{R}"):
+        rest = text[len("\\mathbb{R}") :].strip()
+        match = _HOLES.fullmatch(rest)
+    else:
+        plain = " ".join(_TEXT.sub(r" \1 ", text).split()).rstrip(".")
+        match = _REALS_IN_WORDS.fullmatch(plain)
+        rest = "" if match is None or not match["holes"] else match["holes"]
+        if match is None:
+            return None
+    if not rest:
+        return Group("tuple", (_BELOW_ALL, _ABOVE_ALL))
+    if match is None:
+        return None
+    holes = re.sub(r"\A[a-zA-Z] ?= ?", "", match["holes"].strip())
+    return _all_but(_values(holes))
+
+
+def _values(text: str) -> list[str]:
+    r"""Returns the numbers of a list such as ``1, 2``, ``1 \text{ and } 2`` or ``\pm 2``."""
+    values: list[str] = []
+    for part in split_at_top(text, (",",)):
+        for piece in _and_parts(part):
+            piece = piece.strip()
+            if "\\pm" in piece:
+                values += [piece.replace("\\pm", "").strip(), piece.replace("\\pm", "-").strip()]
+            elif piece:
+                values.append(piece)
+    return values
+
+
+def _all_but(holes: list[str]) -> Answer | None:
+    """Returns the intervals between these numbers; None where they can't be put in order."""
+    numbers: list[tuple[Fraction, str]] = []
+    for hole in holes:
+        number = exact_value(hole)
+        if number is None:
+            return None if len(holes) > 1 else _rays_beside(Scalar(hole))
+        numbers.append((number, hole))
+    if not numbers:
+        return None
+    ends = [_BELOW_ALL, *(Scalar(hole) for _, hole in sorted(set(numbers))), _ABOVE_ALL]
+    return Union(tuple(Group("tuple", pair) for pair in itertools.pairwise(ends)))
+
+
+def _rays_beside(hole: Scalar) -> Union:
+    return Union((Group("tuple", (_BELOW_ALL, hole)), Group("tuple", (hole, _ABOVE_ALL))))
+
+
+def _cases(rows: str, depth: int) -> Answer:
+    r"""Reads ``\begin{cases}``: a system of equations, or the pieces of a function with their conditions."""
+    cells = [split_at_top(row, ("&",)) for row in re.split(r"\\\\(?:\[[^\]]{0,12}\])?", rows) if row.strip()]
+    if len(cells) > MOST_PARTS:
+        return Scalar(rows)
+    if all(len(row) == 2 and "=" not in row[0] for row in cells):
+        return Group("set", tuple(_piece(row, depth) for row in cells))
+    equations = ["".join(row).strip(" ,;") for row in cells]
+    return _system_of(tuple(read_answer(equation, depth + 1) for equation in equations))
+
+
+def _piece(row: list[str], depth: int) -> Answer:
+    condition = re.sub(r"\\text ?\{ ?,? ?(?:if|for|when|where) ?\}|\b(?:if|for|when)\b", "", row[1]).strip(
+        " ,.;"
+    )
+    return Group("tuple", (read_answer(row[0].strip(" ,"), depth + 1), read_answer(condition, depth + 1)))
+
+
+def _system_of(parts: tuple[Answer, ...]) -> Answer:
+    """Makes a system of a list in which each part gives a value to a name of its own; otherwise the list."""
+    named = [part for part in parts if isinstance(part, Named)]
+    names = {part.name for part in named}
+    if len(parts) > 1 and len(named) == len(parts) == len(names):
+        return System(tuple((part.name, part.value) for part in named))
+    return Group("list", _flat(parts))
+
+
+def _transposed(text: str, depth: int) -> Answer | None:
+    match = _TRANSPOSED.fullmatch(text)
+    if match is None:
+        return None
+    inner = read_answer(match["inner"], depth + 1)
+    if isinstance(inner, Matrix):
+        lengths = {len(row) for row in inner.rows}
+        return Matrix(tuple(zip(*inner.rows, strict=True))) if len(lengths) == 1 else None
+    if isinstance(inner, Group) and inner.kind == "tuple":
+        return Group("tuple", inner.parts)  # a row that is written as a tuple, so that it is a column
+    return None
+
+
+_NUMBER_SETS = r"\\mathbb ?\{ ?[ZNQRC] ?\}(?:\^?[+*]|_[^ ]{1,8}|\^\{\+\})?"
+_CONDITION_IN_WORDS = re.compile(
+    r"(?P<value>.*?\S)[ ,;(]*(?P<condition>(?:\\text ?\{ ?,? ?\(?"
+    r"(?:for|where|if|when|with|such that|whenever|provided)\b"
+    r"|\\forall(?![a-z])|(?<![A-Za-z\\])(?:for (?:all|any|every|each)|where|whenever)\b).*)",
+    re.DOTALL,
+)
+_CONDITION_IN_SIGNS = re.compile(
+    r"(?P<value>[^,]*[^,\s])(?: ?[,;] ?| ?\()(?P<condition>\(?[a-zA-Z] ?(?:\\in ?"
+    + _NUMBER_SETS
+    + r"|(?:\\ge|\\le|\\ne|[<>])[^,()]{1,20})\)?)",
+    re.DOTALL,
+)
+
+
+def _qualified(text: str) -> Qualified | None:
+    r"""Parts ``n = 3k, k \in \mathbb{Z}`` into the answer and its condition; None without one."""
+    match = _CONDITION_IN_WORDS.fullmatch(text) or _CONDITION_IN_SIGNS.fullmatch(text)
+    if match is None or re.search(
+        r"\b(?:only|not|except|unless|or|otherwise|else|but|maybe)\b", match["condition"]
+    ):
+        return None
+    value = match["value"].strip(" ,;(")
+    if match.re is _CONDITION_IN_SIGNS and _SIGN.search(value):
+        return None  # x > 2, x \ne 3 is one region
+    if value.count("(") != value.count(")") or value.count("\\{") != value.count("\\}") or not value:
+        return None
+    if value.count("{") != value.count("}"):
+        return None
+    letters = set(re.findall(r"(?<![A-Za-z\\])[a-zA-Z](?![A-Za-z])", _TEXT.sub(" ", match["condition"])))
+    value_letters = set(
+        re.findall(r"(?<![A-Za-z\\])[a-zA-Z]|(?<=\d)[a-z]|[a-z](?=[a-z])", _TEXT.sub(" ", value))
+    )
+    value_letters |= set(re.sub(r"\\[A-Za-z]+", " ", _TEXT.sub(" ", value)))
+    if letters and not letters & value_letters:
+        return None
+    return Qualified(read_answer(value, 1), match["condition"])
+
+
+def _ratio(text: str) -> Answer | None:
+    parts = split_at_top(text, (":",))
+    if len(parts) < 2 or _TEXT.search(text) or re.search(r"[=<>]", text):
+        return None
+    return Ratio.read(parts)
+
+
+def _group(text: str, depth: int) -> Answer | None:
+    opening, closing, inner = _brackets(text)
+    if opening == "{":
+        if re.search(r"\\mid|\\colon|:|\|", inner):
+            condition = re.split(r"\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|:|\|", inner, maxsplit=1)[1]
+            return read_answer(condition, depth + 1)
+        return Group("set", _flat(_parts(inner, depth)))
+    if opening:
+        parts = _parts(inner, depth)
+        if len(parts) > 1:
+            return Group("tuple", parts, opening, closing)
+        return None
+    pieces = [piece.strip() for part in split_at_top(text, (",", ";")) for piece in _and_parts(part)]
+    pieces = [piece for piece in pieces if piece]
+    if 1 < len(pieces) <= MOST_PARTS:
+        return _system_of(tuple(read_answer(piece, depth + 1) for piece in pieces))
+    return None
+
+
+def _flat(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    r"""Dissolves lists among the parts of a list or a set (from ``0, \\pm 1``)."""
+    return tuple(
+        one
+        for part in parts
+        for one in (part.parts if isinstance(part, Group) and part.kind == "list" else (part,))
+    )
+
+
+def _parts(inner: str, depth: int) -> tuple[Answer, ...]:
+    parts = split_at_top(inner, (",", ";"))
+    return tuple(read_answer(part, depth + 1) for part in parts[:MOST_PARTS] if part.strip())
+
+
+def _and_parts(text: str) -> list[str]:
+    return _AND.split(text) if _AND.search(text) else [text]
+
+
+def _brackets(text: str) -> tuple[str, str, str]:
+    """Returns the brackets around a whole text, normalised, and their content; empty where there are none.
+
+    An interval's may differ, and ``]0,1[`` is ``(0,1)``.
+    """
+    if text.startswith("\\{") and text.endswith("\\}") and len(split_at_top(text[2:-2], ())) == 1:
+        return "{", "}", text[2:-2]
+    if text.startswith("\\langle") and text.endswith("\\rangle"):
+        return "(", ")", text[7:-7]
+    if len(text) <= 2 or text[0] not in "([]" or text[-1] not in ")][" or text.endswith("\\]"):
+        return "", "", ""
+    inner, depth = text[1:-1], 0
+    for bracket in _BRACKET.finditer(inner):
+        depth += _step(bracket[0])
+        if depth < 0:  # the first bracket is closed before the last character
+            return "", "", ""
+    if depth != 0 or (text[0] == "]" and text[-1] == ")"):
+        return "", "", ""
+    return text[0].replace("]", "("), text[-1].replace("[", ")"), inner
+
+
+_BRACKET = re.compile(r"\\[{}]|\\langle|\\rangle|\\begin\{[a-zA-Z*]+\}|\\end\{[a-zA-Z*]+\}|\\.|[()\[\]{}]")
+_OPENINGS = ("(", "[", "{", "\\{", "\\langle")
+_CLOSINGS = (")", "]", "}", "\\}", "\\rangle")
+
+
+def _step(sign: str) -> int:
+    if sign in _OPENINGS or sign.startswith("\\begin"):
+        return 1
+    return -1 if sign in _CLOSINGS or sign.startswith("\\end") else 0
+
+
+def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
+    """Returns the parts between signs that stand in no bracket."""
+    alternatives = "|".join(re.escape(sign) for sign in signs) or r"(?!)"
+    pattern = re.compile(rf"(?P<sign>{alternatives})|{_BRACKET.pattern}")
+    parts: list[str] = []
+    depth = start = 0
+    for match in pattern.finditer(text):
+        if match["sign"] is not None:
+            if depth == 0:
+                parts.append(text[start : match.start()])
+                start = match.end()
+        else:
+            depth += _step(match[0])
+    return [*parts, text[start:]]
+
+
+def _equation(text: str, depth: int) -> Answer | None:
+    text = _SEPARATORS.sub(lambda found: found[1] + found[2].replace(",", ""), text)
+    sides = split_at_top(text, ("=",))
+    if len(sides) == 1 or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides) or _SIGN.search(text):
+        return None
+    if len(split_at_top(text, (",", ";"))) > 1 or _AND.search(text):
+        return None  # several equations
+    first, last = sides[0].strip(), sides[-1].strip()
+    if not first or not last:
+        return None
+    if _NAME.fullmatch(first):
+        name = first.replace(" ", "")
+        return Named(name, read_answer(last, depth + 1))
+    if _NAME.fullmatch(last) and len(sides) == 2 and "(" not in last:
+        return Named(last.replace(" ", ""), read_answer(first, depth + 1))
+    return Equation(first, last, chain=len(sides) > 2)
+
+
+_EXCLUDED = re.compile(r"(?P<name>[a-zA-Z]) ?\\ne(?![a-z])(?P<values>.+)")
+_DISTANCE = re.compile(
+    r"(?:\\[lr]?vert|\|) ?(?P<name>[a-zA-Z])(?: ?(?P<sign>[-+]) ?(?P<centre>[\d./]+))? ?(?:\\[lr]?vert|\|)"
+)
+
+
+def _distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | None:
+    """Reads ``|x - 1| > 2`` as the points that are so far from 1."""
+    match = _DISTANCE.fullmatch(sides[0])
+    radius = exact_value(sides[1])
+    if match is None or radius is None or radius <= 0 or signs[0] == "!=":
+        return None
+    centre = exact_value(match["centre"]) if match["centre"] else Fraction(0)
+    if centre is None:
+        return None
+    centre = -centre if match["sign"] == "+" else centre
+    low, high = (Scalar(str(centre - radius)), Scalar(str(centre + radius)))
+    is_closed = signs[0].endswith("=")
+    if signs[0].startswith("<"):
+        return match["name"], [
+            Group("tuple", (low, high), "[" if is_closed else "(", "]" if is_closed else ")")
+        ]
+    below = Group("tuple", (_BELOW_ALL, low), "(", "]" if is_closed else ")")
+    above = Group("tuple", (high, _ABOVE_ALL), "[" if is_closed else "(", ")")
+    return match["name"], [below, above]
+
+
+def _region(text: str, depth: int) -> Answer | None:
+    r"""Reads ``x > 3``, ``1 < x \le 2``, ``x < 1 \text{ or } x > 3`` as intervals of one unknown."""
+    excluded = _EXCLUDED.fullmatch(text)
+    if excluded is not None and not _SIGN.search(excluded["values"]):
+        allowed = _all_but(_values(excluded["values"]))
+        return Union(allowed.parts, named=excluded["name"]) if isinstance(allowed, Union) else None
+    pieces = [piece for part in split_at_top(text, (",",)) for piece in _and_parts(part)]
+    exclusions = [_EXCLUDED.fullmatch(piece.strip()) for piece in pieces]
+    if len(pieces) > 1 and all(exclusions):
+        excluded_names = {match["name"] for match in exclusions if match is not None}
+        allowed = _all_but([match["values"].strip() for match in exclusions if match is not None])
+        return (
+            Union(allowed.parts, named=excluded_names.pop())
+            if len(excluded_names) == 1 and isinstance(allowed, Union)
+            else None
+        )
+    meet = re.search(r"\\text ?\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])", text) is not None
+    rays: list[Answer] = []
+    names: set[str] = set()
+    for piece in pieces:
+        signs = [_SIGN_NAMES[sign] for sign in _SIGN.findall(piece)]
+        sides = [side.strip() for side in _SIGN.split(piece)]
+        region = _rays(signs, sides, depth)
+        if region is None:
+            return None
+        name, parts = region
+        names.add(name)
+        rays += parts
+    if len(names) != 1:
+        return None
+    if meet and len(pieces) > 1:
+        return _met(rays) or Scalar(text)
+    return Union(tuple(rays), named=names.pop())
+
+
+def _met(rays: list[Answer]) -> Answer | None:
+    """Makes ``x > 1 and x < 2`` an interval; None unless one ray up and one down meet."""
+    if len(rays) != 2 or not all(isinstance(ray, Group) for ray in rays):
+        return None
+    up, down = sorted(rays, key=lambda ray: ray.parts[0] == _BELOW_ALL)  # type: ignore[union-attr]
+    assert isinstance(up, Group) and isinstance(down, Group)
+    if up.parts[1] != _ABOVE_ALL or down.parts[0] != _BELOW_ALL:
+        return None
+    start, end = up.parts[0], down.parts[1]
+    low, high = (exact_value(at.formula) if isinstance(at, Scalar) else None for at in (start, end))
+    if low is None or high is None or low >= high:
+        return None
+    return Group("tuple", (start, end), up.left, down.right)
+
+
+def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
+    if len(signs) == 1 and (distance := _distance(signs, sides)) is not None:
+        return distance
+    if len(signs) == 1 and not _NAME.fullmatch(sides[0]) and _NAME.fullmatch(sides[1]):
+        signs = [{"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(signs[0], signs[0])]
+        sides = sides[::-1]
+    if len(signs) == 1 and _NAME.fullmatch(sides[0]):
+        value = read_answer(sides[1], depth + 1)
+        if not isinstance(value, Scalar):
+            return None
+        if signs[0] == "!=":
+            below, above = Group("tuple", (_BELOW_ALL, value)), Group("tuple", (value, _ABOVE_ALL))
+            return sides[0], [below, above]
+        if signs[0] in ("<", "<="):
+            return sides[0], [Group("tuple", (_BELOW_ALL, value), "(", ")" if signs[0] == "<" else "]")]
+        return sides[0], [Group("tuple", (value, _ABOVE_ALL), "(" if signs[0] == ">" else "[", ")")]
+    if len(signs) == 2 and _NAME.fullmatch(sides[1]) and {sign[0] for sign in signs} in ({"<"}, {">"}):
+        if signs[0][0] == ">":
+            signs, sides = [sign.replace(">", "<") for sign in signs[::-1]], sides[::-1]
+        ends = read_answer(sides[0], depth + 1), read_answer(sides[2], depth + 1)
+        return sides[1], [
+            Group("tuple", ends, "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")
+        ]
+    return None
+
+
+_LABEL = re.compile(r"[A-Z]{2,8}'?")
+_FIGURE = re.compile(
+    r"\\(?P<kind>triangle|angle|overline|overleftrightarrow|overrightarrow|vec|odot)"
+    r" ?\{? ?(?P<letters>[A-Z]{1,4}) ?\}?"
+)
+_VERDICT = re.compile(r"(yes|no|true|false)(?:[,;:.!]| because| since| -) *(?P<reason>.+)", re.IGNORECASE)
+_CONTRARY = {
+    "yes": r"\b(?:no|not|false|or|but|maybe|if|unless|impossible|cannot|never)\b|n't\b",
+    "true": r"\b(?:no|not|false|or|but|maybe|if|unless)\b|n't\b",
+    "no": r"\b(?:yes|true|or|but|maybe|unless)\b"
+    r"|^(?:it|this|that|they) (?:is|are|can|does)\b(?! (?:not|im)|'t|n't)",
+    "false": r"\b(?:yes|true|or|but|maybe|unless)\b",
+}
+_NO_SOLUTION = re.compile(
+    r"(?:there (?:is|are) )?(?:no (?:real |such |integer |possible |valid |positive )?"
+    r"(?:solutions?|values?|numbers?|integers?|roots?)"
+    r"(?: exists?)?|none|(?:the )?empty set|does not have (?:any )?solutions?)"
+)
+
+
+def _figure(text: str) -> Words | None:
+    r"""Reads a triangle, an angle or a line by its points: ``\angle ABC`` is ``\angle CBA``."""
+    match = _FIGURE.fullmatch(text)
+    if match is None:
+        return None
+    letters = match["letters"].lower()
+    if match["kind"] in ("triangle", "overline", "overleftrightarrow"):
+        letters = "".join(sorted(letters))
+    elif match["kind"] == "angle":
+        letters = min(letters, letters[::-1])
+    return Words(f"{match['kind']} {letters}")
+
+
+def _words(text: str) -> Words | Scalar | None:
+    """Returns the text, if it is words and no formula."""
+    figure = _figure(text)
+    if figure is not None:
+        return figure
+    whole = _TEXT.fullmatch(text)
+    plain = _TEXT.sub(lambda match: f" {match[1]} ", text)
+    verdict = _VERDICT.fullmatch(" ".join(plain.split()))
+    if verdict is not None and not re.search(_CONTRARY[verdict[1].lower()], verdict["reason"].lower()):
+        return Words(verdict[1].lower())
+    if re.search(r"[\\^_=<>{}]", plain):
+        return None
+    plain = " ".join(plain.split())
+    if _LABEL.fullmatch(plain):
+        return Words(plain.lower())  # letters of a label or a Roman number don't commute
+    if _NO_SOLUTION.fullmatch(plain.lower().rstrip(".")):
+        return Scalar("\\emptyset")
+    if plain.lower().rstrip(".") in _SETS_IN_WORDS:
+        return Scalar(_SETS_IN_WORDS[plain.lower().rstrip(".")])
+    choice = _CHOICE.fullmatch(plain)
+    if choice and (whole or plain != choice[1]):
+        return Words(choice[1].lower())
+    if any(character.isdigit() for character in plain):
+        return None
+    plain_words = [word for word in _WORD.findall(plain) if word.lower() not in _CALLED]
+    if whole and not plain_words and plain:
+        return None
+    long = any(len(word) > 3 for word in plain_words) or (whole and plain_words)
+    if not long and plain.lower() not in _SHORT_WORDS:
+        return None
+    if "," in plain:
+        return None if len(plain.split(",")) <= MOST_PARTS else Words(plain.lower())
+    plain = re.sub(r"[^\w\s:/-]", "", plain.lower()).strip()
+    return Words(" ".join(re.sub(r"^(?:the|a|an)\s", "", plain).split()))
+
+
+_SHORT_WORDS = {
+    "one", "two", "six", "ten", "yes", "no", "odd", "even", "none", "dne", "true", "all", "red", "mon", "tue",
+}  # fmt: skip
+
+
+def _scalar(text: str) -> Answer:
+    text = text.strip()
+    opening, _, inner = _brackets(text)
+    if opening == "(" and text.endswith(")"):
+        text = inner.strip()
+    measured = split_unit(text)
+    formula = measured.formula
+    if _THOUSANDS.fullmatch(formula):
+        formula = formula.replace(",", "")
+    formula = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", formula)
+    return Scalar(formula, measured.unit, measured.percent)

@@ -1,0 +1,375 @@
+"""Graders of puzzles: who has what (a table), in which order (names), and grids of small numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from treetune.domains.graders.tagged import Tagged, all_plain, of_parts, plain
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.extraction import NoValue, last_box, read_value, values
+from treetune.vocabulary import Grade, Problem
+
+# Tables
+
+MOST_ROWS = 100
+MOST_CELLS = 100
+
+UNNAMED = ""
+"""The name of a column whose cells stood as keys of rows."""
+
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+
+
+@Grader.register("zebra")
+@dataclass(frozen=True, kw_only=True)
+class ZebraGrader(Tagged):
+    """Right is the gold's table: ``{"header": ["Position", "Pet"], "rows": [["1", "cat"], …]}`` in JSON
+    or Python, or its rows alone, or objects with the header's keys, or in Markdown. Names count in any case.
+
+    Where all asked cells of the gold are single letters, also ``am/bn``, a row of them behind the other.
+
+    Columns are found by the header (or by their order, where the answer's header doesn't name them). An
+    answer with more rows earns nothing. The share of asked cells that are right is among the grade's
+    numbers.
+    """
+
+    given: tuple[str, ...] = ("Position", "House")
+    """Columns that the question tells as numbers. They and the header earn nothing: rows are found by
+    them, or by their order, where either table has none of them."""
+    score: Literal["exact", "cells"] = "cells"
+    """The reward of a table that isn't right all over: nothing, or the share of asked cells that are."""
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
+        gold = gold_table(problem.gold)
+        # Told are columns named `given` with a number in each cell: a house may also be an attribute, as of
+        # whoever lives in the red one.
+        known = [
+            column
+            for column, name in enumerate(gold.header)
+            if name in all_plain(self.given) and all(_position(row[column]).isdigit() for row in gold.rows)
+        ]
+        asked = [column for column in range(len(gold.rows[0])) if column not in known]
+        if not asked:
+            raise ValueError(
+                f"the gold's columns {', '.join(gold.header)} are all among given: nothing is asked"
+            )
+        letters = all(len(row[column]) == 1 for row in gold.rows for column in asked)
+        table = (read_letters(extracted) if letters else None) or read_table(extracted)
+        if table is None:
+            return Grade(reward=0.0, outcome="ok", message="no table")
+        if len(table.rows) > len(gold.rows):
+            return Grade(reward=0.0, outcome="ok", message="more rows than there are positions")
+        answers = _cells_to_fill(table, gold, known, asked)
+        right = sum(
+            one == other
+            for row, gold_row in zip(answers, gold.rows, strict=True)
+            for one, other in zip(row, (gold_row[column] for column in asked), strict=False)
+        )
+        return of_parts(right, len(asked) * len(gold.rows), pays=self.score == "cells")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A header (empty where there is none) and rows, all ready for comparison."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@lru_cache(maxsize=1024)
+def gold_table(gold: str) -> Table:
+    """Raises ValueError for a gold that is no table with equal rows."""
+    table = read_table(gold)
+    if table is None or len({len(row) for row in table.rows}) != 1:
+        raise ValueError(
+            f"the gold {gold[:100]!r} is no table, such as"
+            " {'header': ['Position', 'Pet'], 'rows': [['1', 'cat']]}"
+        )
+    if table.header and len(table.header) != len(table.rows[0]):
+        raise ValueError(
+            f"the gold's header has {len(table.header)} names, its rows {len(table.rows[0])} cells"
+        )
+    return table
+
+
+def _position(cell: str) -> str:
+    """A position is known by its number: ``House 2``, ``second`` and ``2`` are one."""
+    if cell in _ORDINALS:
+        return str(_ORDINALS.index(cell) + 1)
+    return "".join(sign for sign in cell if sign.isdigit()) or cell
+
+
+def _cells_to_fill(table: Table, gold: Table, known: Sequence[int], asked: Sequence[int]) -> list[list[str]]:
+    """Returns, for each of the gold's rows, the asked cells of the row that claims its position; none where
+    no row does, or several do."""
+    columns = _columns(table, gold, known, asked)
+    rows = [[row[column] if column < len(row) else "" for column in columns] for row in table.rows]
+    if len(columns) == len(asked):  # nothing says where a row belongs but its own place
+        return [*rows, *[[] for _ in gold.rows]][: len(gold.rows)]
+    claims: dict[tuple[str, ...], list[list[str]]] = {}
+    for row in rows:
+        claims.setdefault(tuple(map(_position, row[len(asked) :])), []).append(row[: len(asked)])
+    of_rows = [claims.get(tuple(_position(row[column]) for column in known), []) for row in gold.rows]
+    return [claim[0] if len(claim) == 1 else [] for claim in of_rows]
+
+
+def _columns(table: Table, gold: Table, known: Sequence[int], asked: Sequence[int]) -> list[int]:
+    """Returns where the asked columns stand in the answer and, if they do, the known ones: by the header,
+    or in the gold's order where there is none of the gold's names."""
+    if table.header and len(set(table.header)) == len(table.header):
+        at = {name: column for column, name in enumerate(table.header)}
+        if len(known) == 1 and UNNAMED in at:
+            at.setdefault(gold.header[known[0]], at[UNNAMED])
+        if all(gold.header[column] in at for column in asked):
+            there = all(gold.header[column] in at for column in known)
+            return [at[gold.header[column]] for column in (*asked, *(known if there else ()))]
+    if all(len(row) == len(asked) for row in table.rows):
+        return list(range(len(asked)))
+    return [*asked, *known]
+
+
+def read_table(text: str) -> Table | None:
+    """Reads the table that the text is or, where it is none, the last one in it. Linear in the text.
+
+    A table is ``{"header": […], "rows": [[…], …]}``, its rows alone, a list of objects with the same keys, an
+    object of objects (whose own keys are an `UNNAMED` column), any of these as the only value of an object,
+    or in Markdown: the last lines that begin and end with ``|``, the second one of them a rule.
+    """
+    try:
+        table = _table_of(read_value(text))
+    except NoValue:
+        tables = (_table_of(value) for _, value in values(text))
+        table = next((table for table in tables if table is not None), None)
+    if table is not None:
+        return table
+    lines = [line.strip() for line in text.split("\n")]
+    ruled = [number for number, line in enumerate(lines) if len(line) > 2 and not line.strip("|:- ")]
+    if not ruled or ruled[-1] == 0:
+        return None
+    rule = ruled[-1]
+    end = rule + 1
+    while end < len(lines) and lines[end].startswith("|"):
+        end += 1
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (lines[rule - 1], *lines[rule + 1 : end])
+    ]
+    return _table(cells[0], cells[1:])
+
+
+def read_letters(text: str) -> Table | None:
+    """Reads rows of single letters with ``/`` between them, ``am/bn``; None for any other text."""
+    rows = text.split("/")
+    if len(rows) > MOST_ROWS or not all(row.isalnum() and len(row) <= MOST_CELLS for row in rows):
+        return None
+    return _table((), [list(row) for row in rows])
+
+
+def _table_of(value: Any) -> Table | None:
+    if isinstance(value, Mapping):
+        keys = {plain(str(key)): inner for key, inner in value.items()}
+        if "rows" in keys:
+            return _table(keys.get("header", keys.get("columns", ())), keys["rows"])
+        inner = list(value.values())
+        if len(inner) == 1 and isinstance(inner[0], Mapping | list | tuple):
+            return _table_of(inner[0])
+        if not all(isinstance(row, Mapping) for row in inner):
+            return None
+        value = [{UNNAMED: key, **row} for key, row in value.items()]
+    if isinstance(value, list | tuple) and value and all(isinstance(row, Mapping) for row in value):
+        header = list(value[0])
+        return _table(header, [[row.get(name, "") for name in header] for row in value])
+    return _table((), value)
+
+
+def _table(header: Any, rows: Any) -> Table | None:
+    if not isinstance(header, list | tuple) or not isinstance(rows, list | tuple):
+        return None
+    if not 1 <= len(rows) <= MOST_ROWS or not all(isinstance(row, list | tuple) for row in rows):
+        return None
+    if not all(1 <= len(row) <= MOST_CELLS for row in rows):
+        return None
+    return Table(tuple(all_plain(header)), tuple(tuple(all_plain(row)) for row in rows))
+
+
+# Orders of names
+
+LONGEST_ORDER = 5_000
+"""Characters of an answer that are read: hundreds of names."""
+
+_BETWEEN = re.compile(r"->|=>|[,;|\n<>←-⇿➔-➾]")
+_BETWEEN_OR_AND = re.compile(_BETWEEN.pattern + r"|\band\b")
+_SPACE = re.compile(r"\s+")
+_BEFORE = re.compile(r"^(?:[0-9]{1,3}[.):]|[-*•]|and)\s+")
+_QUOTES = " \"'`*_.“”‘’"
+
+
+@Grader.register("ordering")
+@dataclass(frozen=True, kw_only=True)
+class OrderingGrader(Tagged):
+    """Right is the gold's order of names, in any case, with any spaces.
+
+    The answer is a list, JSON or Python, or names with commas, semicolons, arrows or newlines between them,
+    numbered or not; where all names of the gold are single letters or digits, also without anything:
+    ``cab``. The gold is written in the same ways. An answer that isn't made of the gold's names, each once,
+    earns nothing. The share of places that hold the right name is among the grade's numbers as ``cells``.
+    """
+
+    score: Literal["exact", "places"] = "exact"
+    """The reward of another order: nothing, or the share of places that hold the right name."""
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
+        gold = gold_names(problem.gold)
+        given = read_names(extracted, gold)
+        if sorted(given) != sorted(gold):
+            return Grade(
+                reward=0.0, outcome="ok", message="other names than the gold's", numbers={"cells": 0.0}
+            )
+        right = sum(one == other for one, other in zip(gold, given, strict=True))
+        return of_parts(right, len(gold), pays=self.score == "places")
+
+
+@lru_cache(maxsize=1024)
+def gold_names(gold: str) -> Sequence[str]:
+    """Raises ValueError for a gold without a name."""
+    names = read_names(gold)
+    if not names:
+        raise ValueError(f"the gold {gold[:100]!r} holds no names")
+    return names
+
+
+def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
+    """Reads the names in their order, for comparison (see `plain`). What stands between them may depend on
+    the gold: letters need nothing, and "and" or a space is looked for where there would be too few names."""
+    text = text.strip()[:LONGEST_ORDER]
+    try:
+        value = read_value(text)
+    except NoValue:
+        value = next((value for _, value in values(text, "[")), None)
+    if isinstance(value, dict) and len(value) == 1:
+        (value,) = value.values()
+    if isinstance(value, list | tuple) and not any(isinstance(name, list | tuple | dict) for name in value):
+        return [_name(str(name)) for name in value]
+    text = (last_box(text) or text).strip("[](){}")
+    if text.isalnum() and gold and all(len(name) == 1 for name in gold):
+        return [plain(letter) for letter in text]
+    parts = _parts(_BETWEEN, text)
+    if len(parts) < len(gold):
+        parts = _parts(_SPACE if len(parts) == 1 else _BETWEEN_OR_AND, text)
+    return parts
+
+
+def _parts(between: re.Pattern[str], text: str) -> list[str]:
+    parts = [_BEFORE.sub("", part.strip(), count=1) for part in between.split(text)]
+    parts[0] = parts[0].rpartition(":")[2]  # "from left to right: …"
+    return [_name(part.strip(_QUOTES)) for part in parts if part.strip(_QUOTES)]
+
+
+def _name(text: str) -> str:
+    """Returns the name without an article, and with one kind of apostrophe."""
+    return plain(text).replace("’", "'").removeprefix("the ")
+
+
+# Grids
+
+Grid = tuple[tuple[int, ...], ...]
+"""Rows of cells, all equally long."""
+
+LARGEST = 100
+"""Rows, and cells of a row, that are read; ARC's grids have up to 30."""
+
+_AROUND = re.compile(r"\\(?:begin|end)\{[a-z]*matrix\}|```[a-z]*")
+_LINE = re.compile(r"[0-9]{1,100}|[0-9]{1,3}(?:[ ,|\t]+[0-9]{1,3})+")
+
+
+@Grader.register("grid")
+@dataclass(frozen=True, kw_only=True)
+class GridGrader(Tagged):
+    r"""Right is the gold's grid, cell by cell: for ARC, BARC and grids made here.
+
+    A grid is a list of lists of whole numbers, JSON or Python, spaces and newlines anywhere; or rows of
+    numbers with spaces or commas between them, a line each; or rows of digits without any, with newlines
+    or ``/`` between the rows: ``120/031``. Among other text, the last list of lists is the grid. The
+    gold is written in the same ways.
+
+    The share of right cells, of all that either grid has, is among the grade's numbers.
+    """
+
+    score: Literal["exact", "cells"] = "exact"
+    """The reward of a grid that is not right all over: nothing, or the share of cells that are."""
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
+        gold = gold_grid(problem.gold)
+        given = read_grid(extracted)
+        if given is None:
+            return Grade(reward=0.0, outcome="ok", message="no grid")
+        rows, columns = max(len(gold), len(given)), max(len(gold[0]), len(given[0]))
+        right = sum(
+            one == other
+            for row, other_row in zip(gold, given, strict=False)
+            for one, other in zip(row, other_row, strict=False)
+        )
+        return of_parts(right, rows * columns, pays=self.score == "cells")
+
+
+@lru_cache(maxsize=1024)
+def gold_grid(gold: str) -> Grid:
+    """Raises ValueError for a gold that is no grid."""
+    grid = read_grid(gold)
+    if grid is None:
+        raise ValueError(f"the gold {gold[:100]!r} is no grid, such as [[1, 0], [0, 1]]")
+    return grid
+
+
+def read_grid(text: str) -> Grid | None:
+    """Reads the grid that the text is or, where it is none, the last one in it. Linear in the text."""
+    if (grid := _grid_in_lines(text)) is not None:
+        return grid
+    try:
+        return _grid(read_value(text))
+    except NoValue:
+        grids = (_grid(value) for _, value in values(text, "["))
+        return next((grid for grid in grids if grid is not None), None)
+
+
+def written(grid: Grid) -> str:
+    """Writes ``120/031``: a digit a cell."""
+    return "/".join("".join(map(str, row)) for row in grid)
+
+
+def _grid_in_lines(text: str) -> Grid | None:
+    if len(text) > 10 * LARGEST * LARGEST:
+        return None
+    text = _AROUND.sub("", text).replace("\\\\", "\n").replace("&", " ")
+    lines = [line.strip(" \t\r[](),|") for line in re.split("[\n/;]", text) if line.strip()]
+    if not 1 <= len(lines) <= LARGEST or not all(map(_LINE.fullmatch, lines)):
+        return None
+    rows = [re.findall("[0-9]+", line) for line in lines]
+    return _grid([list(row[0]) for row in rows] if all(len(row) == 1 for row in rows) else rows)
+
+
+def _grid(rows: Any) -> Grid | None:
+    if isinstance(rows, dict) and len(rows) == 1:
+        (rows,) = rows.values()
+    if not isinstance(rows, list | tuple) or not 1 <= len(rows) <= LARGEST:
+        return None
+    if all(isinstance(row, str) and row.isdecimal() for row in rows):
+        rows = [list(row) for row in rows]
+    if not all(isinstance(row, list | tuple) and 1 <= len(row) <= LARGEST for row in rows):
+        return None
+    grid = tuple(tuple(_cell(cell) for cell in row) for row in rows)
+    if len({len(row) for row in grid}) != 1 or any(cell is None for row in grid for cell in row):
+        return None
+    return grid  # type: ignore[return-value]
+
+
+def _cell(cell: Any) -> int | None:
+    if isinstance(cell, str) and len(cell) <= 3 and cell.isdecimal():
+        return int(cell)
+    if isinstance(cell, float) and cell.is_integer():
+        return int(cell)
+    return cell if isinstance(cell, int) and not isinstance(cell, bool) else None

@@ -1,0 +1,86 @@
+"""The scorers of reasoning_gym's data sets, each for its own problems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import MinLen
+
+from treetune.domains.sandbox.base import Limits, Sandbox
+from treetune.domains.sandbox.bubblewrap import Bubblewrap
+from treetune.domains.sandbox.served import Scorer, scorer
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
+from treetune.tasks.thoughts import THINK_END
+from treetune.vocabulary import Grade, GradeOutcome, Problem
+
+SPARE_SECONDS = 300.0
+"""More than a sandbox takes to begin once more and to import the library: only a bug reaches the deadline."""
+
+
+@Grader.register("reasoning_gym")
+@dataclass(frozen=True, kw_only=True)
+class ReasoningGymGrader(Grader):
+    """Gives the score of the library's scorer of the problem's data set, from 0 to 1; 1 is correct.
+
+    The answer stands between the last `opening` and the `closing` behind it, across newlines, and
+    without the spaces around it.
+
+    An empty answer is ``no_answer``, also where a scorer would give it a hundredth. Where a scorer
+    raises on what an answer says, the answer is wrong, and the message says what was raised.
+
+    Scorers read answers in a sandbox, each in a process of its own. Some take Python's literals, arithmetic
+    or formulas: these are read as values, and nothing of an answer is executed.
+    """
+
+    opening: Annotated[str, MinLen(1)] = ANSWER
+    """The tag before an answer."""
+    closing: Annotated[str, MinLen(1)] = ANSWER_END
+    """The tag behind it."""
+    unclosed: bool = False
+    """Takes what follows the last `opening`, up to a `closing` if there is one: for answers that a stop
+    string ends, which graders don't see."""
+    think_end: Annotated[str, MinLen(1)] | None = THINK_END
+    """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
+    (`tasks.thoughts`). null: all of a response counts."""
+
+    sandbox: Sandbox = field(default_factory=Bubblewrap)
+    """The sandbox in which answers are scored."""
+    limits: Limits = field(default_factory=lambda: Limits(seconds=10.0, memory_mib=2048))
+    """Limits for the scoring of one answer, together with the library."""
+
+    @property
+    def deadline(self) -> float | None:  # type: ignore[override]
+        return self.limits.seconds + SPARE_SECONDS
+
+    def missing(self) -> Sequence[str]:
+        if not self.sandbox.can_begin:
+            name = type(self.sandbox).__name__
+            return (
+                f"reasoning_gym's scorers need the sandbox 'bubblewrap'; {name} runs whole programs alone",
+            )
+        return self.sandbox.missing()
+
+    def prepare(self) -> None:
+        self._scorer().prepare()
+
+    def extract(self, response: str, problem: Problem) -> str | None:
+        return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
+        asked = {name: problem.data[name] for name in ("dataset", "config", "question", "entry")}
+        scored = self._scorer().score(extracted, asked)
+        if scored.is_late or scored.has_crashed:
+            outcome: GradeOutcome = "timeout" if scored.is_late else "error"
+            return Grade(reward=0.0, outcome=outcome, message=scored.message)
+        if scored.score is None:
+            return Grade(reward=0.0, outcome="ok", message=scored.message)
+        if not math.isfinite(scored.score):
+            return Grade(reward=0.0, outcome="ok", message=f"the scorer said {scored.score}")
+        return Grade(reward=scored.score, outcome="ok", message=scored.message)
+
+    def _scorer(self) -> Scorer:
+        return scorer(self.sandbox, self.limits, "reasoning_gym_scores", "reasoning_gym")

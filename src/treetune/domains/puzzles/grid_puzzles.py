@@ -1,0 +1,232 @@
+"""Grids that a rule changes, in the manner of ARC: the rule is told, or to be found from examples."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+from annotated_types import Ge, Le, MinLen
+
+from treetune.domains.graders.puzzles import LARGEST, Grid, GridGrader, written
+from treetune.domains.puzzles.base import Puzzle, Puzzles
+from treetune.tasks.base import Task
+from treetune.vocabulary import Problem
+
+GRADER = GridGrader()
+EMPTY = 0
+"""The cell that others fall through and that is filled."""
+
+RuleName = Literal[
+    "mirror", "flip", "transpose", "turn", "shift_right", "shift_down", "fall", "recolour", "double", "fill"
+]
+
+
+def _transpose(grid: Grid) -> Grid:
+    return tuple(zip(*grid, strict=True))
+
+
+def _fall(grid: Grid) -> Grid:
+    fallen = (
+        (*[EMPTY] * column.count(EMPTY), *[cell for cell in column if cell != EMPTY])
+        for column in _transpose(grid)
+    )
+    return _transpose(tuple(fallen))
+
+
+def _exchange(grid: Grid, colours: dict[int, int]) -> Grid:
+    return tuple(tuple(colours.get(cell, cell) for cell in row) for row in grid)
+
+
+_RULES: dict[RuleName, tuple[str, str, Callable[..., Grid]]] = {
+    "mirror": (
+        "m",
+        "mirror it, so that left and right change sides",
+        lambda grid: tuple(row[::-1] for row in grid),
+    ),
+    "flip": ("f", "flip it, so that top and bottom change sides", lambda grid: grid[::-1]),
+    "transpose": ("t", "transpose it, so that rows become columns", _transpose),
+    "turn": ("r", "turn it by a quarter to the right", lambda grid: _transpose(grid[::-1])),
+    "shift_right": (
+        "s",
+        "shift every row to the right by one cell, the last one coming in at the left",
+        lambda grid: tuple(row[-1:] + row[:-1] for row in grid),
+    ),
+    "shift_down": (
+        "d",
+        "shift every column down by one cell, the last one coming in at the top",
+        lambda grid: grid[-1:] + grid[:-1],
+    ),
+    "fall": ("g", "let all cells that aren't 0 fall to the bottom", _fall),
+    "recolour": (
+        "c",
+        "exchange {0} and {1}",
+        lambda grid, one, other: _exchange(grid, {one: other, other: one}),
+    ),
+    "double": (
+        "x",
+        "make every cell a square of two by two cells",
+        lambda grid: tuple(tuple(cell for cell in row for _ in range(2)) for row in grid for _ in range(2)),
+    ),
+    "fill": ("o", "put {0} in the place of every 0", lambda grid, colour: _exchange(grid, {EMPTY: colour})),
+}
+"""The symbol of each rule, its words, and what it does to a grid, given its colours."""
+
+
+class Rule(NamedTuple):
+    """A transformation; `colours` are the two that ``recolour`` exchanges, or the one that ``fill`` fills
+    with."""
+
+    name: RuleName
+    colours: tuple[int, ...] = ()
+
+    @property
+    def symbol(self) -> str:
+        """The name in symbols, ``m`` or ``c12``."""
+        return _RULES[self.name][0] + "".join(map(str, self.colours))
+
+    def __call__(self, grid: Grid) -> Grid:
+        return _RULES[self.name][2](grid, *self.colours)
+
+    def __str__(self) -> str:
+        return _RULES[self.name][1].format(*self.colours)
+
+
+def rules_of(names: Sequence[RuleName], colours: int) -> Sequence[Rule]:
+    """Returns every rule of these names on cells from 0 to ``colours - 1``."""
+    rules: list[Rule] = []
+    for name in names:
+        if name == "recolour":
+            rules += (Rule(name, pair) for pair in permutations(range(colours), 2) if pair[0] < pair[1])
+        elif name == "fill":
+            rules += (Rule(name, (colour,)) for colour in range(1, colours))
+        else:
+            rules.append(Rule(name))
+    return tuple(rules)
+
+
+def applied(rules: Sequence[Rule], grid: Grid) -> Grid:
+    for rule in rules:
+        grid = rule(grid)
+    return grid
+
+
+def explanations(
+    rules: Sequence[Rule], count: int, examples: Sequence[tuple[Grid, Grid]]
+) -> Iterator[tuple[Rule, ...]]:
+    """Yields every chain of `count` rules that leads from each example's first grid to its second."""
+    (question, answer), *others = examples
+
+    def chains(grid: Grid, count: int) -> Iterator[tuple[Rule, ...]]:
+        if count == 0:
+            yield from [()] if grid == answer else []
+            return
+        for rule in rules:
+            yield from ((rule, *rest) for rest in chains(rule(grid), count - 1))
+
+    for chain in chains(question, count):
+        if all(applied(chain, before) == after for before, after in others):
+            yield chain
+
+
+@Task.register("grid_puzzles")
+@dataclass(frozen=True, kw_only=True)
+class GridPuzzles(Puzzles):
+    r"""Apply one or several rules to a grid, one after the other. The rules are told, in symbols
+    ``mt:120/031>\n`` for mirrored, then transposed, or to be found from pairs of grids before and after,
+    ``120/031=021/130;211/003>\n``; then every chain of as many rules that explains the pairs has the same
+    answer. No puzzle's rules leave its grid as it is.
+
+    **Demonstrations** write the grid after each rule on a line, behind the rule's symbol where it isn't told,
+    and then the answer: ``021/130\n02/13/…``. On a slip one cell of the line is another colour, and the
+    teacher goes on from it.
+    """
+
+    rows: tuple[Annotated[int, Ge(1), Le(30)], Annotated[int, Ge(1), Le(30)]] = (2, 4)
+    """The fewest and the most rows of a grid."""
+    columns: tuple[Annotated[int, Ge(1), Le(30)], Annotated[int, Ge(1), Le(30)]] = (2, 4)
+    """The fewest and the most columns."""
+    colours: Annotated[int, Ge(2), Le(10)] = 4
+    """Different cells."""
+    rules: Annotated[tuple[RuleName, ...], MinLen(1)] = (
+        "mirror", "flip", "transpose", "turn", "shift_right", "shift_down", "fall", "recolour", "fill",
+    )  # fmt: skip
+    """The rules that puzzles are made with."""
+    steps: tuple[Annotated[int, Ge(1), Le(3)], Annotated[int, Ge(1), Le(3)]] = (1, 1)
+    """The fewest and the most rules of a puzzle."""
+    shown: Annotated[int, Ge(0), Le(10)] = 2
+    """Pairs of grids that show the rules; 0 tells the rules."""
+    grader: GridGrader = GRADER
+
+    kind: ClassVar[str] = "grid puzzles"
+    ranges: ClassVar[tuple[str, ...]] = ("rows", "columns", "steps")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(set(self.rules)) != len(self.rules):
+            raise ValueError(f"rules {list(self.rules)} names one of them twice")
+        largest = max(self.rows[1], self.columns[1]) * 2 ** self.steps[1]
+        if "double" in self.rules and largest > LARGEST:
+            raise ValueError(
+                f"rule 'double' makes grids of {largest} cells a side here, and the grader reads {LARGEST}: "
+                "choose smaller rows, columns or steps"
+            )
+
+    def draw_puzzle(self, generator: random.Random) -> Puzzle | None:
+        every = rules_of(self.rules, self.colours)
+        chain = [generator.choice(every) for _ in range(generator.randint(*self.steps))]
+        grids: list[Grid] = []
+        for _ in range(self.shown + 1):
+            rows, columns = generator.randint(*self.rows), generator.randint(*self.columns)
+            grids.append(
+                tuple(tuple(generator.randrange(self.colours) for _ in range(columns)) for _ in range(rows))
+            )
+        question, answer = grids[-1], applied(chain, grids[-1])
+        pairs = [(grid, applied(chain, grid)) for grid in grids[:-1]]
+        if answer == question:
+            return None
+        if pairs and any(applied(one, question) != answer for one in explanations(every, len(chain), pairs)):
+            return None
+        key = "".join(f"{written(before)}={written(after)};" for before, after in pairs)
+        key = f"{key or ''.join(rule.symbol for rule in chain) + ':'}{written(question)}>\n"
+        prompt = key if self.wording == "symbols" else self._in_words(chain, pairs, question)
+        return Puzzle(prompt, json.dumps(answer), key, {"grid": question, "rules": list(map(tuple, chain))})
+
+    def _in_words(self, chain: Sequence[Rule], pairs: Sequence[tuple[Grid, Grid]], question: Grid) -> str:
+        if pairs:
+            shown = "\n\n".join(
+                f"Example {number}\nInput: {json.dumps(before)}\nOutput: {json.dumps(after)}"
+                for number, (before, after) in enumerate(pairs, start=1)
+            )
+            rule = f"The same rule turns each input grid into its output grid.\n\n{shown}\n\nNow the input is"
+        else:
+            steps = "; then ".join(map(str, chain))
+            rule = f"A grid is changed as follows: {steps}.\nThe grid is"
+        return (
+            f"{rule} {json.dumps(question)}\nWhat is the output? Think first, and end with the grid as a list"
+            f" of rows: {self.grader.tagged('[[…], […]]')}"
+        )
+
+    def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
+        grid: Grid = problem.data["grid"]
+        for name, colours in problem.data["rules"]:
+            rule = Rule(name, tuple(colours))
+            grid = rule(grid)
+            if self.slips(generator):
+                row, column = generator.randrange(len(grid)), generator.randrange(len(grid[0]))
+                others = [colour for colour in range(self.colours) if colour != grid[row][column]]
+                cells = [list(one) for one in grid]
+                cells[row][column] = generator.choice(others)
+                grid = tuple(map(tuple, cells))
+            if self.wording == "symbols":
+                yield f"{rule.symbol}:{written(grid)}" if self.shown else written(grid)
+            else:
+                yield f"{str(rule).capitalize()}: {json.dumps(grid)}"
+        yield written(grid) if self.wording == "symbols" else json.dumps(grid)
+
+    def symbols(self) -> str:
+        symbols = "".join(rule.symbol for rule in rules_of(self.rules, self.colours))
+        return symbols + "0123456789"[: self.colours] + "/=;:>"

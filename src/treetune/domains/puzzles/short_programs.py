@@ -1,0 +1,118 @@
+"""Short programs from a description: what a tiny model can learn to write, and a sandbox has to run."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple
+
+from annotated_types import Ge, Le
+
+from treetune.domains.graders.code import Code
+from treetune.domains.puzzles.base import Puzzle, Puzzles
+from treetune.seeds import derived_random
+from treetune.tasks.base import Task
+from treetune.tasks.graders.base import Grader
+from treetune.vocabulary import Problem
+
+INPUTS = (-7, 0, 2, 5, 13, 40)
+"""The inputs of a program: any two steps that a program may begin with differ on one of them."""
+
+
+class Step(NamedTuple):
+    """A step of a program: its names, its Python, and its function."""
+
+    symbols: str
+    words: str
+    line: str
+    value: Callable[[int], int]
+
+
+def _steps(number: int) -> tuple[Step, ...]:
+    return (
+        Step(f"add {number}", f"add {number}", f"x=x+{number}", lambda x: x + number),
+        Step(f"take {number}", f"take away {number}", f"x=x-{number}", lambda x: x - number),
+        Step(f"times {number}", f"multiply by {number}", f"x=x*{number}", lambda x: x * number),
+    )
+
+
+STEPS = (
+    *(step for number in range(2, 10) for step in _steps(number)),
+    Step("square", "square it", "x=x*x", lambda x: x * x),
+    Step("negate", "change its sign", "x=-x", lambda x: -x),
+    Step("halve", "halve it, rounding down", "x=x//2", lambda x: x // 2),
+    Step("last digit", "take the remainder of a division by ten", "x=x%10", lambda x: x % 10),
+)
+
+_KNOWN = {step.symbols: step for step in STEPS}
+GRADER = Code()
+_HEAD, _TAIL = "x=int(input())", "print(x)"
+
+
+@Task.register("short_programs")
+@dataclass(frozen=True, kw_only=True)
+class ShortPrograms(Puzzles):
+    r"""Write a program that reads a whole number, takes some steps and prints what came out. It is run on six
+    numbers and is right where it prints the right ones; how it gets there is its own business. In symbols,
+    ``add 3,square,halve:\n``, the number has been read into ``x`` before the answer begins.
+
+    **Demonstrations** take a step a line: ``x=x+3\nx=x*x\nx=x//2\nprint(x)``. On a slip the line is another
+    step's, half of the time one with another number.
+    """
+
+    steps: tuple[Annotated[int, Ge(1), Le(9)], Annotated[int, Ge(1), Le(9)]] = (2, 4)
+    """The fewest and the most steps."""
+    grader: Grader = GRADER  # type: ignore[assignment]
+
+    kind: ClassVar[str] = "short programs"
+    ranges: ClassVar[tuple[str, ...]] = ("steps",)
+
+    def draw_puzzle(self, generator: random.Random) -> Puzzle:
+        program = generator.choices(STEPS, k=generator.randint(*self.steps))
+        names = tuple(step.symbols for step in program)
+        prompt = ",".join(names) + ":\n"
+        if self.wording == "words":
+            told = "; then ".join(step.words for step in program)
+            prompt = (
+                "Write a Python program that reads a whole number and prints what becomes of it by these"
+                f" steps: {told}. End with the program in a block of code."
+            )
+        data = {"steps": names} | ({"prefix": _HEAD} if self.wording == "symbols" else {})
+        return Puzzle(prompt, gold_of(program), names, data)
+
+    def demonstration(self, problem: Problem, seed: int) -> str:
+        generator = derived_random(seed, problem.id, "demonstration")
+        *lines, answer = self.solution(problem, generator)
+        program = "".join(f"{line}\n" for line in lines) + answer
+        return program if self.wording == "symbols" else f"```python\n{_HEAD}\n{program}\n```"
+
+    def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
+        for name in problem.data["steps"]:
+            step = _KNOWN[name]
+            if self.slips(generator):
+                kind = step.symbols.split()[0]
+                alike = [one for one in STEPS if one.symbols.split()[0] == kind and one != step]
+                others = [one for one in STEPS if one != step and one not in alike]
+                step = generator.choice(alike if alike and generator.random() < 0.5 else others)
+            yield step.line
+        yield _TAIL
+
+    def alphabet(self) -> str:
+        if self.wording == "words":
+            return super().alphabet()
+        written = "".join(step.symbols + step.line for step in STEPS) + _TAIL
+        return "".join(sorted(set(written + ",:\n")))
+
+
+def gold_of(program: Sequence[Step]) -> str:
+    """Returns what the program prints for each input, in the form that the grader of programs reads."""
+    outputs = [str(result(program, value)) for value in INPUTS]
+    return json.dumps({"inputs": [str(value) for value in INPUTS], "outputs": outputs})
+
+
+def result(program: Sequence[Step], value: int) -> int:
+    for step in program:
+        value = step.value(value)
+    return value

@@ -1,0 +1,361 @@
+"""Zebra puzzles: who lives where with what, from clues that leave one arrangement.
+
+A set of arrangements is one number with a bit for each, so that all clues together are true of one ``&``
+after the other: a puzzle with half a million arrangements is made in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, reduce
+from itertools import permutations
+from operator import or_
+from typing import Annotated, ClassVar, Literal, NamedTuple
+
+from annotated_types import Ge, Le
+
+from treetune.domains.graders.puzzles import ZebraGrader
+from treetune.domains.puzzles.base import Puzzle, Puzzles, needed_clues
+from treetune.tasks.base import Task
+from treetune.vocabulary import Problem
+
+GRADER = ZebraGrader()
+POSITION = "Position"
+
+ATTRIBUTES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Name": ("{}", ("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana")),
+    "Pet": ("the owner of the {}", ("cat", "dog", "eel", "fox", "goat", "hen", "owl", "pig")),
+    "Drink": ("whoever drinks {}", ("tea", "milk", "water", "juice", "coffee", "cocoa", "cider", "soda")),
+    "Job": ("the {}", ("baker", "pilot", "nurse", "smith", "clerk", "judge", "miner", "poet")),
+    "Colour": ("whoever lives in the {} house",
+               ("red", "blue", "green", "white", "black", "yellow", "pink", "grey")),
+}  # fmt: skip
+"""The name of somebody with a value, and the values."""
+
+LETTERS = ("abcdefgh", "mnopqrst", "uvwxyzij", "ABCDEFGH", "MNOPQRST")
+"""Values of each attribute in symbols."""
+
+SENTENCES = {
+    "at": "{0} is at position {p}.",
+    "same": "{0} is {1}.",
+    "adjacent": "{0} and {1} are next to each other.",
+    "ends": "{0} is at one of the two ends.",
+    "middle": "{0} is in the middle.",
+    "between": "{0} is somewhere between {1} and {2}.",
+    "parity": "{0} is at a position with an {parity} number.",
+    "before": "{0} is somewhere to the left of {1}.",
+    "apart": "{0} is not {1}.",
+    "xor": "Either {0} is at position {p} or {1} is at position {q}, but not both.",
+    "or": "{0} is at position {p}, or {1} is at position {q}, or both.",
+    "nor": "Neither is {0} at position {p} nor {1} at position {q}.",
+}
+SYMBOLS = {
+    "at": "{0}@{p}", "same": "{0}={1}", "adjacent": "{0}~{1}", "ends": "{0}|", "middle": "{0}^",
+    "between": "{1}_{0}_{2}", "parity": "{0}%{r}", "before": "{0}<{1}", "apart": "{0}!{1}",
+    "xor": "{0}{p}+{1}{q}", "or": "{0}{p};{1}{q}", "nor": "-{0}{p}{1}{q}",
+}  # fmt: skip
+
+MOST_ARRANGEMENTS = 2_000_000
+
+Kind = Literal[
+    "at", "same", "adjacent", "ends", "middle", "between", "parity", "before", "apart", "xor", "or", "nor"
+]
+
+KINDS: tuple[Kind, ...] = (
+    "at", "same", "adjacent", "ends", "middle", "between", "parity", "before", "apart", "xor", "or", "nor",
+)  # fmt: skip
+"""The kinds of clues, from those that say most to those that say least."""
+
+Item = tuple[int, int]
+"""The number of an attribute, and the number of one of its values."""
+
+
+class Clue(NamedTuple):
+    """A clue about some items; `places` are positions from 0 (for ``parity`` the remainder by 2 of one)."""
+
+    kind: Kind
+    items: tuple[Item, ...]
+    places: tuple[int, ...] = ()
+
+
+def kinds_of(level: int) -> tuple[Kind, ...]:
+    """Returns the kinds of a level from 1 to 20: up to 12 one more with each level, then one less, the one
+    that says most."""
+    return KINDS[:level] if level <= len(KINDS) else KINDS[level - len(KINDS) :]
+
+
+def arrangements(objects: int, attributes: int) -> int:
+    return int(math.factorial(objects) ** attributes)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a puzzle: objects in a row, each with a value of every attribute; no value twice."""
+
+    objects: int
+    attributes: int
+
+    @property
+    def items(self) -> Sequence[Item]:
+        return [(attribute, value) for attribute in range(self.attributes) for value in range(self.objects)]
+
+    def rows(self, arrangement: int) -> list[list[int]]:
+        """Returns for each position the values of its attributes, in the arrangement with this number."""
+        orders = _orders(self.objects)
+        chosen = []
+        for _ in range(self.attributes):
+            arrangement, order = divmod(arrangement, len(orders))
+            chosen.append(orders[order])
+        return [[order[place] for order in chosen] for place in range(self.objects)]
+
+    def random_clue(self, generator: random.Random, kind: Kind) -> Clue | None:
+        """Draws a clue of the kind, true or not; None where this shape has none."""
+        places = range(self.objects)
+        if kind in ("at", "ends", "middle", "parity"):
+            if (kind == "middle" and self.objects % 2 == 0) or (kind == "ends" and self.objects == 2):
+                return None
+            limit = {"at": self.objects, "parity": 2}.get(kind)
+            return Clue(kind, (generator.choice(self.items),), (generator.randrange(limit),) if limit else ())
+        count = 3 if kind == "between" else 2
+        if len(self.items) < count or (kind in ("same", "apart") and self.attributes == 1):
+            return None
+        items = tuple(generator.sample(self.items, count))
+        if kind in ("same", "apart") and items[0][0] == items[1][0]:
+            return None  # two values of one attribute are never together
+        spots = tuple(generator.choice(places) for _ in items) if kind in ("xor", "or", "nor") else ()
+        return Clue(kind, items, spots)
+
+    def true_of(self, clue: Clue) -> int:
+        """Returns the arrangements that the clue is true of, a bit each."""
+        at = _positions(self)
+        one = at[clue.items[0]]
+        other = at[clue.items[1]] if len(clue.items) > 1 else one
+        last = self.objects - 1
+        match clue.kind:
+            case "at":
+                return one[clue.places[0]]
+            case "ends":
+                return one[0] | one[last]
+            case "middle":
+                return one[last // 2]
+            case "parity":
+                return _any(one[place] for place in range(self.objects) if place % 2 == clue.places[0])
+            case "same":
+                return _any(here & there for here, there in zip(one, other, strict=True))
+            case "apart":
+                return self.all ^ self.true_of(clue._replace(kind="same"))
+            case "adjacent":
+                return _any(
+                    one[place] & (other[place + 1]) | one[place + 1] & other[place] for place in range(last)
+                )
+            case "before":
+                return _any(one[place] & _any(other[place + 1 :]) for place in range(last))
+            case "between":
+                third = at[clue.items[2]]
+                return _any(
+                    one[place]
+                    & (
+                        _any(other[:place]) & _any(third[place + 1 :])
+                        | _any(third[:place]) & _any(other[place + 1 :])
+                    )
+                    for place in range(1, last)
+                )
+        here, there = one[clue.places[0]], other[clue.places[1]]
+        if clue.kind == "xor":
+            return here ^ there
+        return here | there if clue.kind == "or" else self.all ^ (here | there)
+
+    @property
+    def all(self) -> int:
+        return (1 << arrangements(self.objects, self.attributes)) - 1
+
+
+def unique_clues(
+    generator: random.Random, shape: Shape, kinds: Sequence[Kind], arrangement: int, draws: int = 1000
+) -> list[Clue] | None:
+    """Returns clues that are true of this arrangement and of no other, none of them superfluous; None where
+    so many draws didn't lead there."""
+    target = 1 << arrangement
+    chosen: list[tuple[Clue, int]] = []
+    left = shape.all
+    for _ in range(draws):
+        clue = shape.random_clue(generator, generator.choice(list(kinds)))
+        true = shape.true_of(clue) if clue is not None else 0
+        if clue is None or not true & target or left & true == left:
+            continue
+        chosen.append((clue, true))
+        left &= true
+        if left == target:
+            break
+    else:
+        return None
+    return needed_clues(generator, chosen, target)
+
+
+def random_arrangement(generator: random.Random, among: int) -> int:
+    """Returns one of these arrangements, each as likely as the others."""
+    number, rank = 0, generator.randrange(among.bit_count())
+    width = among.bit_length()
+    while width > 1:
+        half = width // 2
+        low = among & ((1 << half) - 1)
+        if rank < low.bit_count():
+            among, width = low, half
+        else:
+            rank -= low.bit_count()
+            among, width, number = among >> half, width - half, number + half
+    return number
+
+
+def _any(sets: Iterable[int]) -> int:
+    return reduce(or_, sets, 0)
+
+
+@cache
+def _orders(objects: int) -> Sequence[tuple[int, ...]]:
+    return tuple(permutations(range(objects)))
+
+
+@lru_cache(maxsize=8)
+def _positions(shape: Shape) -> dict[Item, list[int]]:
+    """Returns for each item and each position the arrangements that have it there."""
+    orders, count = _orders(shape.objects), arrangements(shape.objects, shape.attributes)
+    positions = {}
+    for attribute, value in shape.items:
+        stride = len(orders) ** attribute
+        period = stride * len(orders)
+        every_period = ((1 << count) - 1) // ((1 << period) - 1)
+        run = (1 << stride) - 1
+        positions[attribute, value] = [
+            every_period
+            * sum(run << (stride * number) for number, order in enumerate(orders) if order[place] == value)
+            for place in range(shape.objects)
+        ]
+    return positions
+
+
+@Task.register("zebra_puzzles")
+@dataclass(frozen=True, kw_only=True)
+class ZebraPuzzles(Puzzles):
+    r"""Find out which of some people in a row has which value of some attributes, from clues. Small puzzles:
+    of at most two million arrangements. Clues are drawn until one arrangement is left; then those are taken
+    away without which that stays so. In symbols values are letters: ``2ab,mn:a@1,b=n>\n`` asks for ``am/bn``.
+
+    **Demonstrations** try a table, name the first clue that it breaks, and go on with one that keeps all
+    clues named so far. With `demonstration_noise` p the teacher passes each try that breaks a clue off for
+    the answer with probability p.
+    """
+
+    objects: tuple[Annotated[int, Ge(2), Le(8)], Annotated[int, Ge(2), Le(8)]] = (3, 4)
+    """The fewest and the most people."""
+    attributes: tuple[Annotated[int, Ge(1), Le(5)], Annotated[int, Ge(1), Le(5)]] = (2, 3)
+    """The fewest and the most attributes."""
+    level: Annotated[int, Ge(1), Le(20)] = 8
+    """Kinds of clues, from 1 (positions alone) over 12 (all) to 20 (only those that say least)."""
+    grader: ZebraGrader = GRADER
+
+    kind: ClassVar[str] = "zebra puzzles"
+    ranges: ClassVar[tuple[str, ...]] = ("objects", "attributes")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = arrangements(self.objects[1], self.attributes[1])
+        if count > MOST_ARRANGEMENTS:
+            raise ValueError(
+                f"{self.objects[1]} objects with {self.attributes[1]} attributes have {count:,} arrangements,"
+                f" more than {MOST_ARRANGEMENTS:,}: choose fewer objects or attributes"
+            )
+        if POSITION not in self.grader.given:
+            raise ValueError(f"the grader's given columns lack {POSITION!r}, which these puzzles tell")
+
+    def draw_puzzle(self, generator: random.Random) -> Puzzle | None:
+        shape = Shape(generator.randint(*self.objects), generator.randint(*self.attributes))
+        arrangement = generator.randrange(arrangements(shape.objects, shape.attributes))
+        clues = unique_clues(generator, shape, kinds_of(self.level), arrangement)
+        if clues is None:
+            return None
+        if self.wording == "symbols":
+            header = [str(number) for number in range(shape.attributes)]
+            values = [list(LETTERS[number][: shape.objects]) for number in range(shape.attributes)]
+        else:
+            header = generator.sample(list(ATTRIBUTES), shape.attributes)
+            values = [generator.sample(ATTRIBUTES[name][1], shape.objects) for name in header]
+        told = [self._clue(clue, header, values) for clue in clues]
+        data = {
+            "shape": (shape.objects, shape.attributes),
+            "header": header,
+            "values": values,
+            "clues": clues,
+        }
+        gold = _as_json(header, _table(shape, arrangement, values))
+        key = (tuple(map(tuple, values)), frozenset(told))
+        return Puzzle(self._prompt(shape, header, values, told), gold, key, data)
+
+    def _prompt(
+        self, shape: Shape, header: Sequence[str], values: Sequence[Sequence[str]], told: Sequence[str]
+    ) -> str:
+        if self.wording == "symbols":
+            return f"{shape.objects}{','.join(map(''.join, values))}:{','.join(told)}>\n"
+        attributes = "\n".join(
+            f"{name}: {', '.join(sorted(of_it))}" for name, of_it in zip(header, values, strict=True)
+        )
+        listed = "\n".join(f"- {clue}" for clue in told)
+        example = {"header": [POSITION, *header], "rows": [["1", *("…" for _ in header)], ["…"]]}
+        table = self.grader.tagged(json.dumps(example, ensure_ascii=False))
+        return (
+            f"{shape.objects} people live in a row, at positions 1 to {shape.objects} from left to right."
+            f" They differ in everything that is listed here:\n{attributes}\nIt is known that:\n{listed}\n"
+            f"Who has what? Think first, and end with a table: {table}"
+        )
+
+    def _clue(self, clue: Clue, header: Sequence[str], values: Sequence[Sequence[str]]) -> str:
+        symbols = self.wording == "symbols"
+
+        def name(item: Item) -> str:
+            value = values[item[0]][item[1]]
+            return value if symbols else ATTRIBUTES[header[item[0]]][0].format(value)
+
+        p, q = (*(place + 1 for place in clue.places), 0, 0)[:2]
+        # Positions are counted from 1, so that the remainder 0 of a place belongs to an odd number.
+        odd = bool(clue.places) and clue.places[0] == 0
+        template = (SYMBOLS if symbols else SENTENCES)[clue.kind]
+        text = template.format(*map(name, clue.items), p=p, q=q, r=int(odd), parity="odd" if odd else "even")
+        return text if symbols else text[0].upper() + text[1:]
+
+    def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
+        shape, values = Shape(*problem.data["shape"]), problem.data["values"]
+        clues: Sequence[Clue] = problem.data["clues"]
+        left = shape.all
+        while True:
+            tried = random_arrangement(generator, left)
+            rows = _table(shape, tried, values)
+            broken = next((clue for clue in clues if not shape.true_of(clue) >> tried & 1), None)
+            symbols = self.wording == "symbols"
+            table = "/".join(map("".join, rows)) if symbols else "; ".join(map(", ".join, rows))
+            if broken is None or self.slips(generator):
+                yield table if symbols else _as_json(problem.data["header"], rows)
+                return
+            clue = self._clue(broken, problem.data["header"], values)
+            yield f"{table}:{clue}" if symbols else f"Not {table}: {clue}"
+            left &= shape.true_of(broken)
+
+    def symbols(self) -> str:
+        letters = "".join(LETTERS[number][: self.objects[1]] for number in range(self.attributes[1]))
+        signs = set("".join(SYMBOLS.values())) - set("{}pqr")
+        return letters + "0123456789:,>/" + "".join(signs)
+
+
+def _as_json(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns the table with the positions as its first column."""
+    numbered = [[str(position), *row] for position, row in enumerate(rows, start=1)]
+    return json.dumps({"header": [POSITION, *header], "rows": numbered})
+
+
+def _table(shape: Shape, arrangement: int, values: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [
+        [values[attribute][value] for attribute, value in enumerate(row)] for row in shape.rows(arrangement)
+    ]

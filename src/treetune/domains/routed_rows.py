@@ -1,0 +1,217 @@
+"""Rows of many data sets, each graded by what its ``data_source`` says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from annotated_types import MinLen
+
+from treetune.config.errors import nearest
+from treetune.contracts import Finding
+from treetune.domains.domain_rows import (
+    ABILITY,
+    DATA_SOURCE,
+    HIGH_PASS_RATE,
+    LOW_PASS_RATE,
+    SCHEMA,
+    domain_of,
+    domain_row,
+    normalised,
+    problem_of,
+    write_parquet,
+)
+from treetune.domains.graders.routed import BySource
+from treetune.domains.mixture import DomainTask
+from treetune.tasks.base import NoSplit, Split, Task
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.rows import QUICKLY_READ, BadRow, RowsTask, file_rows, is_quickly_read
+from treetune.tasks.sources import InFiles, values_of
+from treetune.vocabulary import Problem
+
+
+@Task.register("rows")
+@dataclass(frozen=True, kw_only=True)
+class RoutedRows(RowsTask):
+    """Rows as verl and Reasoning360 have them: `data_source`, `prompt` (messages), `ability`, `reward_model`
+    with its `ground_truth`, `extra_info`, `apply_chat_template`. `RowsTask` explains where they come from and
+    how some are held out.
+
+    A row whose ``apply_chat_template`` is false is asked as it is (its ``raw_prompt``, where there is one);
+    others as a chat, where the model has a chat template. `Problem.data` holds the row's ``extra_info`` under
+    its own names, its source, its ability, and the columns that `keep` names.
+    """
+
+    routes: Annotated[Mapping[str, Grader], MinLen(1)] = field(hash=False)
+    """Graders by the beginning of a row's ``data_source``; the longest that fits is its grader, and an empty
+    one fits all. A source without a route is reported before the run."""
+    domain: Mapping[str, str] | Literal["data_source", "ability"] | None = field(
+        default="data_source", hash=False
+    )
+    """The domain by which a row's metrics are also taken: the beginning of its ``data_source`` up to ``__``,
+    its ``ability``, a name by the beginning of its source (the longest that fits), or none. In a mixture,
+    rows are of the mixture's domain."""
+    keep: tuple[str, ...] = (LOW_PASS_RATE, HIGH_PASS_RATE)
+    """Columns beside the schema's that go into `Problem.data`."""
+    demonstration_field: str | None = None
+    """The key of the demonstration for SFT, among the keys of `Problem.data`."""
+    stop: tuple[str, ...] = ()
+    """The strings that end an answer; a rollout names them as its own `stop`."""
+
+    @cached_property
+    def grader(self) -> Grader:  # type: ignore[override]
+        return BySource(routes=self.routes)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*SCHEMA, *self.keep)
+
+    def check(self, experiment: Any) -> Iterator[Finding]:
+        seen = list(super().check(experiment))
+        yield from seen
+        if seen:
+            return
+        names = () if self.source is not None else (*self.train, *self.validation, *self.test)
+        paths = [Path(name) for name in names]
+        if isinstance(self.source, InFiles):
+            for split in get_args(Split):
+                with contextlib.suppress(ValueError):  # reported when the split is read
+                    paths += self.source.files(split)
+        first_files: dict[str, Path] = {}
+        for path in filter(is_quickly_read, paths):
+            try:
+                sources = values_of(path, DATA_SOURCE)
+                if self.bad_rows == "stop" and path.stat().st_size <= QUICKLY_READ:
+                    _check_rows(path, self.columns)
+            except BadRow as error:
+                yield Finding(str(error), "train", "put the row right, or set bad_rows to 'skip'")
+                return
+            except ValueError as error:
+                yield Finding.of(error, "train")
+                return
+            first_files = dict.fromkeys(sources, path) | first_files
+        unknown = [source for source in first_files if BySource(routes=self.routes).route(source) is None]
+        if unknown:
+            shown = ", ".join(f"{source!r}{self._near(source)}" for source in unknown)
+            yield Finding(
+                f"no route fits the data_source {shown}, first in {first_files[unknown[0]]}; the rows'"
+                f" sources are {', '.join(sorted(first_files))}, and routes are"
+                f" {', '.join(map(repr, sorted(self.routes)))}",
+                "routes",
+                "give it a grader by the beginning of its name, or '' one for all others",
+            )
+
+    def domain_names(self) -> Sequence[str] | None:
+        if self.domain is None:
+            return ()
+        return sorted(set(self.domain.values())) if isinstance(self.domain, Mapping) else None
+
+    def _near(self, source: str) -> str:
+        """Returns the route that may have been meant, in brackets; nothing where none is near."""
+        near = [route for route in self.routes if nearest(source[: len(route)], [route])]
+        return f" (did you mean the route {max(near, key=len)!r}?)" if near else ""
+
+    def _domain(self, row: Mapping[str, Any]) -> str:
+        if self.domain == "data_source":
+            return domain_of(row[DATA_SOURCE])
+        if self.domain == "ability":
+            return str(row[ABILITY])
+        fitting = [prefix for prefix in self.domain or () if row[DATA_SOURCE].startswith(prefix)]
+        return self.domain[max(fitting, key=len)] if isinstance(self.domain, Mapping) and fitting else ""
+
+    def problem_of(self, row: dict[str, Any], id: str) -> Problem:
+        try:
+            row = normalised(row)
+        except ValueError as error:
+            raise BadRow(str(error)) from error
+        source = row[DATA_SOURCE]
+        if BySource(routes=self.routes).route(source) is None:
+            raise ValueError(
+                f"no route fits the data_source {source!r}{self._near(source)} of {id}, and routes are"
+                f" {', '.join(map(repr, sorted(self.routes)))}: give it a grader under routes"
+            )
+        made = problem_of(row, id)
+        kept = {name: row[name] for name in self.keep if name in row}
+        return replace(made, data={**made.data, **kept}, domain=self._domain(row))
+
+    def check_demonstrations(self) -> None:
+        if self.demonstration_field is None:
+            raise ValueError(
+                "these rows have no demonstrations to learn from: name a key of their extra_info as"
+                " demonstration_field"
+            )
+
+    def demonstration(self, problem: Problem, seed: int) -> str:
+        self.check_demonstrations()
+        demonstration = problem.data.get(str(self.demonstration_field))
+        if not isinstance(demonstration, str):
+            there = ", ".join(map(repr, problem.data))
+            raise ValueError(
+                f"problem {problem.id!r} has no text under {self.demonstration_field!r} to learn from: name"
+                f" one of {there} as demonstration_field"
+            )
+        return demonstration
+
+    def alphabet(self) -> str:
+        """Returns the characters of prompts, golds and demonstrations, where the files are small and have
+        these."""
+        files = [Path(name) for name in (*self.train, *self.validation, *self.test)]
+        if absent := self.missing():
+            raise ValueError(
+                f"{absent[0]} isn't there yet, whose characters the model would need: make it first"
+            )
+        small = all(file.stat().st_size <= QUICKLY_READ for file in files)
+        if not files or self.source is not None or self.demonstration_field is None or not small:
+            raise ValueError(
+                "these rows may hold any character: name those of prompts and answers in model.alphabet, or"
+                " use a real tokenizer"
+            )
+        characters: set[str] = set()
+        for split in get_args(Split):
+            with contextlib.suppress(NoSplit):
+                for problem in self.problems(split):
+                    characters.update(problem.prompt, problem.gold, self.demonstration(problem, 0))
+        return "".join(sorted(characters))
+
+
+def _check_rows(path: Path, columns: Sequence[str]) -> None:
+    """Raises BadRow for the first row of a file that is none of the schema, with its place."""
+    for place, row in file_rows(path, columns):
+        try:
+            normalised(row)
+        except ValueError as error:
+            raise BadRow(f"{place}: {error}") from error
+
+
+def export_rows(task: Task, split: Split, path: Path) -> int:
+    """Writes a split of any task to a Parquet file, one row a problem in their order, and returns how many.
+
+    A row's ``data_source`` is the problem's, or else its domain and the type of its task
+    (``logic__countdown``). ``extra_info`` holds a problem's `data`, its ``split``, ``index`` and ``id``.
+    Raises ValueError for a split that the task doesn't have.
+    """
+    rows = []
+    for index, problem in enumerate(task.problems(split)):
+        data = dict(problem.data)
+        of_problem = task.of(problem)
+        kind = type(of_problem.task if isinstance(of_problem, DomainTask) else of_problem)
+        name = next(key for key, part in Task.registered().items() if part is kind)
+        source = data.pop(DATA_SOURCE, None) or f"{problem.domain or 'task'}__{name}"
+        ability = data.pop(ABILITY, "") or problem.domain
+        rates = {key: data.pop(key) for key in (LOW_PASS_RATE, HIGH_PASS_RATE) if key in data}
+        row = domain_row(
+            source,
+            [vars(message) for message in problem.messages] or problem.prompt,
+            problem.gold,
+            ability=ability,
+            extra_info={**data, "split": split, "index": index, "id": problem.id},
+            raw_prompt=problem.prompt if problem.as_is else "",
+            apply_chat_template=not problem.as_is,
+        )
+        rows.append({**row, **rates})
+    write_parquet(path, rows)
+    return len(rows)

@@ -1,0 +1,269 @@
+"""The scheduler of requests over an engine's servers: a server for each, and another one when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from treetune.engine.base import Completion, Later
+from treetune.engine.client import (
+    SAMPLES,
+    Address,
+    Client,
+    RequestPart,
+    ServerFailure,
+    completions_of,
+    payload,
+)
+from treetune.vocabulary import TokenIds
+
+POLL_S = 1.0
+
+BUSIER, BUSIER_SAMPLES = 2, 16
+"""A server that has a request's prefix is preferred as long as it has in flight at most so many times the
+samples of the idlest one, and so many more: computing a prompt again costs less than waiting in a line."""
+
+
+BLOCK_TOKENS = 16
+"""Prefixes are known in whole blocks of so many tokens, as in vLLM's own cache on a GPU."""
+MOST_BLOCKS = 1_000_000
+"""Some 100 MB. Servers forget sooner."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A part's samples, and the number of their server."""
+
+    part: RequestPart
+    completions: list[Completion]
+    server: int
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A server that failed. Its unanswered parts go to the others, or wait."""
+
+    server: int
+    address: Address
+    reason: str
+
+
+Came = Answered | Lost | Later
+
+
+@dataclass(eq=False)
+class _OpenServer:
+    """A server that takes requests, and our requests there."""
+
+    number: int
+    address: Address
+    tasks: dict[RequestPart, asyncio.Task[None]] = field(default_factory=dict)
+    samples: int = 0
+
+
+class Sampling:
+    """A context manager that has parts of requests sampled, by servers that the caller numbers.
+
+    A part goes to the server that has its prefix, if that one isn't much busier than the others, and
+    otherwise to the one with the fewest samples in flight. A server has `most_parts` at a time, and is given
+    none while it has `most_samples`; each part has `timeout` s. Parts that are added later go before what
+    still waits of their priority, so that little is begun and not ended. `prefixes` is None if no server
+    caches any.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        version: int,
+        *,
+        most_parts: int,
+        most_samples: int,
+        timeout: float,
+        prefixes: Prefixes | None = None,
+    ) -> None:
+        self._client, self._version, self._timeout = client, version, timeout
+        self._most_parts, self._most_samples = most_parts, most_samples
+        self.outstanding = 0
+        """Parts and `Later` that are still to come."""
+        self.opened: set[int] = set()
+        """The servers that take requests."""
+        # A SimpleQueue, so that the event loop never waits for the caller.
+        self._results: queue.SimpleQueue[Came | BaseException] = queue.SimpleQueue()
+        # The attributes below belong to the event loop.
+        self._prefixes = prefixes
+        self._waiting: dict[int, deque[RequestPart]] = {}  # by priority
+        self._servers: dict[int, _OpenServer] = {}
+        self._over = False
+
+    def __enter__(self) -> Sampling:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the client was closed meanwhile
+            self._client.loop.call_soon_threadsafe(self._stop)
+
+    def open(self, servers: Mapping[int, Address]) -> None:
+        """Lets these servers take requests, by their numbers, which may not be open."""
+        assert not servers.keys() & self.opened
+        self.opened |= servers.keys()
+        self._client.loop.call_soon_threadsafe(self._accept_servers, dict(servers))
+
+    def lose(self, number: int, reason: str) -> None:
+        """Gives up a server that takes requests and doesn't answer any more, as if it had failed itself."""
+        self._client.loop.call_soon_threadsafe(self._lose, number, reason)
+
+    def add(self, parts: Sequence[RequestPart], laters: Sequence[Later] = ()) -> None:
+        """Has the parts sampled as soon as a server is free, and waits for what comes later as well."""
+        self.outstanding += len(parts) + len(laters)
+        if parts:
+            self._client.loop.call_soon_threadsafe(self._accept, list(parts))
+        for later in laters:
+            later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
+
+    def next(self, timeout: float = POLL_S) -> Came | None:
+        """Returns the next event: a part's samples, a `Later` that is ready, or a server that was lost and is
+        open no longer; None if nothing came in time. Raises EngineError if a server refused a part."""
+        try:
+            result = self._results.get(timeout=timeout)
+        except queue.Empty:
+            assert self._client.thread.is_alive(), "the client's thread ended without a word"
+            return None
+        if isinstance(result, BaseException):
+            raise result
+        if isinstance(result, Lost):
+            self.opened.discard(result.server)
+        else:
+            self.outstanding -= 1
+        return result
+
+    # In the event loop
+
+    def _accept_servers(self, servers: Mapping[int, Address]) -> None:
+        if not self._over:
+            self._servers |= {number: _OpenServer(number, address) for number, address in servers.items()}
+            self._send()
+
+    def _accept(self, parts: list[RequestPart]) -> None:
+        for part in reversed(parts):
+            self._waiting.setdefault(part.request.priority, deque()).appendleft(part)
+        self._send()
+
+    def _send(self) -> None:
+        """Sends waiting parts as long as a server is free."""
+        while not self._over:
+            waiting = min((priority for priority, parts in self._waiting.items() if parts), default=None)
+            if waiting is None or (server := self._choose(self._waiting[waiting][0])) is None:
+                return
+            part = self._waiting[waiting].popleft()
+            server.samples += part.n
+            server.tasks[part] = self._client.loop.create_task(self._ask(part, server))
+            if self._prefixes is not None:
+                self._prefixes.computed(server.number, part.request.prompt_ids)
+
+    def _choose(self, part: RequestPart) -> _OpenServer | None:
+        free = [
+            server
+            for server in self._servers.values()
+            if len(server.tasks) < self._most_parts and server.samples < self._most_samples
+        ]
+        if not free:
+            return None
+        idlest = min(free, key=lambda server: (server.samples, server.number))
+        if self._prefixes is not None:
+            holder = self._prefixes.holder(part.request.prompt_ids)
+            for server in free:
+                if server.number == holder and server.samples <= BUSIER * idlest.samples + BUSIER_SAMPLES:
+                    return server
+        return idlest
+
+    async def _ask(self, part: RequestPart, server: _OpenServer) -> None:
+        try:
+            before = time.monotonic()
+            body = payload(part, self._version, self._client.end_ids, self._client.special_ids)
+            answer = await self._client.ask(server.address, SAMPLES, body, self._timeout)
+            seconds = time.monotonic() - before
+            completions = completions_of(answer, part, self._version, seconds)
+        except ServerFailure as failure:
+            if self._servers.get(server.number) is server:  # and not another one, started since
+                self._lose(server.number, str(failure))
+            return
+        except Exception as failure:  # handed to the caller's thread, which raises it
+            self._results.put(failure)
+            self._stop()
+            return
+        del server.tasks[part]
+        server.samples -= part.n
+        if self._prefixes is not None:
+            for completion in completions:
+                whole = np.concatenate([part.request.prompt_ids, completion.token_ids])
+                self._prefixes.computed(server.number, whole)
+        self._results.put(Answered(part, completions, server.number))
+        self._send()
+
+    def _lose(self, number: int, reason: str) -> None:
+        """Sends a server's unanswered parts again: the same seeds give the same tokens."""
+        server = self._servers.pop(number, None)
+        if server is None:
+            return
+        if self._prefixes is not None:
+            self._prefixes.forget(number)
+        unfinished = list(server.tasks.items())
+        server.tasks = {}
+        for _, task in unfinished:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._results.put(Lost(number, server.address, reason))
+        self._accept([part for part, _ in unfinished])
+
+    def _stop(self) -> None:
+        self._over = True
+        self._waiting.clear()
+        for server in self._servers.values():
+            for task in server.tasks.values():
+                if task is not asyncio.current_task():
+                    task.cancel()
+
+
+class Prefixes:
+    """An index of the servers that most likely have the keys and values of a text's beginning in their cache.
+    It knows a block by its tokens and all before it. More than `most` blocks are forgotten, all at once."""
+
+    def __init__(self, most: int = MOST_BLOCKS) -> None:
+        self._most = most
+        self._holders: dict[int, int] = {}
+
+    def computed(self, holder: int, ids: TokenIds) -> None:
+        """Remembers that the server `holder` has computed all of `ids`."""
+        if len(self._holders) >= self._most:
+            self._holders.clear()
+        for block in _blocks(ids):
+            self._holders[block] = holder
+
+    def holder(self, ids: TokenIds) -> int | None:
+        """Returns the server that computed the longest known prefix of `ids` last, or None."""
+        last = None
+        for block in _blocks(ids):
+            if (holder := self._holders.get(block)) is None:
+                break
+            last = holder
+        return last
+
+    def forget(self, holder: int) -> None:
+        """Forgets a server whose cache is gone."""
+        self._holders = {block: other for block, other in self._holders.items() if other != holder}
+
+
+def _blocks(ids: TokenIds) -> Iterator[int]:
+    before = 0
+    data = ids.tobytes()
+    size = BLOCK_TOKENS * ids.itemsize
+    for end in range(size, len(data) + 1, size):
+        before = hash((before, data[end - size : end]))
+        yield before

@@ -1,0 +1,152 @@
+"""Answers that come out of vLLM whole, and as numbers: what the server's own processes import.
+
+vLLM sends each token of each sequence from the engine core to the HTTP side as it is sampled, for whoever
+reads along, and makes text of it. Nobody reads along here, and the HTTP side's Python for each token would
+bound a GPU (docs/results/http_side.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request as HttpRequest
+from vllm.exceptions import VLLMClientError
+from vllm.inputs.engine import tokens_input
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from treetune.engine.client import MODEL_NAME, SAMPLES
+from treetune.engine.key import App, Send, respond
+
+JOINED = 256
+"""As many parts of an answer's log-probs are made one: an array for each token takes 300 bytes."""
+
+
+class WholeAnswers(Scheduler):
+    """vLLM's scheduler, whose outputs are kept until their request is finished. A request that streams, or
+    that has stop texts (which the HTTP side finds in each token's text), has its outputs at once."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._unfinished: dict[str, tuple[EngineCoreOutput, list[LogprobsLists]]] = {}
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        by_client = super().update_from_output(scheduler_output, model_runner_output)
+        for client, outputs in list(by_client.items()):
+            outputs.outputs = [whole for one in outputs.outputs if (whole := self._whole(one)) is not None]
+            if not (outputs.outputs or outputs.finished_requests or outputs.scheduler_stats):
+                del by_client[client]
+        return by_client
+
+    def _whole(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
+        """Returns the answer that this output ends, or the output if it isn't to be kept, else None."""
+        kept = self._unfinished.get(output.request_id)
+        if kept is None:
+            if output.finished:
+                return output
+            params = self.requests[output.request_id].sampling_params
+            if params is None or params.stop or params.output_kind is not RequestOutputKind.FINAL_ONLY:
+                return output
+            output.new_token_ids = list(output.new_token_ids)
+            logprobs = [] if output.new_logprobs is None else [output.new_logprobs]
+            self._unfinished[output.request_id] = output, logprobs
+            return None
+        answer, logprobs = kept
+        answer.new_token_ids += output.new_token_ids
+        if output.new_logprobs is not None:
+            logprobs.append(output.new_logprobs)
+        if logprobs and (output.finished or len(logprobs) == JOINED):
+            columns = zip(*(part[:3] for part in logprobs), strict=True)
+            logprobs[:] = [LogprobsLists(*(np.concatenate(column) for column in columns))]
+        if not output.finished:
+            return None
+        del self._unfinished[output.request_id]
+        answer.new_logprobs = logprobs[0] if logprobs else None
+        answer.finish_reason, answer.stop_reason = output.finish_reason, output.stop_reason
+        return answer
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        ended = super().finish_requests(request_ids, finished_status)
+        for request in ended:
+            self._unfinished.pop(request.request_id, None)
+        return ended
+
+
+class AsyncWholeAnswers(WholeAnswers, AsyncScheduler):
+    """The same beside a GPU, where a step is planned while the one before it runs."""
+
+
+class SamplesRoute:
+    """ASGI middleware with the route `SAMPLES`: see `treetune.engine.client.payload`. No text is made but
+    where a sample ends with one. A client that goes away ends its samples."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        if current_platform.is_cpu():
+            # A request that wakes this process must not take the engine's core from it.
+            os.nice(10)
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
+        if scope.get("path") != SAMPLES:
+            await self._app(scope, receive, send)
+            return
+        asked = await HttpRequest(scope, receive).json()
+        sampling = asyncio.ensure_future(self._sample(scope["app"].state, asked))
+        gone = asyncio.ensure_future(receive())
+        try:
+            await asyncio.wait({sampling, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if sampling.done():
+                await respond(send, *sampling.result())
+        finally:
+            gone.cancel()
+            sampling.cancel()
+
+    async def _sample(self, state: Any, asked: dict[str, Any]) -> tuple[int, bytes]:
+        """Returns the status and the body of the answer."""
+        stop = asked["sampling"].get("stop")
+        try:
+            params = SamplingParams(
+                **asked["sampling"],
+                include_stop_str_in_output=True,
+                detokenize=bool(stop),
+                flat_logprobs=True,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            outputs = state.engine_client.generate(
+                tokens_input(asked["prompt"], cache_salt=asked["cache_salt"]),
+                params,
+                uuid.uuid4().hex,
+                lora_request=state.openai_serving_models.lora_requests.get(MODEL_NAME),
+                priority=asked["priority"],
+            )
+            (whole,) = [output async for output in outputs]
+        except (VLLMClientError, ValueError, TypeError) as error:
+            return 400, str(error).encode()
+        except Exception as error:  # the client reports the server as failed
+            return 500, f"{type(error).__name__}: {error}".encode()
+        samples = [
+            {
+                "token_ids": list(one.token_ids),
+                # As vLLM's own routes, JSON has no infinity.
+                "logprobs": one.logprobs and [max(logprob, -9999.0) for logprob in one.logprobs.logprobs],
+                "finish_reason": one.finish_reason,
+            }
+            for one in whole.outputs
+        ]
+        return 200, json.dumps({"samples": samples}, allow_nan=False).encode()

@@ -1,0 +1,136 @@
+"""The diversity of the answers to one problem."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Gt
+
+from treetune.lab.analyzers.figures import (
+    Bootstrap,
+    iteration_axis,
+    legend_below,
+    mean_of,
+    panels,
+    points_with_bars,
+    style_of,
+)
+from treetune.lab.analyzers.points import OfIterations
+from treetune.runtime.analysis import Analyzer, Findings
+from treetune.vocabulary import Trajectory
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from treetune.runtime.sampler import Sampler
+
+Ids = tuple[int, ...]
+
+MEASURES = ("unique_answers", "distinct_results", "distinct_ngrams", "overlap")
+
+
+@Analyzer.register("diversity")
+@dataclass(frozen=True, kw_only=True)
+class Diversity(OfIterations):
+    """The diversity of the n stored answers to each problem, averaged over problems:
+
+    * ``unique_answers``: different answers (by token ids) / n;
+    * ``distinct_results``: different extracted final answers / n, no answer counting as one;
+    * ``distinct_ngrams``: different n-grams / all n-grams of the answers, averaged over n = 1 … `order`
+      (distinct-n of Li et al., arXiv:1510.03055);
+    * ``overlap``: mean over pairs of answers of the mean over n of 2·|A ∩ B| / (|A| + |B|), A and B
+      being the multisets of their n-grams: 1 for equal answers, 0 for answers without a common token.
+
+    n-grams are of token ids. Problems with a single answer are left out of the overlap.
+    """
+
+    order: Annotated[int, Gt(0)] = 4
+
+    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
+        from treetune.rollouts.storage import read_trajectories
+
+        rows: list[dict[str, Any]] = []
+        for point in points:
+            groups: dict[str, list[Trajectory]] = {}
+            for trajectory in read_trajectories(sampler.session.directory.iteration(point) / self.file):
+                groups.setdefault(trajectory.problem.id, []).append(trajectory)
+            for problem, answers in groups.items():
+                ids = [tuple(answer.response_ids.tolist()) for answer in answers]
+                rows.append(
+                    {
+                        "iteration": point,
+                        "problem": problem,
+                        "answers": len(answers),
+                        "unique_answers": len(set(ids)) / len(ids),
+                        "distinct_results": len({a.grade.extracted for a in answers}) / len(ids),
+                        "distinct_ngrams": distinct_ngrams(ids, self.order),
+                        "overlap": overlap(ids, self.order),
+                    }
+                )
+        return Findings(self.summarise(rows), rows)
+
+    def summarise(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        numbers = {}
+        for point in sorted({row["iteration"] for row in rows}):
+            own = [row for row in rows if row["iteration"] == point]
+            bootstrap = Bootstrap([row["problem"] for row in own], seed=point)
+            found = {measure: [row[measure] for row in own] for measure in MEASURES}
+            numbers[str(point)] = {"problems": len(own)} | {
+                measure: bootstrap(mean_of([float("nan") if v is None else v for v in values]))
+                for measure, values in found.items()
+            }
+        return {"by_iteration": numbers}
+
+    @staticmethod
+    def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
+        titles = [
+            "Different answers",
+            "Different final answers",
+            "Different n-grams",
+            "Overlap of two answers",
+        ]
+        figure, axes = panels(titles, rows=2)
+        for i, (label, result) in enumerate(results.items()):
+            style = style_of(i) | {"label": label}
+            by_point = result["numbers"]["by_iteration"]
+            for panel, measure in zip(axes, MEASURES, strict=True):
+                xs = [int(point) for point in by_point]
+                points_with_bars(panel, xs, [numbers[measure] for numbers in by_point.values()], **style)
+        for panel in axes:
+            iteration_axis(panel, "iterations before these answers")
+        legend_below(figure, axes[0])
+        return figure
+
+
+def ngrams(ids: Ids, n: int) -> Counter[Ids]:
+    return Counter(ids[i : i + n] for i in range(len(ids) - n + 1))
+
+
+def distinct_ngrams(answers: Sequence[Ids], order: int) -> float | None:
+    """Different n-grams over all n-grams, averaged over the n that any answer is long enough for."""
+    shares = []
+    for n in range(1, order + 1):
+        counts: Counter[Ids] = Counter()
+        for answer in answers:
+            counts.update(ngrams(answer, n))
+        if counts:
+            shares.append(len(counts) / counts.total())
+    return sum(shares) / len(shares) if shares else None
+
+
+def overlap(answers: Sequence[Ids], order: int) -> float | None:
+    """Mean over pairs of their shared n-grams (Dice), averaged over the n that either is long enough
+    for; None for fewer than two answers.
+    """
+    counted = [[ngrams(answer, n) for n in range(1, order + 1)] for answer in answers]
+    pairs = []
+    for a, b in itertools.combinations(counted, 2):
+        sizes = [(x, y, x.total() + y.total()) for x, y in zip(a, b, strict=True)]
+        shares = [2 * (x & y).total() / size for x, y, size in sizes if size]
+        pairs.append(sum(shares) / len(shares) if shares else 1.0)
+    return sum(pairs) / len(pairs) if pairs else None

@@ -1,0 +1,239 @@
+"""Models and answers that an experiment left, made ready to use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from treetune.lab.analyzers.points import require_critic
+from treetune.lab.literature.token_level import Distributions
+from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
+from treetune.models.policy_files import read_policy
+from treetune.models.saved_weights import saved_weights
+from treetune.rollouts.base import Critic, Rollout
+from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.storage import read_trajectories
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
+from treetune.runtime.training import critic_for_credit
+from treetune.seeds import derive_seed
+from treetune.tasks.sampling import sample_problems
+from treetune.trainer.scoring import Scored, Scorer
+from treetune.trainer.tokens import Sequences
+from treetune.tree import answers_of
+from treetune.vocabulary import Column, Episode, TokenIds, Trajectory, joined
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def policy_at(session: Session, point: int) -> PreTrainedModel:
+    """The policy after `point` iterations, for scoring."""
+    model = session.model.load()
+    if point:
+        _fill(model, session.directory.checkpoint(point) / "policy", _trusted(session))
+    return model.eval()
+
+
+def critic_at(session: Session, point: int) -> CriticModule:
+    """The critic after `point` iterations. Raises ValueError where the checkpoint doesn't hold it."""
+    require_critic(session.config, session.directory, point)
+    critic = CriticModule(session.model.load(), derive_seed(session.config.seed, "critic"))
+    critic.head.to(session.ranks.device)
+    if point:
+        _fill(critic, session.directory.checkpoint(point) / "critic", _trusted(session))
+    return critic.eval()
+
+
+def _trusted(session: Session) -> bool:
+    """Returns whether code that comes with the model may run."""
+    return bool(getattr(session.config.model, "trust_remote_code", False))
+
+
+def _fill(module: nn.Module, directory: Path, trusted: bool) -> None:
+    """Puts stored weights into a module of the same architecture."""
+    weights, _ = read_policy(directory, trust_remote_code=trusted)
+    parameters = saved_weights(module)
+    if parameters.keys() != weights.keys():
+        different = sorted(parameters.keys() ^ weights.keys())
+        raise ValueError(
+            f"{directory} is not of the model that the configuration describes: the weights"
+            f" {', '.join(different[:3])} are in one of them alone"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+
+
+def sampler_of(config: PolicyIteration) -> Rollout:
+    """Returns the rollout by which the policy answers: the run's, or the evaluation's where the rollout
+    samples nothing.
+
+    Raises ValueError where neither samples.
+    """
+    for rollout in (config.rollout, config.evaluation.rollout):
+        if rollout is not None and rollout.needs_engine and rollout.sampling is not None:
+            return for_fixed_problems(rollout)
+    raise ValueError(
+        "nothing in the experiment samples from the policy: give evaluation.rollout,"
+        " e.g. {type: 'single_turn', max_tokens: 256}"
+    )
+
+
+def context_at(
+    sampler: Sampler,
+    point: int,
+    work: Path,
+    seed: int,
+    purpose: str,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RolloutContext:
+    """Returns a context for sampling, with the policy's own settings; requests outlive a crash. It lends the
+    policy's distributions and, where one is trained, the critic."""
+    context = sampler.context(
+        sampler_of(sampler.session.config),
+        seed=seed,
+        iteration=point,
+        journal=work / f"{point:04d}-{purpose}.jsonl",
+        progress=progress,
+    )
+    context = context.with_services(distributions_at(sampler.session, point))
+    critic = credit_critic_at(sampler, point)
+    return context if critic is None else context.with_services(critic)
+
+
+def distributions_at(session: Session, point: int) -> Distributions:
+    """The policy's distributions after `point` iterations, computed answer by answer when they are asked."""
+
+    def along(rows: Sequence[Episode]) -> list[tuple[Column, Column]]:
+        device, found = session.ranks.device, []
+        model = policy_at(session, point)
+        policy = PolicyModule(model, terms=lambda logits_CV, _: (logits_CV.softmax(-1).square().sum(-1),))
+        for row in rows:
+            ids_T = torch.from_numpy(joined([row.prompt_ids, row.response_ids]).astype("int64")).to(device)
+            at_N = torch.arange(len(row.prompt_ids) - 1, len(ids_T) - 1, device=device)
+            inputs = ModelInputs(ids_T[None], at_N, ids_T[at_N + 1])
+            with torch.no_grad():
+                _, entropy_T, squares_T = policy(inputs, session.temperature, with_terms=True)
+            found.append((squares_T.double().cpu().numpy(), entropy_T.double().cpu().numpy()))
+        return found
+
+    return Distributions(along)
+
+
+def credit_critic_at(sampler: Sampler, point: int) -> Critic | None:
+    """The critic after `point` iterations as credit is lent it, loaded when it is asked; None where the
+    experiment trains none."""
+    session = sampler.session
+    if not session.config.credit.needs_critic:
+        return None
+
+    def values(sequences: Sequences) -> Tensor:
+        return StoredModels(session, point, session.temperature).values(sequences)
+
+    return critic_for_credit(session, sampler.server, values)
+
+
+def answers_at(
+    sampler: Sampler, point: int, work: Path, seed: int, problems: int, *, enough: int = 1
+) -> tuple[list[Trajectory], str]:
+    """Answers to training problems by the weights after `point` iterations, and whether they were
+    ``stored`` or ``sampled``: where the run didn't keep any, as after its last iteration, or kept those of
+    fewer than `enough` problems, `problems` problems are answered now. The engine has to hold these weights.
+    What nobody could grade is left out.
+    """
+    session = sampler.session
+    stored = session.directory.iteration(point) / "trajectories.arrow"
+    kept = session.config.problems_per_iteration
+    if stored.is_file() and (kept is None or kept >= enough):
+        trajectories = read_trajectories(stored)
+        versions = {segment.policy_version for t in trajectories for segment in t.segments} - {None}
+        if versions != {point}:
+            raise ValueError(
+                f"{stored} was sampled by the policy versions {sorted(map(str, versions))}, not by the"
+                f" weights after {point} iterations alone"
+            )
+        return [one for one in trajectories if one.grade.is_known], "stored"
+    rollout = sampler_of(session.config)
+    with sampler.phase(f"answers after iteration {point}", "answers") as show:
+        context = context_at(sampler, point, work, seed, "answers", show)
+        chosen = sample_problems(
+            session.train_problems, min(problems, len(session.train_problems)), seed, point
+        )
+        trees, _ = rollout.run(context, chosen)
+    return [one for one in answers_of(trees) if one.grade.is_known], "sampled"
+
+
+def judged_at(
+    sampler: Sampler, point: int, work: Path, seed: int, problems: int
+) -> tuple[list[Trajectory], str, Callable[[Sequence[TokenIds]], list[float]] | None]:
+    """Loads the weights after `point` iterations into the engine, and returns their answers (`answers_at`)
+    and the critic's function of states; None without one."""
+    session = sampler.session
+    sampler.server.load_checkpoint(point)
+    trajectories, origin = answers_at(sampler, point, work, seed, problems)
+    if not session.config.credit.needs_critic:
+        return trajectories, origin, None
+    return trajectories, origin, partial(state_values, critic_at(session, point), session.ranks.device)
+
+
+SEQUENCES_AT_ONCE = 64
+
+
+class StoredModels:
+    """The models of an experiment after `point` iterations, for the stages of the trainer's preparation.
+
+    Each is loaded when it is first asked. They run as in training on one rank, in the layout that any
+    model takes.
+    """
+
+    def __init__(self, session: Session, point: int, temperature: float) -> None:
+        settings = session.config.trainer
+        self.session, self.point = session, point
+        self.objective = settings.objective
+        alone = replace(settings, layout="padded", sequence_parallel_size=1, tensor_parallel_size=1)
+        self.scorer = Scorer(alone, session.ranks, temperature)
+
+    @cached_property
+    def policy(self) -> PolicyModule:
+        terms = self.objective.terms if self.objective.has_terms else None
+        return PolicyModule(policy_at(self.session, self.point), terms=terms)
+
+    def policy_logprobs(self, sequences: Sequences) -> Tensor:
+        return self.scorer.logprobs(self.policy, sequences)
+
+    def old_logprobs(self, sequences: Sequences) -> Scored:
+        """Returns log-probs alone: no analysis compares them with the engine's."""
+        return self.scorer.scored(self.policy, sequences, nucleus=None)
+
+    def ref_logprobs(self, sequences: Sequences) -> Tensor:
+        return self.scorer.logprobs(PolicyModule(policy_at(self.session, 0)), sequences)
+
+    def values(self, sequences: Sequences) -> Tensor:
+        return self.scorer.values(critic_at(self.session, self.point), sequences)
+
+
+def state_values(critic: CriticModule, device: torch.device, states: Sequence[TokenIds]) -> list[float]:
+    """The critic's value of each state, given as all tokens up to it (prompt included)."""
+    order = sorted(range(len(states)), key=lambda i: len(states[i]))
+    values = [0.0] * len(states)
+    with torch.no_grad():
+        for start in range(0, len(order), SEQUENCES_AT_ONCE):
+            own = order[start : start + SEQUENCES_AT_ONCE]
+            rows = [torch.from_numpy(states[i].astype("int64")) for i in own]
+            # Padded on the right: under causal attention no state sees what stands behind it.
+            input_ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+            lengths_B = torch.tensor([len(row) for row in rows])
+            last_B = torch.arange(len(rows)) * input_ids_BT.shape[1] + lengths_B - 1
+            found_B = critic(ModelInputs(input_ids_BT.to(device), last_B.to(device))).cpu()
+            for i, value in zip(own, found_B.tolist(), strict=True):
+                values[i] = value
+    return values

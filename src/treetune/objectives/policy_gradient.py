@@ -1,0 +1,222 @@
+"""Policy gradients: what all of them share, and the surrogate of PPO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Ge, Gt, Lt
+
+from treetune.contracts import (
+    Advantages,
+    Experiment,
+    Feature,
+    Finding,
+    Need,
+    SampledAnswers,
+    StaleAnswers,
+    UseOfAdvantages,
+)
+from treetune.objectives.base import (
+    RATIO,
+    Aggregation,
+    KlEstimator,
+    Objective,
+    TokenBatch,
+    check_aggregation,
+    kl_estimate,
+    ratio_of,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyGradient(Objective):
+    """``L = Σ w·surrogate(A, ρ) + β·KL``, with ``ρ = exp(log p - log p_old)``; the surrogate is the
+    subclass's."""
+
+    kl_coef: Annotated[float, Ge(0)] = 0.0
+    """β, the weight of the KL to the start model; 0 needs no reference."""
+    kl_estimator: KlEstimator = "k3"
+    """With d = log p - log p_ref: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d."""
+    kl_placement: Literal["loss", "reward", "advantage"] = "loss"
+    """Place of β times the estimate. ``loss``: added to the loss, its gradient flowing through the policy's
+    log-probs. ``reward``: taken from each token's reward, before advantages are normalised; a token answers
+    for its own penalty and for those behind it (PPO for RLHF, Ouyang et al. 2022; REINFORCE++).
+    ``advantage``: taken from each token's own advantage, after these are normalised."""
+    kl_reduction: Literal["token_mean", "sequence_sum"] = "token_mean"
+    """In the loss, the mean over tokens that the policy term is too (``token_mean``, weighted as
+    `aggregation` says), or the sum over each sequence's tokens, averaged over the minibatch's sequences
+    (``sequence_sum``: VinePPO's published runs, where β weighs as much more as answers are long)."""
+    kl_clamp: tuple[float, float] | None = None
+    """Bounds of each token's estimate in the loss, VinePPO's 0 and 10; beyond them, no gradient flows."""
+    entropy_coef: float = 0.0
+    """Weight of the mean entropy, which the loss is less by; of either sign."""
+    aggregation: Aggregation = "token"
+    """Weighs every token alike (``token``), every sequence alike (``sequence``), or divides each sequence's
+    sum by `constant_length` (``constant``)."""
+    constant_length: Annotated[int, Gt(0)] | None = None
+    importance_cap: Annotated[float, Gt(0)] | None = None
+    """Multiplies the policy term by ``min(k, cap)``, with ``k = p_old / p_engine``: truncated importance
+    sampling for engines that sample from slightly other probabilities than the trainer computes. Where top-p
+    and top-k cut the engine's distribution, p_old is cut alike, so that k is 1 where the two agree. None
+    leaves it out; the gap is measured either way. ``train/importance`` is the mean of k,
+    ``train/importance_capped`` the share of tokens that the cap cuts."""
+    importance_band: tuple[float, float] | None = None
+    """Multiplies it by k, and by 0 where k isn't between these two: IcePop (Ring-1T, arXiv:2510.18855;
+    INTELLECT-3, arXiv:2512.16144, eq. 1), such as 0.5 and 5."""
+    importance_sequence: tuple[float, float] | None = None
+    """Multiplies it by 0 in sequences whose geometric mean of k isn't between these two: the product over
+    many tokens has no scale (geometric rejection, as in verl's rollout correction).
+    ``train/importance_masked`` is the share of tokens that this and `importance_band` leave out."""
+    ratio_threshold: Annotated[float, Gt(1)] | None = None
+    """A minibatch whose mean ratio is above this has no loss, KL and entropy included; its step is taken all
+    the same, with a gradient of 0. VinePPO's published runs have 10, over each rank's micro-batch; here the
+    mean is over the whole minibatch, so that the cut changes nothing."""
+
+    measures_kl = True
+
+    @property
+    def needs_whole_sequences(self) -> bool:  # type: ignore[override]
+        return self.importance_sequence is not None
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        weighs = self.importance_cap is not None or self.importance_band is not None
+        return (UseOfAdvantages(), StaleAnswers()) if weighs else (UseOfAdvantages(),)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            *super().needs,
+            Need(Advantages(), "it makes tokens of positive advantage more likely"),
+            Need(SampledAnswers(), "its gradient is that of what the policy itself samples"),
+        )
+
+    def __post_init__(self) -> None:
+        check_aggregation(self.aggregation, self.constant_length)
+        if self.kl_clamp is not None and self.kl_clamp[0] >= self.kl_clamp[1]:
+            raise ValueError(f"kl_clamp {list(self.kl_clamp)} must be [lowest, highest], such as [0, 10]")
+        for name in ("importance_band", "importance_sequence"):
+            if (bounds := getattr(self, name)) is not None and not 0 <= bounds[0] < 1 < bounds[1]:
+                raise ValueError(f"{name} {list(bounds)} must be [below 1, above 1], such as [0.5, 5]")
+        if self.importance_cap is not None and self.importance_band is not None:
+            raise ValueError("importance_cap and importance_band both weigh tokens by the ratio: give one")
+        if self.kl_placement != "loss" and (self.kl_clamp or self.kl_reduction != "token_mean"):
+            raise ValueError(
+                "kl_clamp and kl_reduction are for kl_placement 'loss'; elsewhere there is neither"
+            )
+
+    @property
+    def needs_reference(self) -> bool:  # type: ignore[override]
+        return self.kl_coef > 0
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if experiment.restart == "every_iteration":
+            yield Finding(
+                "a policy gradient is taken where answers were sampled, and restart 'every_iteration' goes"
+                " back to the start weights before each",
+                "$.restart",
+                "set restart to 'never', or choose an objective that imitates, such as 'mle'",
+            )
+
+    def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The term that each token adds to the loss before its weight, float32 [N], and whether clipping
+        stopped its gradient, bool [N]; `log_ratio_N` is ``log p - log p_old``.
+        """
+        raise NotImplementedError
+
+    def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        # With a single update per iteration the policy is its own old policy: the ratio is 1 in
+        # value and carries the policy gradient.
+        old_N = logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N
+        log_ratio_N = logprobs_N - old_N
+        policy_N, is_clipped_N = self.surrogate(batch, logprobs_N, log_ratio_N)
+        weights_N, corrected = self.engine_weights(batch, old_N)
+        if weights_N is not None:
+            policy_N = policy_N * weights_N
+        loss = (batch.weights_N * policy_N).sum()
+        metrics = {
+            "train/policy_loss": loss.detach(),
+            "train/clip_fraction": batch.mean(is_clipped_N),
+            "train/approx_kl": batch.mean(0.5 * log_ratio_N.detach().square()),
+            RATIO: batch.mean(ratio_of(log_ratio_N.detach())),
+            **corrected,
+        }
+        if self.kl_coef > 0 and self.kl_placement == "loss":
+            assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
+            kl_N = kl_estimate(logprobs_N, batch.ref_logprobs_N, self.kl_estimator)
+            if self.kl_clamp is not None:
+                kl_N = kl_N.clamp(*self.kl_clamp)
+            if self.kl_reduction == "token_mean":
+                kl_loss = self.kl_coef * (batch.weights_N * kl_N).sum()
+            else:
+                kl_loss = self.kl_coef * batch.sequence_weight * kl_N.sum()
+            metrics["train/kl_loss"] = kl_loss.detach()
+            loss = loss + kl_loss
+        return loss, metrics
+
+    def engine_weights(self, batch: TokenBatch, old_N: Tensor) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Weights of tokens for their having been sampled by an engine, float32 [N], or None where nothing
+        corrects for that; and their metrics."""
+        import torch
+
+        cap, band, of_sequence = self.importance_cap, self.importance_band, self.importance_sequence
+        if cap is None and band is None and of_sequence is None:
+            return None, {}
+        assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
+        log_N = old_N - batch.behaviour_logprobs_N
+        if batch.log_mass_N is not None:
+            log_N = log_N - batch.log_mass_N  # the engine's are of what top-p and top-k leave
+        ratio_N = ratio_of(log_N)
+        weights_N = torch.ones_like(ratio_N) if cap is None and band is None else ratio_N
+        metrics = {"train/importance": batch.mean(ratio_N)}
+        if cap is not None:
+            weights_N = ratio_N.clamp(max=cap)
+            metrics["train/importance_capped"] = batch.mean(ratio_N > cap)
+        masked_N = torch.zeros_like(ratio_N, dtype=torch.bool)
+        if band is not None:
+            masked_N = (ratio_N < band[0]) | (ratio_N > band[1])
+        if of_sequence is not None:
+            parts = [part_N.mean().exp().expand(len(part_N)) for part_N in batch.by_sequence(log_N)]
+            masked_N = masked_N | (torch.cat(parts) < of_sequence[0]) | (torch.cat(parts) > of_sequence[1])
+        if band is not None or of_sequence is not None:
+            weights_N = weights_N.masked_fill(masked_N, 0.0)
+            metrics["train/importance_masked"] = batch.mean(masked_N)
+        return weights_N, metrics
+
+
+def given_advantages(batch: TokenBatch) -> Tensor:
+    assert batch.advantages_N is not None, "the trainer gives every policy gradient its advantages"
+    return batch.advantages_N
+
+
+@Objective.register("ppo")
+@dataclass(frozen=True, kw_only=True)
+class ClippedPolicyGradient(PolicyGradient):
+    """``max(-A·ρ, -A·clip(ρ, 1-clip_low, 1+clip_high))`` per token: Schulman et al. 2017
+    (arXiv:1707.06347), eq. 7, with separate clip ranges below and above (DAPO, arXiv:2503.14476, eq. 10).
+
+    `dual_clip` c bounds what a token of negative advantage may add by ``-A·c`` (Ye et al. 2020,
+    arXiv:1912.09729, eq. 5): a ratio far above 1 would otherwise weigh without bound. Theirs is 3.
+    """
+
+    clip_low: Annotated[float, Gt(0), Lt(1)] = 0.2
+    """For negative advantages the gradient ends where the ratio is below 1 - this."""
+    clip_high: Annotated[float, Gt(0)] = 0.2
+    """For positive advantages the gradient ends where the ratio is above 1 + this."""
+    dual_clip: Annotated[float, Gt(1)] | None = None
+
+    def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+        advantages_N, ratio_N = given_advantages(batch), ratio_of(log_ratio_N)
+        unclipped_N = -advantages_N * ratio_N
+        clipped_N = -advantages_N * ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
+        policy_N, is_clipped_N = unclipped_N.maximum(clipped_N), clipped_N > unclipped_N
+        if self.dual_clip is not None:
+            most_N = (-self.dual_clip * advantages_N).where(advantages_N < 0, policy_N)
+            is_clipped_N = is_clipped_N | (policy_N > most_N)
+            policy_N = policy_N.minimum(most_N)
+        return policy_N, is_clipped_N

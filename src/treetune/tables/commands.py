@@ -1,0 +1,105 @@
+"""Commands about tables of experiments."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from treetune.cli.command import Argument, Command, built, evaluated
+
+if TYPE_CHECKING:
+    from treetune.tables.runs import Plan
+    from treetune.tables.settings import Reproduction, Table
+
+REPRODUCTION = "reproduction"
+"""The type of tables that `reproduce_table` knows how to run."""
+
+OUTPUT = Argument(
+    "--output", {"type": Path, "metavar": "DIR", "help": "copy the files of the table there as well"}
+)
+
+
+def write_table(options: argparse.Namespace) -> int:
+    root = built(evaluated(options), options.command, "a table")
+    from treetune.tables.write import make_table
+
+    return make_table(cast("Table", root), _command_line(), options.output)
+
+
+def reproduce_table(options: argparse.Namespace) -> int:
+    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.explain import Explanation
+
+    config = evaluated(options)
+    root = built(config, options.command, "a table")
+    if config.data["type"] != REPRODUCTION:
+        issue = ConfigIssue(
+            f"reproduce_table runs tables of type {REPRODUCTION!r}, and this is one of type"
+            f" {config.data['type']!r}",
+            key="type",
+            source=Explanation(config).source(("type",)),
+            remedy="make_table fills it from experiments that have been run",
+        )
+        raise ConfigError([issue])
+    from treetune.tables.launch import run
+    from treetune.tables.write import copy, write_runs_table
+
+    def show(plan: Plan) -> None:
+        copy(write_runs_table(plan, _command_line()), options.output)
+
+    return run(cast("Reproduction", root), options, show)
+
+
+def _command_line() -> str:
+    from treetune.config.jsonnet import relative
+    from treetune.runtime.front_door import MAIN
+
+    return shlex.join(["python", relative(MAIN), *sys.argv[1:]])
+
+
+TABLE = "--configs configs/tables/quickstart_methods.jsonnet"
+
+COMMANDS = (
+    Command(
+        "make_table",
+        write_table,
+        "rows and columns of experiments, with intervals, from a table's configuration",
+        "Writes a table from what lies on disk, as Markdown, LaTeX, HTML, JSON and pictures. It runs"
+        " nothing.",
+        (f"treetune {TABLE} make_table",),
+        (OUTPUT,),
+    ),
+    Command(
+        "reproduce_table",
+        reproduce_table,
+        "run what a table lacks, seed by seed, and write the table; resumes",
+        "Runs the experiments that the table lacks, one after the other, resumes those that were"
+        " interrupted, goes on past those that fail, and writes the table.",
+        (
+            f"treetune {TABLE} reproduce_table --plan",
+            "treetune --configs configs/tables/vineppo_main.jsonnet reproduce_table --slurm jobs.sh",
+        ),
+        (
+            Argument(
+                "--plan",
+                {"action": "store_true", "help": "show runs and what they may cost; run nothing"},
+            ),
+            Argument(
+                "--launch-lines",
+                {"action": "store_true", "help": "print a command line per missing run"},
+            ),
+            Argument(
+                "--slurm",
+                {"type": Path, "metavar": "FILE", "help": "write missing runs as a SLURM array"},
+            ),
+            Argument(
+                "--at-once",
+                {"type": int, "default": 1, "metavar": "N", "help": "so many runs side by side, on a CPU"},
+            ),
+            OUTPUT,
+        ),
+    ),
+)

@@ -1,0 +1,134 @@
+"""A table of kind `experiments`: filled from evaluations, and written as JSON and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from treetune.store.files import write_json, write_text
+from treetune.tables.settings import ExperimentsTable, Row
+from treetune.tables.text import DASH, frame, frame_as_markdown
+from treetune.view.experiment import read_summaries
+
+REPORTED = (
+    "pass_at_1",
+    "ci_low",
+    "ci_high",
+    "n_problems",
+    "samples",
+    "pass_at_k",
+    "majority_vote",
+    "unfinished",
+    "mean_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+)
+"""The numbers that a row takes over from an evaluation's summary, where they are there."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A filled row. `values` is a summary's part that is reported, and which checkpoint it is of."""
+
+    row: Row
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        published = {"published": self.row.published, "source": self.row.source}
+        return {**self.values, **{key: value for key, value in published.items() if value is not None}}
+
+
+def write_experiments_table(table: ExperimentsTable) -> list[Path]:
+    """Writes the table as JSON and Markdown, prints it, and returns the files.
+
+    Raises ValueError that names every required row without an evaluation.
+    """
+    results = fill(table)
+    output = Path(table.directory) / table.output
+    write_json(output, {result.row.name: result.as_json() for result in results})
+    markdown = as_markdown(table, results)
+    write_text(output.with_suffix(".md"), markdown)
+    print(markdown.strip())
+    return [output, output.with_suffix(".md")]
+
+
+def fill(table: ExperimentsTable) -> list[Result]:
+    """Reads every row's evaluation; optional rows that have none are left out."""
+    results, missing = [], []
+    for row in table.rows:
+        folder = Path(table.directory) / row.experiment
+        summary = _chosen_summary(folder / "evaluations", table)
+        if summary is not None:
+            values = {key: summary[key] for key in REPORTED if key in summary}
+            place = {"experiment": str(folder), "evaluation": table.evaluation}
+            results.append(Result(row, {**values, "iteration": summary["iteration"], **place}))
+        elif not row.optional:
+            missing.append(f"{row.name}: {folder} {_why_missing(folder, table)}")
+    if missing:
+        raise ValueError(
+            "rows without a measured checkpoint:\n  "
+            + "\n  ".join(missing)
+            + "\nRun run_iteration_loop, then run_evaluation, of these experiments, or mark the rows optional"
+        )
+    if not results:
+        raise ValueError(f"none of the optional rows has been evaluated yet in {table.directory}")
+    return results
+
+
+def _chosen_summary(evaluations: Path, table: ExperimentsTable) -> dict[str, Any] | None:
+    reported = read_summaries(evaluations, table.evaluation)
+    if not reported:
+        return None
+    if table.checkpoint == "last":
+        return reported[max(reported)]
+    chosen_on = read_summaries(evaluations, table.best_on)
+    both = [iteration for iteration in reported if iteration in chosen_on]
+    if not both:
+        return None
+    # Of equals the earliest: it cost least.
+    return reported[max(sorted(both), key=lambda iteration: chosen_on[iteration]["pass_at_1"])]
+
+
+def _why_missing(folder: Path, table: ExperimentsTable) -> str:
+    if not folder.is_dir():
+        return "does not exist"
+    if table.checkpoint == "best" and read_summaries(folder / "evaluations", table.evaluation):
+        return f"has no checkpoint that was measured on {table.evaluation!r} and on {table.best_on!r}"
+    return f"has no evaluation {table.evaluation!r}"
+
+
+def as_markdown(table: ExperimentsTable, results: list[Result]) -> str:
+    """The same table for readers, with shares in percent."""
+    published = any(result.row.published is not None for result in results)
+    heads = ["", "pass@1", "95 % interval", "problems", "unfinished", "tokens", "iteration"]
+    rows = [_cells(result, published) for result in results]
+    note = f"`{table.evaluation}` of the {table.checkpoint} checkpoint"
+    if table.checkpoint == "best":
+        note += f" by `{table.best_on}`"
+    parts = [f"## {table.title}"] if table.title else []
+    parts.append(frame_as_markdown(frame([*heads, "published"] if published else heads, rows)))
+    return "\n\n".join([*parts, f"Shares in percent; {note}."]) + "\n"
+
+
+def _cells(result: Result, with_published: bool) -> list[str]:
+    values, published = result.values, result.row.published
+
+    def formatted(key: str, scale: float = 1.0) -> str:
+        return f"{scale * values[key]:.1f}" if values.get(key) is not None else DASH
+
+    cells = [
+        result.row.name,
+        formatted("pass_at_1", 100),
+        f"{formatted('ci_low', 100)} – {formatted('ci_high', 100)}",
+        f"{values.get('n_problems', DASH)} × {values.get('samples', DASH)}",
+        formatted("unfinished", 100),
+        formatted("mean_tokens"),
+        str(values["iteration"]),
+    ]
+    if with_published:
+        source = f" ({result.row.source})" if result.row.source else ""
+        cells.append(DASH if published is None else f"{100 * published:.1f}{source}")
+    return cells

@@ -1,0 +1,211 @@
+"""A table's figures: dots with intervals, and curves along training."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treetune.tables.columns import Column, Panel
+from treetune.tables.curves import AXIS_WORDS, Curve, column_panel
+from treetune.tables.measure import Results
+from treetune.tables.settings import PanelAxis, Reproduction
+from treetune.tables.text import MARKS, number_text, why_empty
+from treetune.view.charts import Better, Series, better_of, draw_series
+from treetune.view.templates import colour_of, palette
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 160
+TITLE_CHARACTERS_PER_INCH = 12
+LEGEND_CHARACTERS_PER_INCH = 14
+LEGEND_LINE = 8
+"""Characters that a line and the space around a name take in a legend."""
+CHART_INCHES = (4.2, 3.0)
+PANELS_ACROSS = 2
+"""Three where that would be more than a square."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines under one title over `x_name`; without series where no finished run has recorded any."""
+
+    title: str
+    series: list[Series]
+    x_name: str
+    better: Better
+
+
+def row_colours(table: Reproduction) -> dict[str, str]:
+    return {row.name: colour_of(number) for number, row in enumerate(table.rows)}
+
+
+def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
+    """Returns for every column with a curve of more than one point a chart over each cost.
+
+    They are named after the set that is drawn, which is seldom the one that the column reports.
+    """
+    drawn = {curve.panel.name for curve in curves if len(curve.points) > 1}
+    columns = [column for column in results.plan.table.columns if column.name in drawn]
+    return [
+        Chart(
+            f"pass@1 on {column.curve} (%)" + (f", {column.name}" if len(columns) > 1 else ""),
+            _series(results, curves, column_panel(column), axis),
+            words,
+            "up",
+        )
+        for column in columns
+        for axis, words in AXIS_WORDS.items()
+    ]
+
+
+def panel_charts(results: Results, found: Sequence[Curve]) -> list[Chart]:
+    """Returns a chart for each panel of the table."""
+    axis = results.plan.table.panels_over
+
+    def better(panel: Panel) -> Better:  # of what is measured, accuracy alone has a good direction
+        if panel.metric is not None:
+            return better_of(panel.metric)
+        return "up" if panel.value in (None, "pass_at_1") else ""
+
+    return [
+        Chart(panel.title, _series(results, found, panel, axis), AXIS_WORDS[axis], better(panel))
+        for panel in results.plan.table.panels
+    ]
+
+
+def _series(results: Results, found: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:
+    """Returns means over seeds with their range, a series for each row; one measured once is a level."""
+    colours, scale = row_colours(results.plan.table), 100.0 if panel.in_percent else 1.0
+    return [
+        Series(
+            curve.row.name,
+            [(x, scale * point.mean) for x, point in zip(curve.xs(axis), curve.points)],
+            colours[curve.row.name],
+            {x: (scale * point.low, scale * point.high) for x, point in zip(curve.xs(axis), curve.points)},
+            is_level=len(curve.points) == 1,
+        )
+        for curve in found
+        if curve.panel == panel
+    ]
+
+
+def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes: list[Axes] = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+        one.grid(visible=True, color=palette()["line"], linewidth=0.7)
+        one.set_axisbelow(True)
+        one.tick_params(colors=palette()["soft"], labelsize=8)
+    return figure, axes
+
+
+def _put_title(figure: Figure, title: str, inches: float) -> None:
+    lines = textwrap.wrap(title, max(20, int(inches * TITLE_CHARACTERS_PER_INCH)))
+    figure.suptitle("\n".join(lines), fontsize=10)
+
+
+def draw_table(results: Results, path: Path) -> None:
+    """Draws a panel for each column: mean and interval of every row, its seeds as dots, published numbers as
+    diamonds."""
+    table = results.plan.table
+    width, height = 1.9 + 3.1 * len(table.columns), 1.5 + 0.42 * len(table.rows)
+    figure, panels = _new_figure(width, height, 1, len(table.columns))
+    for panel, column in zip(panels, table.columns, strict=True):
+        _draw_column(panel, results, column)
+        names = [row.name for row in table.rows] if panel is panels[0] else []
+        panel.set_yticks(range(len(table.rows)), names)
+        panel.set_ylim(len(table.rows) - 0.4, -0.6)
+    _put_title(figure, table.title or table.name, width)
+    figure.savefig(path)
+
+
+def _draw_column(panel: Axes, results: Results, column: Column) -> None:
+    scale = 100.0 if column.in_percent else 1.0
+    for y, row in enumerate(results.plan.table.rows):
+        cell, colour = results.cells[row.name, column.name], palette()[colour_of(y)]
+        if cell.published is not None:
+            style = {"color": palette()["soft"], "fillstyle": "none", "markersize": 6, "zorder": 2}
+            panel.plot(scale * cell.published, y, "D", **style)  # type: ignore[arg-type]
+        if cell.estimate is None:
+            if cell.experiment is not None:
+                panel.annotate(
+                    why_empty(cell), (0.02, y), xycoords=("axes fraction", "data"), fontsize=7, va="center"
+                )
+            continue
+        low, high = cell.estimate.low, cell.estimate.high
+        if low is not None and high is not None:
+            panel.plot([scale * low, scale * high], [y, y], color=colour, linewidth=2.4, alpha=0.55)
+        values = [scale * one.value for one in cell.seeds]
+        panel.plot(values, [y + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.8)
+        panel.plot(scale * cell.estimate.mean, y, "o", color=colour, markersize=6)
+        panel.annotate(
+            f"{number_text(cell.estimate.mean, column)} {MARKS[cell.called]}",
+            (scale * cell.estimate.mean, y),
+            xytext=(0, 6),
+            textcoords="offset points",
+            fontsize=8,
+            ha="center",
+        )
+    panel.set_title(f"{column.name}{' (%)' if column.in_percent else ''}", fontsize=9)
+    panel.margins(x=0.12)
+
+
+def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> Figure:
+    """Draws a row of panels for each column: accuracy over each cost, mean over seeds with their range."""
+    return _draw_charts(results, curve_charts(results, curves), PANELS_ACROSS, paths)
+
+
+def draw_panels(results: Results, found: Sequence[Curve], paths: Sequence[Path]) -> Figure:
+    """Draws all panels in one figure: mean over seeds with their range."""
+    charts = panel_charts(results, found)
+    across = min(len(charts), PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1)
+    return _draw_charts(results, charts, across, paths)
+
+
+def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: Sequence[Path]) -> Figure:
+    """Draws the charts `across` beside each other, with one legend for all."""
+    import matplotlib
+    from matplotlib.lines import Line2D
+
+    table, down, width = results.plan.table, -(-len(charts) // across), CHART_INCHES[0] * across
+    figure, axes = _new_figure(width, CHART_INCHES[1] * down + 1.0, down, across)
+    for panel, chart in zip(axes, charts):
+        panel.set_title(chart.title, fontsize=9, loc="left")
+        if chart.series:
+            draw_series(panel, chart.series, palette(), scale=0.8)
+            panel.set_xlabel(chart.x_name, fontsize=8)
+            panel.set_xlim(left=0)
+        else:
+            panel.annotate(
+                "nothing recorded", (0.5, 0.5), xycoords="axes fraction", fontsize=8, ha="center", va="center"
+            )
+    for panel in axes[len(charts) :]:
+        panel.set_visible(False)
+    title = f"{table.title or table.name}: means over seeds and their range, along training"
+    _put_title(figure, title, width)
+    drawn = {one.name for chart in charts for one in chart.series}
+    names = {name: palette()[colour] for name, colour in row_colours(table).items() if name in drawn}
+    longest = max(map(len, names), default=1) + LEGEND_LINE
+    figure.legend(
+        [Line2D([], [], color=colour, linewidth=1.6) for colour in names.values()],
+        list(names),
+        loc="outside lower center",
+        ncols=max(1, min(8, len(names), int(width * LEGEND_CHARACTERS_PER_INCH) // longest)),
+        fontsize=8,
+        frameon=False,
+    )
+    for path in paths:
+        # Text stays text, which is smaller, and the same numbers give the same bytes.
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "treetune"}):
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return figure

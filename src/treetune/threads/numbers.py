@@ -1,0 +1,249 @@
+"""The named numbers of answers with threads: lengths, form, seconds and what happened while they grew.
+
+Names of lengths are those of the reference's statistics (ThreadWeaver). All numbers are of responses,
+never of prompts, and all means are over answers, so that an answer of many threads weighs no more
+than any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treetune.rollouts.numbers import Number, NumberGroup
+from treetune.threads.fork_join import EVENTS
+from treetune.threads.format import TagIds, faults
+from treetune.vocabulary import Segment, TextCodec, Trajectory, are_sampled
+
+
+@dataclass(frozen=True)
+class ThreadCounts:
+    """Lengths in tokens, under the names that the reference has for them.
+
+    `num_tokens_in_the_longest_thread` is the critical path: what lies outside of threads, their tags
+    included, and of each block its longest thread. `threads_of_blocks` and `tokens_of_blocks` (what
+    stands between a block's tags) are in the order in which blocks end; `parallel_tokens` are those of
+    the outermost blocks.
+    """
+
+    total_num_tokens: int
+    num_tokens_in_the_longest_thread: int
+    parallel_tokens: int = 0
+    threads_of_blocks: tuple[int, ...] = ()
+    tokens_of_blocks: tuple[int, ...] = ()
+
+    @property
+    def acceleration_ratio(self) -> float:
+        """1 − critical path / total. It rises with every thread that adds nothing: see the shaping
+        ``acceleration`` for ratios that don't."""
+        if not self.total_num_tokens:
+            return 0.0
+        return 1.0 - self.num_tokens_in_the_longest_thread / self.total_num_tokens
+
+    @property
+    def parallel_ratio(self) -> float:
+        """The share of tokens that are within blocks."""
+        return self.parallel_tokens / self.total_num_tokens if self.total_num_tokens else 0.0
+
+    @property
+    def parallel_count(self) -> int:
+        """The number of blocks that were opened."""
+        return len(self.threads_of_blocks)
+
+    @property
+    def with_parallel(self) -> bool:
+        return bool(self.threads_of_blocks)
+
+    @property
+    def thread_counts_per_block(self) -> float:
+        """Mean over blocks; 0 without any."""
+        return _mean(self.threads_of_blocks)
+
+    @property
+    def avg_tokens_per_parallel_block(self) -> float:
+        """Mean over blocks; 0 without any."""
+        return _mean(self.tokens_of_blocks)
+
+
+def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> ThreadCounts:
+    """Returns the lengths of a response. Without `tags` (the tokenizer has none) all of it is one line.
+
+    Outside of blocks every token counts, the tags of blocks too. In a block, what is outside of its
+    threads counts, and so do the tags of all threads; of the threads' inner tokens those of the longest
+    alone. ``<Parallel>`` in a block, ``<Thread>`` and ``</Parallel>`` in a thread, and ``</Thread>``
+    where no thread is open are text. What isn't closed ends with the answer.
+
+    The reference knows blocks within threads as text only. With a `depth` above 1, ``<Parallel>`` opens
+    a block in threads too, down to so many blocks within each other; a thread is then as long as its own
+    critical path, and ``</Thread>`` ends it even where a block within it was left open.
+    """
+    if tags is None:
+        return ThreadCounts(len(token_ids), len(token_ids))
+    lines = [0]  # critical paths so far: of the answer outside of blocks, and of each open thread
+    blocks: list[_Block] = []  # the open ones; each lies in the line of its number
+    parallel, threads, tokens = 0, list[int](), list[int]()
+
+    def end_thread() -> None:
+        blocks[-1].threads += 1
+        blocks[-1].longest = max(blocks[-1].longest, lines.pop())
+
+    def end_block(position: int) -> None:
+        nonlocal parallel
+        block = blocks.pop()
+        lines[-1] += block.sequential + block.longest
+        threads.append(block.threads)
+        tokens.append(position - block.begin)
+        if not blocks:
+            parallel += position - block.begin
+
+    for position, token in enumerate(token_ids):
+        if len(lines) > len(blocks):  # on a line
+            if token == tags.parallel and len(blocks) < depth:
+                lines[-1] += 1
+                blocks.append(_Block(position + 1))
+            elif token == tags.end_thread and blocks:
+                end_thread()
+                blocks[-1].sequential += 1
+            else:
+                lines[-1] += 1
+        elif token == tags.thread:
+            blocks[-1].sequential += 1
+            lines.append(0)
+        elif token == tags.end_parallel:
+            end_block(position)
+            lines[-1] += 1
+        elif token == tags.end_thread and len(blocks) > 1:
+            end_block(position)
+            end_thread()
+            blocks[-1].sequential += 1
+        else:
+            blocks[-1].sequential += 1
+    while blocks:
+        if len(lines) > len(blocks):
+            end_thread()
+        end_block(len(token_ids))
+    return ThreadCounts(len(token_ids), lines[0], parallel, tuple(threads), tuple(tokens))
+
+
+@dataclass
+class _Block:
+    """An open block; `begin` is the position behind its opening tag."""
+
+    begin: int
+    sequential: int = 0
+    longest: int = 0
+    threads: int = 0
+
+
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+TOTAL, LONGEST = "total_num_tokens", "num_tokens_in_the_longest_thread"
+
+NUMBERS = {
+    "with_parallel": Number(
+        "share of answers with threads", share=True, while_training=True, label="with threads"
+    ),
+    LONGEST: Number(
+        "tokens in the longest thread (critical path)",
+        better="lower",
+        largest=True,
+        while_training=True,
+        label="longest thread",
+    ),
+    TOTAL: Number("tokens of an answer", better="lower", largest=True, while_training=True),
+    "acceleration_ratio": Number(
+        "acceleration ratio: 1 − longest/total", better="higher", share=True, while_training=True
+    ),
+    "parallel_ratio": Number("share of tokens within blocks", share=True),
+    "parallel_count": Number("blocks of an answer", largest=True),
+    "thread_counts_per_block": Number("threads of a block", largest=True),
+    "avg_tokens_per_parallel_block": Number("tokens of a block"),
+    "format_correct": Number(
+        "share with nothing against the grammar", better="higher", share=True, while_training=True
+    ),
+    "seconds_critical": Number(
+        "seconds on the slowest way through an answer", better="lower", largest=True, while_training=True
+    ),
+    "seconds_sampling": Number("seconds in all requests for an answer", better="lower"),
+    **{event: Number(words) for event, words in EVENTS.items()},
+}
+"""By short name; the `EVENTS` are counted by the rollout, the others measured of any answer."""
+
+NO_TOKEN = -1
+
+
+def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool = False) -> ThreadCounts:
+    """Returns the lengths of an answer; its blocks may lie within each other as deep as the rollout let them.
+
+    Threads are what stands between tags, as in the reference, also where a model wrote the tags by itself
+    and nothing was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.
+    """
+    token_ids = trajectory.response_ids
+    if only_forked and tags is not None:
+        token_ids = token_ids.copy()
+        sampled = are_sampled(trajectory.segments)
+        token_ids[sampled & (token_ids == tags.thread)] = NO_TOKEN
+    return count(token_ids.tolist(), tags, _depth(trajectory))
+
+
+@NumberGroup.register("threads", NUMBERS, ratios={"speed_up": (TOTAL, LONGEST)})
+def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
+    """Returns the numbers of each answer, by short name; none of one that was not asked for, and none at all
+    where the tokenizer lacks the tags.
+
+    ``thread_counts_per_block`` and ``avg_tokens_per_parallel_block`` are numbers of answers that opened
+    a block, so others lack them. ``format_correct`` is 1 where the text breaks no rule of the grammar, which
+    is also so without any block. ``seconds_sampling`` are those of all requests for the answer,
+    ``seconds_critical`` those on its slowest way through the threads; both are measured, and lacking where
+    a part of it was not.
+    """
+    tags = TagIds.of(codec.encode)
+    return [
+        {} if tags is None or not trajectory.segments else _statistics(trajectory, tags)
+        for trajectory in trajectories
+    ]
+
+
+def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
+    counts = counts_of(trajectory, tags)
+    numbers = {
+        "total_num_tokens": float(counts.total_num_tokens),
+        "num_tokens_in_the_longest_thread": float(counts.num_tokens_in_the_longest_thread),
+        "acceleration_ratio": counts.acceleration_ratio,
+        "parallel_ratio": counts.parallel_ratio,
+        "parallel_count": float(counts.parallel_count),
+        "with_parallel": float(counts.with_parallel),
+        "format_correct": float(not faults(trajectory.text, nesting=_depth(trajectory) > 1)),
+    }
+    if counts.with_parallel:
+        numbers["thread_counts_per_block"] = counts.thread_counts_per_block
+        numbers["avg_tokens_per_parallel_block"] = counts.avg_tokens_per_parallel_block
+    sampled = [segment for segment in trajectory.segments if segment.origin == "sampled"]
+    seconds = [segment.seconds for segment in sampled if segment.seconds is not None]
+    if sampled and len(seconds) == len(sampled):
+        numbers["seconds_sampling"] = math.fsum(seconds)
+        numbers["seconds_critical"] = critical_seconds(sampled)
+    return numbers
+
+
+def _depth(trajectory: Trajectory) -> int:
+    """Returns how deep blocks lay within each other; 1 also where nobody forked."""
+    return max((1, *(len(segment.branch) for segment in trajectory.segments)))
+
+
+def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:
+    """Returns the seconds of the slowest path through: those of the line at `depth`, and of each of its
+    blocks those of its slowest thread, with the blocks within it. What wasn't measured counts nothing."""
+    line = [s.seconds for s in segments if len(s.branch) == depth and s.seconds is not None]
+    blocks: dict[int, dict[int, list[Segment]]] = {}
+    for segment in segments:
+        if len(segment.branch) > depth:
+            block, thread = segment.branch[depth]
+            blocks.setdefault(block, {}).setdefault(thread, []).append(segment)
+    slowest = [
+        max(critical_seconds(thread, depth + 1) for thread in threads.values()) for threads in blocks.values()
+    ]
+    return math.fsum([*line, *slowest])

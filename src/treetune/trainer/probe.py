@@ -1,0 +1,112 @@
+"""A look at a policy before it is trained: is what the trainer computes what the model computes?
+
+The trainer computes log-probs by a way of its own: a backbone in training mode, rows padded or packed, the
+head on a few positions at a time. Any architecture of transformers may be given to it, and each of these
+steps has been wrong for some. So a few short rows are run at the start, and held to the model's own logits.
+It takes as long as a few short forward passes, leaves the random state as it was, and changes no weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treetune.architectures import probe_rows
+from treetune.models.logprobs import ModelInputs, probe_limit
+from treetune.models.lora import refusing_idle_adapters
+from treetune.trainer.base import Trainer
+from treetune.trainer.deepspeed_model import DeepSpeedModel
+from treetune.trainer.ranks import Ranks
+from treetune.trainer.scoring import Scorer
+from treetune.trainer.tokens import Row, Sequences, likeness_of
+
+LENGTHS = (12, 23, 17)
+"""Tokens of the rows. Each group of ranks that shares a model gets a row of each length, so that there are
+neighbours on all."""
+
+
+def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks) -> None:
+    """Raises ValueError where the policy's log-probs are not those of its model: alone, a second time, and in
+    rows beside others in the layout that is set. Collective."""
+    model: Any = policy.module.model
+    name = type(model).__name__
+    dtype = next(parameter.dtype for parameter in policy.module.parameters())
+    limit = probe_limit(dtype, ranks.device)
+    data_parallel_size = ranks.world_size // settings.model_parallel_size
+    rows = [torch.tensor(row) for row in probe_rows(model.config, LENGTHS)]
+    scorer = Scorer(settings, ranks, temperature=1.0)
+
+    def alone(whole: bool = False) -> Tensor:
+        """Log-probs of all tokens but the rows' first ones, each row run by itself on every rank."""
+        return torch.cat([_logprobs_of_row(policy, row_T.to(ranks.device), whole) for row_T in rows])
+
+    with torch.random.fork_rng(devices=[ranks.device] if ranks.device.type == "cuda" else []):
+        with refusing_idle_adapters(model):
+            once_N = alone()
+        again_N = alone()
+        _refuse(
+            once_N - again_N,
+            limit,
+            f"{name} computes other log-probs of the same tokens when it is asked twice, so that something"
+            " random stays on in training mode (dropout, noise, skipped layers)",
+            "set that to 0 in the model's config.json",
+        )
+        # Ranks that share every sequence have an attention that only works in common.
+        if settings.sequence_parallel_size == 1:
+            _refuse(
+                once_N - alone(whole=True),
+                limit,
+                f"the trainer's log-probs are not those of {name}'s own forward pass, which does something"
+                " that the trainer doesn't know",
+                "train another architecture, or report this one",
+            )
+        together_N = scorer.logprobs(policy, _sequences(rows, copies=data_parallel_size))
+        _refuse(
+            together_N - once_N.repeat(data_parallel_size),
+            limit,
+            f"{name}'s log-probs of a row depend on the rows beside it (trainer.layout {settings.layout!r})",
+            "set trainer.layout to 'padded'"
+            if settings.layout != "padded"
+            else "set trainer.sequences_per_micro_batch to 1, so that each row is alone",
+        )
+
+
+def _logprobs_of_row(policy: DeepSpeedModel, row_T: Tensor, whole: bool) -> Tensor:
+    predicting = torch.arange(len(row_T) - 1, device=row_T.device)
+    inputs = ModelInputs(row_T[None], predicting, row_T[1:], max_positions=len(predicting))
+    with torch.no_grad():
+        logprobs_N, *_ = policy(inputs, 1.0, whole=whole)
+    return logprobs_N.float().cpu()
+
+
+def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
+    gap = float(gap_N.abs().mean())
+    if not gap <= limit:  # NaN is refused, too
+        raise ValueError(
+            f"{problem}: they differ by {gap:.2g} nats a token in the mean, where rounding explains"
+            f" {limit:g}. Remedy: {remedy}"
+        )
+
+
+def _sequences(rows: Sequence[Tensor], copies: int) -> Sequences:
+    """The rows so many times, in turn, as sequences whose tokens but the first are all trained. They answer
+    one problem, so that they would be one tree."""
+    sequences = Sequences([], [0], [0], [], [], [], [], [])
+    for number in range(copies * len(rows)):
+        row_T = rows[number % len(rows)]
+        predicting = torch.arange(len(row_T) - 1)
+        # Copies count as rows of their own: alike, they would be run once.
+        likeness = likeness_of(row_T.numpy(), predicting.numpy()) + number.to_bytes(4, "little")
+        start = sequences.starts[-1]
+        sequences.rows.append(Row(len(row_T), len(predicting), start, number, likeness, row_T, predicting))
+        sequences.starts.append(start + len(predicting))
+        sequences.first_rows.append(number + 1)
+        sequences.rewards.append(0.0)
+        sequences.early_rewards.append([])
+        sequences.scores.append(0.0)
+        sequences.groups.append("probe")
+        sequences.domains.append("")
+    return sequences

@@ -1,0 +1,160 @@
+"""Commands that write what others get of an experiment: evaluations in their forms, checkpoints with a
+card."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treetune.cli.command import Argument, Command, say
+
+if TYPE_CHECKING:
+    from treetune.view.exports.card import Licences
+
+
+def export_evaluation(options: argparse.Namespace) -> int:
+    from treetune.view.exports.evaluations import chosen_evaluation, write_parquet
+    from treetune.view.exports.inspect_log import write_inspect_log
+
+    writers = {".eval": write_inspect_log, ".json": write_inspect_log, ".parquet": write_parquet}
+    write = writers.get(options.output.suffix)
+    if write is None:
+        raise ValueError(f"{options.output} must end in one of {', '.join(writers)}, which says its format")
+    evaluation = chosen_evaluation(options.experiment, options.set, options.iteration)
+    written = write(evaluation, options.output)
+    say(f"{written} answers of {evaluation.label} after iteration {evaluation.iteration}: {options.output}")
+    return 0
+
+
+def notes_as_data(options: argparse.Namespace) -> int:
+    from treetune.view.notes import check_format, export_notes, notes_of
+
+    check_format(options.output.suffix)
+    notes = notes_of(options.experiments)
+    export_notes(notes, options.output)
+    say(f"{len(notes)} note{'s' if len(notes) != 1 else ''}: {options.output}")
+    return 0
+
+
+def model_card(options: argparse.Namespace) -> int:
+    from treetune.store.files import write_text
+    from treetune.view.exports.card import checkpoint_at, missing, model_card
+
+    checkpoint, licences = checkpoint_at(options.checkpoint), _licences(options)
+    card = str(model_card(checkpoint, licences))
+    if options.output is None:
+        say(card)
+    else:
+        write_text(options.output, card)
+        say(f"{options.output}")
+    if lacks := missing(checkpoint, licences):
+        print(f"note: the card lacks {', '.join(lacks)}", file=sys.stderr)
+    return 0
+
+
+def push_to_hub(options: argparse.Namespace) -> int:
+    from treetune.view.exports.card import checkpoint_at, parcel_of, push
+
+    parcel = parcel_of(checkpoint_at(options.checkpoint), options.repository, _licences(options))
+    if options.dry_run:
+        say(parcel.card)
+        say(f"This would be sent to {parcel.repository} ({'private' if options.private else 'public'}):")
+        for line in parcel.lines():
+            say(f"  {line}")
+        return 0
+    say(push(parcel, private=options.private))
+    return 0
+
+
+def _licences(options: argparse.Namespace) -> Licences:
+    from treetune.view.exports.card import Licences
+
+    return Licences(options.license, options.data_license, options.base_model)
+
+
+def _output(formats: str) -> Argument:
+    """Returns the argument for the file; its ending is one of the formats."""
+    words = f"its ending is the format: {formats}"
+    return Argument("--output", {"type": Path, "required": True, "metavar": "FILE", "help": words})
+
+
+CHECKPOINT = Argument(
+    "checkpoint", {"type": Path, "metavar": "CHECKPOINT", "help": "such as EXPERIMENT_DIR/checkpoints/last"}
+)
+OF_CARDS = (
+    Argument("--license", {"metavar": "NAME", "help": "of the weights, such as apache-2.0"}),
+    Argument("--data-license", {"metavar": "NAME", "help": "of the data that they were trained on"}),
+    Argument(
+        "--base-model",
+        {"metavar": "OWNER/NAME", "help": "where the start model lay in a folder: its name on the hub"},
+    ),
+)
+
+COMMANDS = (
+    Command(
+        "export_evaluation",
+        export_evaluation,
+        "an evaluation as a log of Inspect or as Parquet",
+        "Writes the answers of one evaluation with their grades, as a log that `inspect view` and"
+        " `inspect_ai.log.read_eval_log` read (.eval, or .json), or as Parquet. The file goes in whole.",
+        (
+            "treetune export_evaluation experiments/quickstart/vineppo --output vineppo.eval",
+            "treetune export_evaluation experiments/quickstart/vineppo --set test --iteration 8"
+            " --output vineppo.parquet",
+        ),
+        (
+            Argument("experiment", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
+            Argument("--set", {"metavar": "NAME", "help": "of the evaluation; default: the only one"}),
+            Argument("--iteration", {"type": int, "metavar": "N", "help": "default: the newest"}),
+            _output(".eval, .json or .parquet"),
+        ),
+    ),
+    Command(
+        "export_notes",
+        notes_as_data,
+        "notes and labels on answers as a data set",
+        "Writes what people wrote on answers in `treetune view`, a row per note: prompt, answer, score,"
+        " advantage, labels, note, author, time. The file goes in whole.",
+        ("treetune export_notes experiments/quickstart/vineppo --output notes.parquet",),
+        (
+            Argument("experiments", {"type": Path, "nargs": "+", "metavar": "EXPERIMENT_DIR"}),
+            _output(".parquet or .jsonl"),
+        ),
+    ),
+    Command(
+        "model_card",
+        model_card,
+        "the model card of a checkpoint",
+        "Writes what the Hugging Face hub shows of a model: method, results with their intervals, data and"
+        " its licence, base model, versions, configuration, and how to make the weights again.",
+        (
+            "treetune model_card experiments/quickstart/vineppo/checkpoints/last --license mit --output"
+            " README.md",
+        ),
+        (
+            CHECKPOINT,
+            *OF_CARDS,
+            Argument("--output", {"type": Path, "metavar": "FILE", "help": "default: print it"}),
+        ),
+    ),
+    Command(
+        "push_to_hub",
+        push_to_hub,
+        "send a checkpoint with its model card to the Hugging Face hub",
+        "Makes the repository where there is none and puts the weights and their card into it, in one commit."
+        " The token is the environment's HF_TOKEN. --dry-run shows what would be sent and asks nobody.",
+        (
+            "treetune push_to_hub experiments/quickstart/vineppo/checkpoints/last me/vineppo-tiny --license"
+            " mit --dry-run",
+        ),
+        (
+            CHECKPOINT,
+            Argument("repository", {"metavar": "OWNER/NAME"}),
+            *OF_CARDS,
+            Argument("--private", {"action": "store_true", "help": "a repository that is made is private"}),
+            Argument("--dry-run", {"action": "store_true", "help": "show it and send nothing"}),
+        ),
+    ),
+)

@@ -1,0 +1,277 @@
+"""Rows of other programs' files: JSON lines (also while they are written), Inspect's archives and JSON,
+slime's ``.pt``, TRL's Parquet, W&B's tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from treetune.view.store.readers import wandb_rows
+
+ENDINGS = (".jsonl", ".eval", ".json", ".pt", ".parquet")
+
+FIRST_ROWS = 20
+"""Rows at the beginning of a file, one of which is an answer where it holds answers."""
+LONGEST_FIRST_LINE = 32_000_000
+HEAD_BYTES = 1_000_000
+"""The beginning of a JSON file or a pickle, which says whether it can hold answers."""
+ROWS_AT_ONCE = 1024
+
+ZSTANDARD, LENGTHS_AT = 93, 26
+"""In a zip archive: packing that Python reads from 3.14 on; where a member's head has lengths of names."""
+LARGEST_SAMPLE_BYTES = 200_000_000
+"""Of a log of Inspect: what unpacks to more is no sample."""
+
+OF_A_TABLE = ("prompt", "completion", "step")
+"""Columns without which a Parquet file is a data set, and no table of completions as TRL writes them."""
+
+UNREADABLE = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, NotImplementedError,
+    OverflowError, zipfile.BadZipFile,
+)  # fmt: skip
+"""What files raise that are none, or of another kind."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a file: its `place` for machines, `where` it stands for people, its `content`, or the `fault`
+    for which there is none. A sample of Inspect knows the name of its evaluation's task."""
+
+    place: int
+    where: str
+    content: Any = None
+    fault: str = ""
+    is_inspect: bool = False
+    task: str = ""
+
+
+def rows_of(path: Path, remarks: list[str]) -> Iterator[Row]:
+    """Yields the rows of a file. What it says of itself is added to `remarks`. Raises ValueError for a file
+    that can't be read."""
+    if path.suffix == ".jsonl":
+        yield from _lines(path, remarks)
+    elif path.suffix == ".eval":
+        yield from _samples(path, remarks)
+    elif path.suffix == ".pt":
+        yield from _numbered(_pickled_samples(path))
+    elif path.suffix == ".parquet":
+        yield from _numbered(_parquet_rows(path))
+    elif _begins_as_log(path):
+        yield from _samples_of_json(path, remarks)
+    else:
+        yield from _numbered(iter(wandb_rows(path)))
+
+
+def first_rows(path: Path) -> Iterator[Row]:
+    """Yields a few rows at the beginning of a file, without reading much more of it than them."""
+    if path.suffix == ".jsonl":
+        with path.open("rb") as file:
+            for _ in range(FIRST_ROWS):
+                text = file.readline(LONGEST_FIRST_LINE)
+                if not text:
+                    return
+                row = _line(0, 0, text)
+                if row is not None and not row.fault:
+                    yield row
+    elif path.suffix == ".eval":
+        with zipfile.ZipFile(path) as archive:
+            if _sample_names(archive) or "_journal/start.json" in archive.namelist():
+                yield Row(0, "", is_inspect=True)
+    elif path.suffix == ".pt":  # a checkpoint may be as large as it likes: it is not unpickled for this
+        with zipfile.ZipFile(path) as archive:
+            [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            with archive.open(name) as pickled:
+                head = pickled.read(HEAD_BYTES)
+        if all(word in head for word in (b"rollout_id", b"samples", b"response")):
+            yield Row(0, "", {"prompt": "", "response": "", "reward": None})
+    elif path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(path) as table:
+            if all(name in table.schema_arrow.names for name in OF_A_TABLE):
+                for batch in table.iter_batches(FIRST_ROWS):
+                    yield from _numbered(iter(batch.to_pylist()))
+                    return
+    elif _begins_as_log(path):
+        yield Row(0, "", is_inspect=True)
+    elif path.name.endswith(".table.json"):
+        yield from _numbered(iter(wandb_rows(path)[:FIRST_ROWS]))
+
+
+def _numbered(contents: Iterator[Any]) -> Iterator[Row]:
+    for place, content in enumerate(contents):
+        is_object = isinstance(content, Mapping)
+        yield Row(place, f"row {place + 1}", content, "" if is_object else "it is no object")
+
+
+# JSON lines
+
+
+def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yields the lines of an evaluation's file, each with the byte where it begins."""
+    with path.open("rb") as file:
+        place = 0
+        for text in file:
+            if text.strip():
+                yield place, json.loads(text)
+            place += len(text)
+
+
+def _lines(path: Path, remarks: list[str]) -> Iterator[Row]:
+    with path.open("rb") as file:
+        place = 0
+        for number, text in enumerate(file, 1):
+            row = _line(place, number, text)
+            if row is not None and row.fault and not text.endswith(b"\n"):
+                remarks.append("its last line isn't whole (yet), and not among these")
+                return
+            if row is not None:
+                yield row
+            place += len(text)
+
+
+def _line(place: int, number: int, text: bytes) -> Row | None:
+    """Returns the row of a line; None for one that is blank."""
+    if not text.strip():
+        return None
+    where = f"line {number}"
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return Row(place, where, fault="it can't be read as JSON")
+    return Row(place, where, content, "" if isinstance(content, Mapping) else "it is no object")
+
+
+def row_at(path: Path, place: int) -> Row:
+    """Returns the row whose line begins at a byte. Raises ValueError where none does (any more)."""
+    with path.open("rb") as file:
+        file.seek(place)
+        row = _line(place, 0, file.readline())
+    if row is None or row.fault:
+        raise ValueError(f"{path} has no answer at byte {place} any more: it was written anew, ask again")
+    return row
+
+
+# Inspect
+
+
+def _samples(path: Path, remarks: list[str]) -> Iterator[Row]:
+    """Yields the samples of an archive; one that can't be read has a fault of its own."""
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        header = _header(file, archive)
+        task = _task(header)
+        _add_status(header, remarks)
+        for place, name in enumerate(_sample_names(archive)):
+            try:
+                content = json.loads(_member(file, archive, name))
+                fault = "" if isinstance(content, Mapping) else "it is no object"
+            except UNREADABLE as error:
+                content, fault = None, f"it can't be read ({error})"
+            yield Row(place, name, content, fault, is_inspect=True, task=task)
+
+
+def _sample_names(archive: zipfile.ZipFile) -> list[str]:
+    """Returns the members that are samples, sorted as people count. An id with a slash is a folder in the
+    name; a sample that was written twice has the same name, and its last content counts."""
+    names = {name for name in archive.namelist() if re.fullmatch(r"samples/.+\.json", name, re.DOTALL)}
+
+    def as_people_count(name: str) -> tuple[list[tuple[int, int, str]], str]:
+        parts = re.split(r"(\d+)", name)
+        return [
+            (int(part[:18]), len(part), "") if part.isdecimal() else (-1, 0, part) for part in parts
+        ], name
+
+    return sorted(names, key=as_people_count)
+
+
+def _header(file: IO[bytes], archive: zipfile.ZipFile) -> Mapping[str, Any]:
+    """Returns what the log says of its evaluation: at its end, or, while it goes on, at its beginning."""
+    for name in ("header.json", "_journal/start.json"):
+        try:
+            header = json.loads(_member(file, archive, name))
+        except UNREADABLE:
+            continue
+        if isinstance(header, Mapping) and header.get("eval"):
+            return header
+    return {}
+
+
+def _member(file: IO[bytes], archive: zipfile.ZipFile, name: str) -> bytes:
+    """Returns the content of a member. Raises ValueError for one that unpacks to too much."""
+    about = archive.getinfo(name)
+    if about.file_size > LARGEST_SAMPLE_BYTES:
+        raise ValueError(f"it unpacks to more than {LARGEST_SAMPLE_BYTES:,} bytes")
+    if about.compress_type != ZSTANDARD:
+        return archive.read(name)
+    import pyarrow as pa
+
+    file.seek(about.header_offset + LENGTHS_AT)
+    file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)  # of name, extra field
+    try:
+        return pa.decompress(file.read(about.compress_size), about.file_size, "zstd", asbytes=True)
+    except pa.ArrowException as error:
+        raise ValueError(f"it can't be unpacked: {error}") from error
+
+
+def _samples_of_json(path: Path, remarks: list[str]) -> Iterator[Row]:
+    log = json.loads(path.read_bytes())
+    _add_status(log, remarks)
+    for row in _numbered(iter(log.get("samples") or ())):
+        yield Row(row.place, row.where, row.content, row.fault, is_inspect=True, task=_task(log))
+
+
+def _task(header: Mapping[str, Any]) -> str:
+    evaluation = header.get("eval")
+    return str(evaluation.get("task") or "") if isinstance(evaluation, Mapping) else ""
+
+
+def _add_status(header: Mapping[str, Any], remarks: list[str]) -> None:
+    status = header.get("status")
+    if status in (None, "success"):
+        return
+    error = header.get("error")
+    why = f": {error.get('message')}" if isinstance(error, Mapping) else ""
+    remarks.append(f"its evaluation's status is {status}{why}")
+
+
+def _begins_as_log(path: Path) -> bool:
+    """Returns whether a JSON file is a log of Inspect. It is all in one: read when it is asked for."""
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    return b'"version"' in head and b'"eval"' in head
+
+
+# Others
+
+
+def _pickled_samples(path: Path) -> Iterator[Any]:
+    """Yields the samples of slime's dump: numbers, texts and tensors alone, whatever else a pickle asks for
+    is refused. Raises ValueError for that."""
+    try:
+        import torch
+
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (ImportError, pickle.UnpicklingError, RuntimeError) as error:
+        why = [*re.findall(r"GLOBAL (\S+)", str(error)), *str(error).splitlines()][0]
+        raise ValueError(f"{path} is read by torch, as numbers, texts and tensors alone: {why}") from error
+    yield from loaded["samples"]
+
+
+def _parquet_rows(path: Path) -> Iterator[Any]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(ROWS_AT_ONCE):
+                yield from batch.to_pylist()
+    except pa.ArrowException as error:
+        raise ValueError(f"{path} can't be read: {error}") from error

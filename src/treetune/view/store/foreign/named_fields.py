@@ -1,0 +1,178 @@
+"""Rows that name their fields: dumps of verl, SkyRL and slime, tables of TRL and W&B, and whatever else has a
+prompt, an answer and a number.
+
+Mapped: the first field of each kind that is there, and each further number. A table of TRL has no reward but
+one column for each reward function: their sum is the reward.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from treetune.view.store.foreign.conversation import is_conversation, is_message
+from treetune.view.store.foreign.line import (
+    NotAnAnswer,
+    error_words,
+    finish_reason_of,
+    is_number,
+    line,
+    number_of,
+    numbers_in,
+    output_tokens,
+    problem_name,
+)
+
+NAMES: Mapping[str, tuple[str, ...]] = {
+    "text": ("response", "completion", "output", "output_response", "generation"),
+    "reward": ("score", "reward", "scores", "rewards"),
+    "prompt": ("prompt", "input", "input_prompt", "question", "problem"),
+    "gold": ("gts", "gold", "ground_truth", "answer", "target", "label", "solution"),
+    "problem": ("example_id", "problem_id", "group_index", "id"),
+    "task": ("data_source", "task", "env_name", "env_class"),
+    "extracted": ("pred", "prediction", "extracted", "extracted_answer"),
+    "error": ("error", "exception"),
+    "finish": ("finish_reason", "stop_reason", "stop_condition", "status"),
+    "tokens": ("response_length", "completion_length", "completion_tokens", "output_tokens", "num_tokens"),
+}
+"""By what a row has here, the names that others give it; the first that is there is taken."""
+
+REWARDS_OF_A_TABLE = ("step", "prompt", "completion")
+"""Columns of TRL's table of completions, beside one for each reward function."""
+NO_REWARDS = ("step", "advantage", "advantages", *NAMES["tokens"])
+
+FAILED = ("aborted", "abort", "failed", "error")
+"""Ends of an answer after which nobody has looked at it: slime's status, SkyRL's and servers' reasons."""
+
+MAIN = ("score", "reward", "total", "overall", "acc", "accuracy", "correct")
+"""Names that are the reward, in an object of several numbers."""
+
+
+def _split_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a row whose conversation stands in one field with the prompt and the answer apart: the answer
+    begins with the first message of the model."""
+    messages = row.get("messages")
+    if not is_conversation(messages) or any(name in row for name in NAMES["text"]):
+        return row
+    assert isinstance(messages, list)
+    roles = [message.get("role") for message in messages]
+    first = roles.index("assistant") if "assistant" in roles else len(messages)
+    return {name: value for name, value in row.items() if name != "messages"} | {
+        "prompt": messages[:first],
+        "response": messages[first:],
+    }
+
+
+def is_answer(row: Mapping[str, Any]) -> bool:
+    """Returns whether a row has a prompt, an answer and a place for a reward, be it null."""
+    row = _split_messages(row)
+    if _first(row, "prompt") is None or not any(name in row for name in NAMES["text"]):
+        return False
+    return any(name in row for name in NAMES["reward"]) or is_row_of_a_table(row)
+
+
+def is_row_of_a_table(row: Mapping[str, Any]) -> bool:
+    """Returns whether a row is one of TRL's table of completions, with a column for each reward function."""
+    return all(name in row for name in REWARDS_OF_A_TABLE) and bool(_reward_columns(row))
+
+
+def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the line of a row. Raises NotAnAnswer for one that lacks a prompt, an answer or a place for a
+    reward."""
+    row = _split_messages(row)
+    values = {kind: _first(row, kind) for kind in NAMES}
+    prompt, text = values["prompt"], values["text"]
+    if prompt is None:
+        raise NotAnAnswer(f"it has no prompt ({', '.join(NAMES['prompt'])})")
+    if not any(name in row for name in NAMES["text"]):
+        raise NotAnAnswer(f"it has no answer ({', '.join(NAMES['text'])})")
+    end, usage = values["finish"], row.get("usage")
+    if isinstance(text, Mapping) and isinstance(text.get("choices"), list):  # a reply of an endpoint
+        usage = usage or text.get("usage")
+        end = end or next((choice.get("finish_reason") for choice in text["choices"]), None)
+        text = [choice.get("message") or choice.get("text") for choice in text["choices"]]
+    if isinstance(text, list) and len(text) > 1 and not is_conversation(text):
+        raise NotAnAnswer(f"its answer is a list of {len(text)} values")
+    if isinstance(text, list) and len(text) == 1 and not is_message(text[0]):
+        [text] = text
+    if not is_answer(row):
+        raise NotAnAnswer(f"it has no reward ({', '.join(NAMES['reward'])})")
+    reward, remark = _reward(row, values["reward"])
+    error = error_words(values["error"])
+    if not error and isinstance(end, str) and end.casefold() in FAILED:
+        error = f"the answer ended as {end}"
+    if text is None and not error:
+        error = "its answer is null"
+    not_numbers = [
+        *NAMES["problem"],
+        *NAMES["text"],
+        *NAMES["prompt"],
+        "metadata",
+        "env_extras",
+        "reward_model",
+    ]
+    numbers = numbers_in(row, [*not_numbers, *(name for name in NAMES["reward"] if is_number(row.get(name)))])
+    if error and reward is not None:
+        numbers["reward_of_a_failure"] = reward
+    gold = values["gold"]
+    extras = row.get("env_extras")
+    if gold is None and isinstance(extras, Mapping):
+        spec = extras.get("reward_spec") or extras.get("reward_model") or {}
+        gold = spec.get("ground_truth") if isinstance(spec, Mapping) else None
+    tokens = values["tokens"] if is_number(values["tokens"]) else output_tokens(usage)
+    return line(
+        prompt=prompt,
+        text=text,
+        reward=None if error else reward,
+        problem=problem_name(prompt, values["task"], values["problem"]),
+        gold=gold,
+        error=error,
+        finish_reason=finish_reason_of(end, truncated=row.get("truncated") or row.get("is_truncated")),
+        tokens=tokens,
+        extracted=values["extracted"],
+        message=remark,
+        numbers=numbers,
+    )
+
+
+def _first(row: Mapping[str, Any], kind: str) -> Any:
+    """Returns the value of the first field of a kind that is there and isn't null."""
+    return next((row[name] for name in NAMES[kind] if row.get(name) is not None), None)
+
+
+def _reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]:
+    """Returns the reward, and a remark where it is made of several numbers or isn't there."""
+    if isinstance(value, Mapping):
+        numbers = numbers_in(value)
+        if not numbers:
+            return None, "its reward holds no number"
+        name = next((name for name in MAIN if name in numbers), next(iter(numbers)))
+        return numbers[name], f"of {len(numbers)} numbers {name} is the reward" if len(numbers) > 1 else ""
+    if isinstance(value, list):
+        numbers_of_tokens = [number_of(part) for part in value]
+        known = [number for number in numbers_of_tokens if number is not None]
+        if not known or len(known) < len(value):
+            return (
+                None,
+                "its reward is a list with values that are no numbers" if value else "its reward is empty",
+            )
+        return sum(known), f"the sum of {len(known)} numbers" if len(known) > 1 else ""
+    if any(name in row for name in NAMES["reward"]):
+        number = number_of(value)
+        return number, "" if number is not None else f"its reward is {json.dumps(value)}, no number"
+    columns = _reward_columns(row)
+    parts = {name: number_of(row[name]) for name in columns}
+    known = [number for number in parts.values() if number is not None]  # a function may leave an answer out
+    if not known:
+        return None, f"{', '.join(columns)} hold no number"
+    return sum(known), f"the sum of {', '.join(columns)}" if len(columns) > 1 else ""
+
+
+def _reward_columns(row: Mapping[str, Any]) -> list[str]:
+    """Returns the columns of reward functions of a row of TRL's table: those that are called so, else all
+    further numbers."""
+    left_out = {*NO_REWARDS, *NAMES["prompt"], *NAMES["text"], *NAMES["gold"], *NAMES["problem"]}
+    columns = [name for name, value in row.items() if name not in left_out and isinstance(value, int | float)]
+    called_so = [name for name in columns if "reward" in name.casefold() or "score" in name.casefold()]
+    return called_so or columns

@@ -1,0 +1,167 @@
+"""Rollouts of verifiers and prime-rl: lines of ``results.jsonl`` (0.1) and traces (0.4).
+
+Mapped: prompt and completion with calls, results and thoughts, the reward, the error of one that failed, the
+stop condition, tokens, metrics. Of an episode with several agents the first one's reward counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from treetune.view.store.foreign.conversation import written
+from treetune.view.store.foreign.line import (
+    NotAnAnswer,
+    error_words,
+    finish_reason_of,
+    line,
+    number_of,
+    numbers_in,
+    output_tokens,
+    problem_name,
+)
+
+OF_RESULTS = ("stop_condition", "is_truncated", "is_completed", "example_id")
+"""Fields of which verifiers 0.1 writes some beside a prompt and a completion."""
+
+NOT_COUNTED = (
+    "reward",
+    "example_id",
+    "error",
+    "info",
+    "tool_defs",
+    "tools",
+    "sampling_args",
+    "prompt",
+    "completion",
+)
+"""Fields of a result whose numbers are none of the answer, or are shown elsewhere."""
+
+
+def is_result(row: Mapping[str, Any]) -> bool:
+    return "completion" in row and "prompt" in row and any(name in row for name in OF_RESULTS)
+
+
+def is_episode(row: Mapping[str, Any]) -> bool:
+    """Returns whether a row is an episode with its traces, or a trace by itself, as prime-rl writes both."""
+    return isinstance(row.get("traces"), list) or (isinstance(row.get("nodes"), list) and "rewards" in row)
+
+
+def answer_of_result(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the line of a result of verifiers 0.1."""
+    error = error_words(row.get("error"))
+    reward = number_of(row.get("reward"))
+    numbers = numbers_in(row, NOT_COUNTED)
+    if error and reward is not None:  # the number that was written for an answer that nobody graded
+        numbers["reward_of_a_failure"] = reward
+    task = row.get("task") if row.get("task") != "default" else None
+    return line(
+        prompt=row["prompt"],
+        text=row["completion"],
+        reward=None if error else reward,
+        problem=problem_name(row["prompt"], row.get("env_id") or task, row.get("example_id")),
+        gold=row.get("answer"),
+        error=error,
+        finish_reason=finish_reason_of(row.get("stop_condition"), truncated=row.get("is_truncated")),
+        tokens=output_tokens(row.get("token_usage")),
+        message="" if error or reward is not None else "its reward is no number",
+        numbers=numbers,
+    )
+
+
+def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the line of an episode, or of a trace by itself, of verifiers 0.4."""
+    traces = row["traces"] if isinstance(row.get("traces"), list) else [row]
+    first: Mapping[str, Any] = traces[0] if traces else {}
+    task = next((one for one in (row.get("task"), first.get("task")) if isinstance(one, Mapping)), {})
+    data = task["data"] if isinstance(task.get("data"), Mapping) else {}
+    asked, answer = _split(first)
+    prompt: Any = asked
+    if not asked:
+        prompt = next((data[name] for name in ("prompt", "question", "instruction") if data.get(name)), "")
+    if not traces and not data and not row.get("errors"):
+        raise NotAnAnswer("its episode has no trace, no task and no error")
+    error = error_words([*(row.get("errors") or ()), *(first.get("errors") or ())])
+    failed = first.get("ok") is False or row.get("ok") is False
+    reason = first.get("stop_condition") or row.get("stop_condition")
+    if failed and not error:
+        error = f"it failed ({reason})" if reason else "it failed"
+    reward, scores = _reward(first)
+    text = written(answer)
+    for number, further in enumerate(traces[1:], 2):
+        agent = further.get("agent") or further.get("agent_id") or f"agent {number}"
+        text += f"\n\n--- {written(agent)} ---\n\n{written(_split(further)[1])}"
+    numbers = scores | numbers_in({"metrics": first.get("metrics") or row.get("metrics")})
+    if error and reward is not None:
+        numbers["reward_of_a_failure"] = reward
+    return line(
+        prompt=prompt,
+        text=text,
+        reward=None if error else reward,
+        # A rollout that failed before its first message has the task's prompt alone.
+        problem=problem_name(data.get("prompt") or prompt, _environment(row, first), task.get("key")),
+        gold=data.get("answer"),
+        error=error,
+        finish_reason=finish_reason_of(reason, truncated=first.get("is_truncated")),
+        tokens=_tokens(first),
+        message="" if error or reward is not None else "it has no reward",
+        numbers=numbers,
+    )
+
+
+def _split(trace: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Returns the messages before the first one that was sampled, and the others."""
+    nodes = [node for node in trace.get("nodes") or () if isinstance(node, Mapping) and node.get("message")]
+    first = next((place for place, node in enumerate(nodes) if node.get("sampled")), len(nodes))
+    messages = [node["message"] for node in nodes]
+    return messages[:first], messages[first:]
+
+
+def _reward(trace: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
+    """Returns the weighted sum of a trace's rewards, and each of them. None where there is none, or where one
+    of those that count is no number."""
+    scores, total = dict[str, float](), 0.0
+    is_known = True
+    for name, reward in (trace.get("rewards") or {}).items():
+        if reward is None:
+            continue
+        score = number_of(reward.get("score") if isinstance(reward, Mapping) else reward)
+        weight = number_of(reward.get("weight", 1.0)) if isinstance(reward, Mapping) else 1.0
+        if score is None or weight is None:
+            is_known = is_known and weight == 0
+            continue
+        scores[name] = score
+        total += score * weight
+    if (whole := number_of(trace.get("reward"))) is not None:
+        return whole, scores
+    return (total if scores and is_known else None), scores
+
+
+def _environment(row: Mapping[str, Any], trace: Mapping[str, Any]) -> Any:
+    for one in (row, trace):
+        environment = one.get("env")
+        if isinstance(environment, Mapping) and (environment.get("name") or environment.get("id")):
+            return environment.get("name") or environment.get("id")
+        if one.get("env_name"):
+            return one["env_name"]
+        info = one.get("info")
+        if isinstance(info, Mapping) and info.get("env_name"):
+            return info["env_name"]
+    return None
+
+
+def _tokens(trace: Mapping[str, Any]) -> float | None:
+    """Returns the tokens that were sampled: of the trace, or of its nodes together."""
+    if (whole := output_tokens(trace.get("usage") or trace.get("token_usage"))) is not None:
+        return whole
+    counts = list[float]()
+    for node in trace.get("nodes") or ():
+        if not isinstance(node, Mapping) or not node.get("sampled"):
+            continue
+        own = output_tokens(node.get("usage"))
+        ids = node.get("token_ids") or node.get("completion_ids")
+        if own is None and isinstance(ids, list):
+            own = len(ids)
+        if own is not None:
+            counts.append(own)
+    return sum(counts) if counts else None

@@ -1,0 +1,127 @@
+"""Pages and their parts from templates, for the viewer, reports and tables; what is put into them is
+escaped."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from treetune.runtime.console import duration
+from treetune.view.charts import N_COLOURS, about, number
+from treetune.view.text import rendered, visible
+from treetune.vocabulary import CORRECT_SCORE
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+FOLDER = Path(__file__).parent
+ASSETS = FOLDER / "assets"
+LOOK, DRAWINGS = ASSETS / "look.css", ASSETS / "drawings.css"
+"""Style sheets that the report and the viewer share: colours, type and tables; how answers are drawn."""
+
+FULL = 10
+"""The strongest of the shades that drawings.css has."""
+
+_COLOUR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
+
+
+def colour_of(position: int) -> str:
+    """Returns the colour of an experiment on a page, or of a row in a table."""
+    return f"c{position % N_COLOURS}"
+
+
+@functools.cache
+def palette(theme: Literal["light", "dark"] = "light") -> dict[str, str]:
+    """Returns the colours of the style sheet by name, as ``#rrggbb``."""
+    return {
+        name: light if theme == "light" else dark for name, light, dark in _COLOUR.findall(LOOK.read_text())
+    }
+
+
+def render(template: str, **values: Any) -> str:
+    """Fills in the template. What holds HTML already is marked `safe` there."""
+    return environment().get_template(template).render(values)
+
+
+def page(template: str, title: str, **values: Any) -> str:
+    """Returns a whole document with its style sheet: it needs nothing else to be read."""
+    style = "".join(path.read_text() for path in (LOOK, DRAWINGS, ASSETS / "report.css"))
+    return render(template, title=title, style=style, **values) + "\n"
+
+
+@functools.cache
+def environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader(FOLDER / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    filters: dict[str, Callable[..., Any]] = {
+        "number": lambda value: "–" if value is None else number(value),
+        "share": lambda value: f"{value:.3f}" if isinstance(value, int | float) else "–",
+        "visible": visible,
+        "colour": colour_of,
+        "duration": lambda seconds: "–" if seconds is None else duration(seconds),
+        "json": lambda value: json.dumps(value, separators=(",", ":")),
+        "pretty": lambda value: json.dumps(value, ensure_ascii=False, indent=1, default=str),
+        "when": lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "in_seconds": in_seconds,
+        "earned": earned_by_each,
+        "rendered": rendered,
+        "total": lambda amounts: math.fsum(amounts.values()),
+    }
+    made.filters |= filters
+    made.tests["right"] = lambda score: score >= CORRECT_SCORE
+    made.globals |= {"about": about, "shade": shade}
+    return made
+
+
+def earned_by_each(rewards: Iterable[float | None]) -> str:
+    """Writes what continuations earned: ``6 earned 1, 3 earned 0``."""
+    known = Counter("an unknown reward" if one is None else number(one) for one in rewards)
+    return ", ".join(f"{times} earned {reward}" for reward, times in known.most_common())
+
+
+def in_seconds(seconds: float) -> str:
+    """Writes a short time in three digits: ``5.11 s``, ``44 ms``, ``0.0026 ms``."""
+    return f"{number(1000 * seconds)} ms" if seconds < 0.1 else f"{number(seconds)} s"
+
+
+def shade(value: float, scale: float) -> str:
+    """Returns the classes that colour a value: its direction, and its strength, full from `scale` on."""
+    strength = round(FULL * min(1.0, abs(value) / scale))
+    return f"{'down' if value < 0 else 'up'} s{strength}"
+
+
+def coloured(tokens: Sequence[str], advantages: Sequence[float], scale: float) -> str:
+    """Returns tokens as HTML, coloured by advantage; neighbours of one advantage share a span."""
+    parts = []
+    for advantage, pairs in groupby(zip(tokens, advantages), key=lambda pair: round(pair[1], 4)):
+        text = plain(token for token, _ in pairs)
+        parts.append(
+            f'<span class="{shade(advantage, scale)}" title="advantage {advantage:+.3f}">{text}</span>'
+        )
+    return "".join(parts)
+
+
+def injected(tokens: Iterable[str]) -> str:
+    """Returns text that was not sampled, as HTML."""
+    return f'<span class="injected" title="injected">{plain(tokens)}</span>'
+
+
+def plain(tokens: Iterable[str]) -> str:
+    """Escapes text; ends of lines, and what else can't be seen, are visible."""
+    return escape(visible("".join(tokens))).replace("\n", "↵\n")

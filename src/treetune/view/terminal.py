@@ -1,0 +1,550 @@
+"""`treetune watch`: how experiments stand, and one of them closely, in a terminal, again every two seconds;
+or one page printed. It only reads.
+
+All text that comes from files goes through `shown`, so that it moves no cursor and nothing in it is markup.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import select
+import signal
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
+
+from rich.console import Console, Group, RenderableType
+from rich.segment import Segment, Segments
+from rich.table import Table
+from rich.text import Text
+
+from treetune.runtime.console import duration
+from treetune.runtime.directory import verify_answers
+from treetune.view.charts import Chart, limits, number
+from treetune.view.curves import (
+    Bunch,
+    chosen_charts,
+    evaluation_charts,
+    events_of,
+    metric_names,
+    phase_seconds,
+    phase_totals,
+    plan_beside,
+    usual_charts,
+)
+from treetune.view.experiment import Accuracy, Experiment, Status
+from treetune.view.store import NotThere, Run, Store
+from treetune.view.store.index import sources, walk
+from treetune.view.text import cut, one_line, visible
+
+REFRESH_S = 2.0
+TERMINATED = 128 + signal.SIGTERM
+
+KEYS = {
+    b"\x1b[A": "up", b"\x1bOA": "up", b"k": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"j": "down",
+    b"\x1b[5~": "page up", b"b": "page up", b"\x1b[6~": "page down", b" ": "page down",
+    b"g": "top", b"G": "end", b"\x1b[H": "top", b"\x1b[F": "end",
+    b"\r": "open", b"\n": "open", b"\x1b[C": "open", b"l": "open",
+    b"\x1b": "back", b"\x7f": "back", b"\x1b[D": "back", b"h": "back",
+    b"n": "next", b"p": "previous", b"a": "answers", b"q": "quit", b"\x04": "quit", b"?": "help",
+}  # fmt: skip
+
+_KEY = re.compile(rb"\x1b[\[O][0-9;]*[~A-Za-z]|.", re.DOTALL)
+
+HELP = """\
+↑ ↓ j k     choose; in one, scroll
+Enter l →   open an experiment
+Esc h ←     back to all of them
+n p         the next, the one before
+Space b     a page down, up
+g G         to the top, to the end
+a           answers whole, or a line each
+q           leave"""
+
+STATES = {
+    "running": ("▶", "green"),
+    "waiting": ("…", "yellow"),
+    "stopped": ("✗", "red"),
+    "finished": ("✓", "cyan"),
+}
+"""A sign and a colour; the word stands beside them, so that neither is needed."""
+
+LONGEST = 400
+"""Characters of a text on one line."""
+NARROW, WIDE = 66, 110
+"""Widths below which the list has only what can't be missed, and from which on it has all."""
+HEIGHT = 4
+"""Lines of a curve."""
+BESIDE = 88
+"""From this width on, two curves stand beside each other."""
+CURVES, EVENTS, ANSWERS = 4, 5, 5
+WHOLE = 4000
+"""Characters of an answer that is shown whole."""
+
+BETTER = {"up": "up is better", "down": "down is better", "": ""}
+
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""Dots of a braille pattern, by row and column."""
+BRAILLE = 0x2800
+
+Curve = Sequence[tuple[float, float]]
+
+
+def line_of(text: object, style: str = "") -> Text:
+    """Returns text of files on one line without markup; what would move the cursor or hide is named."""
+    return Text(one_line(str(text), LONGEST), style=style)
+
+
+def _state(status: Status) -> Text:
+    sign, colour = STATES[status.state]
+    return Text(f"{sign} {status.state}", style=colour)
+
+
+def _progress(status: Status) -> str:
+    return f"{status.done}/{status.planned if status.planned is not None else '?'}"
+
+
+def _accuracy(one: Accuracy, *, bounds: bool = True) -> str:
+    if not bounds or one.low is None or one.high is None:
+        return f"{one.value:.3f}"
+    return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]"
+
+
+def _title(words: str) -> Text:
+    return Text(f"\n{words}", style="bold")
+
+
+# All experiments
+
+
+def _statuses(store: Store) -> list[tuple[Run, Status | str]]:
+    """Returns all experiments by name, each with its status, or with what is wrong with its files."""
+    rows: list[tuple[Run, Status | str]] = []
+    for run in [one for one in store.runs() if not one.files]:
+        try:
+            rows.append((run, store.status(run)))
+        except (ValueError, OSError) as error:
+            rows.append((run, str(error)))
+    return rows
+
+
+def _experiments_table(
+    rows: Sequence[tuple[Run, Status | str]], width: int, selected: int | None = None
+) -> Table:
+    """Returns a line each, as wide as the terminal; `selected` is marked by a sign and by style."""
+    narrow, wide = width < NARROW, width >= WIDE
+    heads = ["state", "done", *(["method"] if wide else []), "pass@1", *([] if narrow else ["left"])]
+    cells = []
+    for _, status in rows:
+        if isinstance(status, str):
+            cells.append([Text("! unreadable", style="red"), *[Text("")] * (len(heads) - 1)])
+            continue
+        # Accuracy on the test set where there is one, else on the first.
+        accuracies = sorted(status.accuracies, key=lambda one: one.label != "test")
+        accuracy = Text("–", style="dim")
+        if accuracies:
+            accuracy = Text(_accuracy(accuracies[0], bounds=not narrow))
+            if wide:
+                accuracy += line_of(f" {accuracies[0].label}", "dim")
+        left = "" if status.seconds_left is None else duration(status.seconds_left)
+        method, rest = ([line_of(status.method)] if wide else []), ([] if narrow else [Text(left)])
+        cells.append([_state(status), Text(_progress(status)), *method, accuracy, *rest])
+    taken = sum(max(len(head), *(one[i].cell_len for one in cells), 0) + 1 for i, head in enumerate(heads))
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("experiment", no_wrap=True)
+    for head in heads:
+        table.add_column(head, no_wrap=True, justify="right" if head in ("done", "left") else "left")
+    for i, ((run, _), own) in enumerate(zip(rows, cells, strict=True)):
+        mark = "› " if i == selected else "  " if selected is not None else ""
+        name, most = line_of(run.name).plain, max(10, width - taken - len(mark) - 1)
+        # What fits of a name is its end, in which names differ.
+        fits = name if len(name) <= most else f"…{name[1 - most :]}"
+        table.add_row(Text(mark + fits), *own, style="reverse" if i == selected else "")
+    return table
+
+
+def _reason(status: Status | str) -> Text:
+    """Returns what an experiment is at, why it stopped, or what is wrong with its files."""
+    if isinstance(status, str):
+        return line_of(status, "red")
+    return line_of(status.why, "red" if status.state == "stopped" else "dim")
+
+
+# One experiment
+
+
+def run_page(
+    store: Store,
+    run: Run,
+    width: int,
+    metrics: Sequence[str] = (),
+    *,
+    braille: bool = True,
+    whole: bool = False,
+) -> RenderableType:
+    """Returns an experiment's curves (of `metrics`; without them the usual ones), its time, events, and a few
+    answers. With `whole`, answers have all of their lines.
+
+    Raises ValueError for files that can't be read and for a metric that was not recorded.
+    """
+    experiment, status = store.experiment(run), store.status(run)
+    left = f", {duration(status.seconds_left)} left" if status.seconds_left is not None else ""
+    parts: list[RenderableType] = [
+        line_of(run.name, "bold"),
+        _state(status) + line_of(f"  {_progress(status)} iterations{left}"),
+    ]
+    if status.why:
+        parts.append(_reason(status))
+    about = [status.method, f"seed {status.seed}" if status.seed is not None else ""]
+    if status.wall_time is not None:
+        about.append(f"last iteration {duration(max(0.0, time.time() - status.wall_time))} ago")
+    parts.append(line_of(" · ".join(filter(None, about)), "dim"))
+    for own in status.accuracies:
+        over = f" over {own.problems} problems" if own.problems else ""
+        words = f"pass@1 on {own.label} after {own.iteration}: {_accuracy(own)}"
+        parts.append(line_of(f"{words} (95 % interval{over})" if own.low is not None else words))
+    if charts := _charts_of(experiment, metrics):
+        columns = 2 if width >= BESIDE and len(charts) > 1 else 1
+        grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
+        for _ in range(columns):
+            grid.add_column(ratio=1)
+        cells = [_chart(chart, width // columns - 2 * (columns > 1), braille) for chart in charts]
+        for start in range(0, len(cells), columns):
+            grid.add_row(*cells[start : start + columns])
+        parts += [Text(), grid]
+    rows = phase_seconds(experiment)
+    if totals := phase_totals(rows):
+        times = Table.grid(padding=(0, 1, 0, 0))
+        for phase, seconds in totals.items():
+            share = seconds / math.fsum(totals.values())
+            times.add_row(
+                Text(phase),
+                Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
+                Text(f"{number(seconds / len(rows)) + ' s each':>12}"),
+                Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
+            )
+        parts += [_title("time by phase"), times]
+    if beside := plan_beside(experiment):
+        planned = Table.grid(padding=(0, 2, 0, 0))
+        for row in (("", "planned", "measured", ""), *beside):
+            planned.add_row(*map(Text, row))
+        parts += [_title("an iteration, planned and measured"), planned]
+    if events := events_of(experiment)[-EVENTS:]:
+        parts += [_title("last events"), *(line_of(f"after {one.x:.0f}: {one.words}") for one in events)]
+    try:
+        words, answers = newest_answers(run, ANSWERS)
+    except (ValueError, KeyError, OSError) as error:
+        return Group(*parts, _title("answers"), line_of(f"they can't be read: {error}", "red"))
+    return Group(*parts, *([_title(words)] if answers else []), *(_answer(*one, whole) for one in answers))
+
+
+def _charts_of(experiment: Experiment, metrics: Sequence[str]) -> list[Chart]:
+    """Returns charts of the metrics, or accuracy and the first of the usual ones."""
+    made = [Bunch(experiment.name, 0, [experiment])]
+    if not metrics:
+        measured = evaluation_charts(made)
+        return [*measured, *usual_charts(made)][: max(CURVES, len(measured) + 2)]
+    recorded = metric_names([experiment])
+    for name in metrics:
+        if name not in recorded:
+            there = ", ".join(recorded) or "none yet"
+            raise ValueError(f"{experiment.name} has no metric {name!r}; there are {there}")
+    return chosen_charts(made, metrics)
+
+
+def _chart(chart: Chart, width: int, braille: bool) -> Group:
+    curves = [[(x, y) for x, y in one.points if math.isfinite(y)] for one in chart.series]
+    drawn = [curve for curve in curves if curve]
+    title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
+    title.append(f"  {BETTER[chart.better]}" if chart.better else "", style="dim")
+    if not drawn:
+        return Group(title, Text("no finite value yet", style="dim"))
+    low, high = _bounds(drawn)
+    labels = [number(high), *[""] * (HEIGHT - 2), number(low)]
+    margin = max(map(len, labels))
+    dots = plot(drawn, max(8, width - margin - 1), HEIGHT, braille=braille)
+    lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, dots, strict=True)]
+    first, last = min(curve[0][0] for curve in drawn), max(curve[-1][0] for curve in drawn)
+    newest = []
+    for one in chart.series:
+        name = f"{one.name.rpartition(': ')[2]} " if len(chart.series) > 1 else ""
+        x, y = one.points[-1]
+        bounds = one.interval.get(x)
+        between = f" [{number(bounds[0])}, {number(bounds[1])}]" if bounds else ""
+        newest.append(f"{name}{number(y)}{between}")
+    axis = f"{'':{margin}} {first:.0f} to {last:.0f}; last: {', '.join(newest)}"
+    return Group(title, *lines, line_of(axis, "dim"))
+
+
+def _answer(name: str, score: float | None, outcome: str, text: str, whole: bool) -> Text:
+    points = "?" if score is None else number(score)
+    head = line_of(f"{points:>4}{'' if outcome in ('ok', '') else f' {outcome}'}  {name}  ", "bold")
+    if not whole:
+        line = head + line_of(text)
+        line.no_wrap, line.overflow = True, "ellipsis"
+        return line
+    beginning, left = cut(text, WHOLE)
+    rest = f"\n… and {left} characters more" if left else ""
+    return head + Text(f"\n{visible(beginning)}{rest}\n")
+
+
+def newest_answers(run: Run, most: int) -> tuple[str, list[tuple[str, float | None, str, str]]]:
+    """Describes the newest iteration's answers, else the newest evaluation's, and returns a few of them as
+    name, score (None where nobody could grade), outcome and text, read from the beginning of their file.
+
+    They are to different problems as far as there are so many in what is read. Raises ValueError for a
+    damaged file.
+    """
+    there = sources(run)
+    if not there:
+        return "", []
+    chosen = ([one for one in there if one.kind == "iteration"] or there)[-1]
+    first: dict[str, tuple[str, float | None, str, str]] = {}
+    if chosen.kind == "evaluation":
+        verify_answers(chosen.path)
+        with chosen.path.open(encoding="utf-8") as file:
+            for row in map(json.loads, islice(file, 1000)):
+                name, outcome = f"{row['problem']}#{row['sample']}", row.get("outcome", "")
+                answer = name, row.get("reward"), outcome, row.get("text") or ""
+                first.setdefault(row["problem"], answer)
+    else:
+        walking = walk(chosen.path, ["problem", "sample", "grade", "text", "group", "reward"])
+        next(walking)
+        for batch, _ in islice(walking, 1):
+            for row in batch.to_pylist():
+                problem, sample, text = row.get("group") or "", 0, row.get("text") or ""
+                score, outcome = row.get("reward"), ""
+                if "problem" in row:  # else it is an episode of demonstrations
+                    problem, sample, outcome = row["problem"]["id"], row["sample"], row["grade"]["outcome"]
+                    score = None if outcome == "unavailable" else row["grade"]["reward"]
+                first.setdefault(problem, (f"{problem}#{sample}", score, outcome, text))
+    return f"{chosen.content} of {chosen.title}", list(first.values())[:most]
+
+
+# Curves of characters
+
+
+def plot(curves: Sequence[Curve], width: int, height: int, *, braille: bool = True) -> list[str]:
+    """Returns `height` lines of `width` characters with all curves (x rising) over shared axes: dots of
+    Unicode's braille patterns, eight to a character, or stars.
+
+    Points are joined; a curve of one point is a dot. There must be a point, and all must be finite.
+    """
+    across, down = (2, 4) if braille else (1, 1)
+    columns, rows = width * across, height * down
+    xs = [x for curve in curves for x, _ in curve]
+    low, high = _bounds(curves)
+    span = max(xs) - min(xs)
+    grid = [[False] * columns for _ in range(rows)]
+
+    def dot(x: float, y: float) -> tuple[int, int]:
+        column = round((x - min(xs)) / span * (columns - 1)) if span else columns // 2
+        return column, round((high - y) / (high - low) * (rows - 1))
+
+    for curve in curves:
+        dots = [dot(x, y) for x, y in curve]
+        for (x, y), (to_x, to_y) in zip(dots, dots[1:] or dots):
+            steps = max(abs(to_x - x), abs(to_y - y), 1)
+            for step in range(steps + 1):  # the straight line from one to the other
+                row, column = round(y + (to_y - y) * step / steps), round(x + (to_x - x) * step / steps)
+                grid[row][column] = True
+    if not braille:
+        return ["".join("*" if dot else " " for dot in row) for row in grid]
+    return [
+        "".join(
+            chr(BRAILLE + sum(DOTS[i][j] for i in range(4) for j in range(2) if grid[top + i][left + j]))
+            for left in range(0, columns, across)
+        )
+        for top in range(0, rows, down)
+    ]
+
+
+def _bounds(curves: Sequence[Curve]) -> tuple[float, float]:
+    """Returns the limits of the axis of y."""
+    values = [y for curve in curves for _, y in curve]
+    low, high = min(values), max(values)
+    return (low, high) if low < high else limits(values)
+
+
+def bar(share: float, width: int, *, braille: bool = True) -> str:
+    """Returns a bar as long as a share of `width`; what is above 0 can be seen."""
+    whole, rest = divmod(max(0.0, min(1.0, share)) * width, 1)
+    if not braille:
+        return "#" * max(round(share * width), 1 if share > 0 else 0)
+    part = math.ceil(rest * 8) if share > 0 else 0
+    return "█" * int(whole) + ("" if part == 0 else "█" if part == 8 else "▏▎▍▌▋▊▉"[part - 1])
+
+
+# The screen
+
+
+class Watch:
+    """The pages and what keys do: all experiments or `open` one of them, `selected` and `top` (the first
+    line)."""
+
+    def __init__(self, store: Store, console: Console, metrics: Sequence[str]) -> None:
+        self.store, self.console, self.metrics = store, console, metrics
+        self.braille = (console.encoding or "").lower().startswith("utf")
+        self.open: Run | None = None
+        self.selected = self.top = 0
+        self._listed: list[Run] = []
+        self.whole = self.helping = False
+
+    def page(self) -> RenderableType:
+        """Returns the whole page, as long as it is."""
+        width = self.console.width
+        if self.open is not None:
+            return run_page(
+                self.store, self.open, width, self.metrics, braille=self.braille, whole=self.whole
+            )
+        rows = _statuses(self.store)
+        if not rows:
+            return self._nothing()
+        reasons = [line_of(f"  {run.name}: ") + why for run, status in rows if (why := _reason(status))]
+        return Group(_experiments_table(rows, width), Text(), *reasons)
+
+    def frame(self) -> Group:
+        """Returns what fits: a heading, lines from `top` on, and the keys."""
+        console = self.console
+        room = max(1, console.height - 2)
+        try:
+            body = self._body(room)
+        except (ValueError, OSError) as error:
+            body = self._lines(line_of(error, "red"))
+        seen = body[self.top : self.top + room]
+        more = f"  {self.top + 1}–{self.top + len(seen)} of {len(body)} lines" if len(body) > room else ""
+        keys = "Esc all · n next · a answers" if self.open else "Enter open"
+        heading = Text("treetune watch" + more, style="bold", no_wrap=True, overflow="ellipsis")
+        footer = Text(f"{keys} · q leave · ? keys", style="dim", no_wrap=True, overflow="ellipsis")
+        lines = (Segments([*line, Segment.line()]) for line in seen)
+        return Group(heading, *lines, *[Text("")] * (room - len(seen)), footer)
+
+    def _body(self, room: int) -> list[list[Segment]]:
+        if self.helping:
+            return self._lines(Text(HELP))
+        if self.open is not None:
+            lines = self._lines(self.page())
+            self.top = max(0, min(self.top, len(lines) - room))
+            return lines
+        rows = _statuses(self.store)
+        self._list([run for run, _ in rows])
+        if not rows:
+            return self._lines(self._nothing())
+        lines = self._lines(_experiments_table(rows, self.console.width, self.selected))
+        # The head of the table stays, and the last lines say why the chosen one is as it is.
+        why = self._lines(_reason(rows[self.selected][1]))[:2] if room > 6 else []
+        space = max(1, room - 1 - len(why))
+        first = max(0, min(self.selected - space // 2, len(lines) - 1 - space))
+        self.top = 0
+        return [lines[0], *lines[1 + first : 1 + first + space], *why]
+
+    def _lines(self, page: RenderableType) -> list[list[Segment]]:
+        return self.console.render_lines(page, self.console.options.update(height=None), pad=False)
+
+    def _nothing(self) -> Text:
+        return line_of(f"no experiment yet below {', '.join(map(str, self.store.folders))}")
+
+    def press(self, key: str) -> bool:
+        """Does what a key means, and returns whether it goes on."""
+        page = max(1, self.console.height - 3)
+        steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "top": -(10**6), "end": 10**6}
+        if key == "quit":
+            return False
+        if self.helping or key == "help":
+            self.helping = not self.helping
+        elif key == "back":
+            self.open, self.top = None, 0
+        elif key == "answers":
+            self.whole = not self.whole
+        elif key in ("next", "previous") or (key == "open" and self.open is None):
+            # What was shown under that number, also where others have come or gone since.
+            if not self._listed:
+                self._list(self.store.runs())
+            if self._listed:
+                further = {"next": 1, "previous": -1}.get(key, 0)
+                self.selected = (self.selected + further) % len(self._listed)
+                self.open, self.top = self._listed[self.selected], 0
+        elif self.open is None:
+            self.selected = max(0, self.selected + steps.get(key, 0))
+        else:
+            self.top = max(0, self.top + steps.get(key, 0))
+        return True
+
+    def _list(self, runs: Sequence[Run]) -> None:
+        """Takes over what is listed now: the one that was chosen stays so, wherever it is."""
+        most = len(self._listed) - 1
+        chosen = self._listed[min(self.selected, most)] if self._listed else None
+        number = runs.index(chosen) if chosen in runs else self.selected
+        self.selected, self._listed = max(0, min(number, len(runs) - 1)), list(runs)
+
+
+def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], once: bool) -> None:
+    """Shows pages until somebody leaves, or with `once` prints one. Raises ValueError for what isn't there,
+    and without `once` where there is no terminal."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    console = Console(markup=False, highlight=False, emoji=False, soft_wrap=False)
+    if not once and not (sys.stdin.isatty() and console.is_terminal and not console.is_dumb_terminal):
+        raise ValueError("there is no terminal that pages can be shown in: --once prints one and ends")
+    with TemporaryDirectory() as cache:  # nothing here makes an index of answers
+        store = Store(folders, Path(cache))
+        watched, runs = Watch(store, console, metrics), store.runs()
+        if name is not None:
+            try:
+                watched.open = store.run(name)
+            except NotThere as error:
+                raise ValueError(str(error)) from error
+        elif len(runs) == 1 and runs[0].path in store.folders:  # the only folder is itself an experiment
+            watched.open = runs[0]
+        if once:
+            console.print(watched.page())
+            return
+        with _keys() as read, console.screen(hide_cursor=True) as screen:
+            size, keys = console.size, list[str]()
+            while all(watched.press(key) for key in keys):
+                screen.update(watched.frame())
+                keys = read(REFRESH_S)
+                if console.size != size:
+                    size = console.size
+                    console.clear()
+
+
+def keys_in(data: bytes) -> list[str]:
+    """Returns the names of keys that came together; what is none is left out."""
+    return [KEYS[key] for key in _KEY.findall(data) if key in KEYS]
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], list[str]]]:
+    """Gives a function that waits at most so many seconds for keys and returns their names. The terminal is
+    as it was afterwards, also after SIGTERM."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def read(seconds: float) -> list[str]:
+        ready, _, _ = select.select([descriptor], [], [], seconds)
+        if not ready:
+            return []
+        data = os.read(descriptor, 256)
+        return keys_in(data) if data else ["quit"]  # the terminal has gone
+
+    def leave(*_: object) -> NoReturn:
+        sys.exit(TERMINATED)
+
+    earlier = signal.signal(signal.SIGTERM, leave)
+    try:
+        tty.setcbreak(descriptor)
+        yield read
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -1,0 +1,89 @@
+"""Plans of shipped configurations, with changes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from tests.support.shipped import ROOT, experiment_of
+from treetune.cluster.commands import start_shape
+from treetune.cluster.planning import report
+from treetune.cluster.planning.plan import Plan
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.machine import Machine, described_machine
+
+
+def experiment(name: str, *overrides: str | dict[str, Any]) -> PolicyIteration:
+    texts = [one if isinstance(one, str) else json.dumps(one) for one in overrides]
+    return experiment_of(f"{ROOT}/configs/{name}", *texts)
+
+
+def plan(name: str, *overrides: str | dict[str, Any], machine: Machine | None = None) -> Plan:
+    """On a machine with eight GPUs of 80 GiB, unless another is given."""
+    root = experiment(name, *overrides)
+    return Plan.of(root, machine or described_machine(8, 80), shape=start_shape(root))
+
+
+RHO, DEEPSEEK = "polIter_rho1bSft2_vineppo_MATH", "polIter_deepseekSft2_vineppo_MATH"
+IN_PROCESS = {"max_num_seqs": 256, "async_scheduling": False, "gpu_memory_utilization": 0.45}
+IN_TURN = {"max_num_seqs": 512, "gpu_memory_utilization": 0.5}
+BESIDE = {"sleep": False, "servers": "one", "tensor_parallel_size": 4, "devices": [4, 5, 6, 7]}
+
+
+def by_rows(rows: int, checkpointing: bool, **engine: Any) -> str:
+    """Changes of an experiment: micro-batches of so many rows, and the engine's settings."""
+    trainer = {"sequences_per_micro_batch": rows, "gradient_checkpointing": checkpointing}
+    engines = json.dumps(IN_PROCESS | engine)
+    return f"{{trainer+: {json.dumps(trainer)}, engines+: {{policy+: {engines}}}}}"
+
+
+PUBLISHED_RUNS: Mapping[str, tuple[str, str, int, int, dict[str, float]]] = {
+    "Rho-1B, one GPU, rows alone": (
+        RHO, by_rows(1, True), 1, 250, {"answers": 4, "continuations": 152, "training": 69, "in all": 237},
+    ),
+    "Rho-1B, terminal reward": (
+        "polIter_rho1bSft2_grpo_MATH", by_rows(1, True), 1, 250, {"answers": 4, "training": 74, "in all": 90},
+    ),
+    "Rho-1B with a critic, 8 rows at once": (
+        "polIter_rho1bSft2_grpo_MATH", by_rows(8, False), 1, 250, {"answers": 5, "training": 17},
+    ),
+    "Rho-1B, two GPUs, 4 rows at once": (
+        RHO, by_rows(4, False), 2, 250, {"continuations": 78.2, "training": 19.2, "in all": 118.2},
+    ),
+    "DeepSeekMath-7B, 4 GPUs train, 4 sample": (
+        DEEPSEEK, by_rows(2, True, **BESIDE), 4, 250,
+        {"answers": 6.1, "continuations": 220.7, "training": 33.2, "in all": 277},
+    ),
+    "DeepSeekMath-7B, 8 GPUs in turn": (
+        DEEPSEEK, by_rows(2, True, **IN_TURN), 8, 250, {"scoring": 3.3, "training": 22.1, "in all": 338},
+    ),
+}  # fmt: skip
+"""CASPO's runs on H100s (its README and docs/disaggregated_topology_plan.md, April 2026), 512 answers of MATH
+an iteration, K = 9: an experiment of ours, what is set as theirs, GPUs, tokens of an answer, and seconds.
+
+Of eight GPUs in turn the sum alone is published; scoring and training are those of eight ranks beside one
+engine of eight GPUs. They give no lengths. 152 s at 6.6 ms a continuation are 5 states an answer, or 250
+tokens at 50 a step. Their engine is in the trainer's process."""
+
+
+def seconds_of_published(name: str) -> dict[str, tuple[float, float]]:
+    """Returns the phases' seconds, planned without HTTP and without what they didn't do, and published."""
+    of, changes, gpus, tokens, published = PUBLISHED_RUNS[name]
+    root = experiment(of, changes)
+    machine = replace(described_machine(gpus, 80), gpus=8)
+    with (
+        mock.patch.object(report, "HTTP_TOKEN", 0.0),
+        mock.patch.object(report, "HTTP_SAMPLE", 0.0),
+        mock.patch.object(report, "FILE_BYTES", math.inf),
+    ):
+        found = {
+            one.phase: one.seconds
+            for one in report.estimates(Plan.of(root, machine, tokens, start_shape(root)))
+            if one.phase not in ("evaluation", "checkpoints")
+        }
+    found["in all"] = sum(found.values())
+    return {phase: (found[phase], seconds) for phase, seconds in published.items()}

@@ -1,0 +1,315 @@
+"""What a plan says: what is needed where, what doesn't fit, and the change with which it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.cluster.planning.plans import PUBLISHED_RUNS, experiment, plan, seconds_of_published
+from treetune import main as command_line
+from treetune.cluster.commands import start_shape
+from treetune.cluster.planning.memory import LOGITS_PER_CHUNK
+from treetune.cluster.planning.plan import SPARE, Plan, remedy
+from treetune.cluster.planning.report import as_data, as_text
+from treetune.cluster.runs import sized_by_plan
+from treetune.config.errors import SameOnAllRanks
+from treetune.contracts import Advantages, Continuations
+from treetune.models.shapes import PUBLISHED, shape_of
+from treetune.rollouts.base import Credit
+from treetune.runtime import machine
+from treetune.runtime.machine import GIB, described_machine
+
+BIG = "polIter_deepseekSft2_vineppo_MATH"
+SMALL = "polIter_rho1bSft2_vineppo_MATH"
+
+BILLIONS = {
+    "microsoft/rho-math-1b-v0.1": 1.10,
+    "deepseek-ai/deepseek-math-7b-base": 6.91,
+    "meta-llama/Llama-3.2-1B": 1.24,
+    "Qwen/Qwen2.5-0.5B": 0.49,
+    "Qwen/Qwen2.5-1.5B": 1.54,
+    "Qwen/Qwen2.5-3B": 3.09,
+    "Qwen/Qwen2.5-7B": 7.61,
+    "Qwen/Qwen2.5-32B": 32.8,
+    "Qwen/Qwen3-0.6B": 0.6,
+    "Qwen/Qwen3-1.7B": 1.72,
+    "Qwen/Qwen3-4B": 4.02,
+    "Qwen/Qwen3-8B": 8.19,
+}
+"""Parameters as the models' cards and their files' indices give them."""
+
+
+@pytest.mark.parametrize("name", BILLIONS)
+def test_published_sizes_add_up_to_the_published_number_of_parameters(name):
+    shape = shape_of(PUBLISHED[name], name)
+    assert shape.parameters / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
+
+
+def test_a_shape_has_the_weights_that_transformers_makes():
+    import torch
+
+    from tests.support.peak_memory import random_model
+
+    for name in ("meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B"):
+        shape = dataclasses.replace(shape_of(PUBLISHED[name], name), layers=2, vocabulary=1000)
+        with torch.device("meta"):
+            model = random_model(shape, "float32")
+        assert shape.parameters == sum(weight.numel() for weight in model.parameters())
+
+
+def test_the_chunks_of_the_head_are_those_that_the_policy_has():
+    from treetune.models import logprobs
+
+    assert LOGITS_PER_CHUNK == {
+        "cpu": logprobs.LOGITS_PER_CHUNK,
+        "cuda": logprobs.LOGITS_PER_CHUNK_ON_A_GPU,
+    }
+
+
+def test_what_does_not_fit_is_said_with_a_change_that_makes_it_fit_and_be_it_more_gpus():
+    found = plan(BIG, machine=described_machine(1, 80))
+    assert [use.phase for use in found.misfits] == ["training"]
+    change = remedy(found)
+    assert change.override in as_text(found)
+    assert plan(BIG, change.override, machine=described_machine(1, 80)).fits
+    small, kept = described_machine(1, 40), "{trainer+: {offload_reference: false}}"
+    change = remedy(plan(BIG, kept, machine=small))
+    assert "trainer.offload_reference" in {one.key for one in change.changes}
+    assert plan(BIG, kept, change.override, machine=small).fits
+    change = remedy(plan("guru/32b_ppo", machine=described_machine(1, 80)))
+    assert change.gpus > 1
+    larger = described_machine(change.gpus, 80, change.nodes)
+    assert plan("guru/32b_ppo", change.override, machine=larger).fits
+
+
+@pytest.mark.parametrize(
+    ("override", "is_less"),
+    [
+        ("{trainer+: {zero_stage: 3}}", True),
+        ("{trainer+: {offload_optimizer: true}}", True),
+        ("{trainer+: {tokens_per_micro_batch: 4096}}", True),
+        ("{trainer+: {lora: {}, offload_reference: false}}", True),
+        ("{trainer+: {offload_reference: false}}", False),
+        ("{trainer+: {gradient_checkpointing: false}}", False),
+        ("{trainer+: {zero_stage: 1}}", False),
+        ("{credit: {type: 'gae'}}", False),
+    ],
+)
+def test_what_saves_or_takes_memory_in_training_is_planned_with_less_or_more(override, is_less):
+    machine = described_machine(4, 80)
+    changed, plain = (plan(BIG, *more, machine=machine).trainer.peak for more in ((override,), ()))
+    assert changed < plain if is_less else changed > plain
+
+
+def test_an_engine_is_there_while_training_but_where_it_sleeps_or_has_gpus_of_its_own():
+    awake = plan(SMALL, "{engines+: {policy+: {sleep: false}}}")
+    training = next(use for use in awake.uses if use.phase == "training")
+    assert any(item.what == "engine: KV cache" for item in training.items)
+    apart = plan(SMALL, "{engines+: {policy+: {sleep: false, servers: 'one', devices: [7]}}}")
+    wheres = {use.where for use in apart.uses if "GPU" in use.where}
+    assert wheres == {"an engine's GPU", "a trainer's GPU"}
+
+
+def test_a_share_too_small_for_one_sequence_and_ranks_that_cannot_be_grouped_are_said():
+    small = plan(BIG, "{engines+: {policy+: {gpu_memory_utilization: 0.1}}}")
+    assert any("gpu_memory_utilization 0.1" in words for words in small.problems)
+    single = plan("guru/32b_ppo", machine=described_machine(1, 80))
+    assert any("sequence_parallel_size is 2" in words for words in single.problems)
+
+
+def test_a_share_that_is_left_out_is_the_largest_that_fits_beside_the_trainer():
+    found = plan(BIG)
+    assert found.fits and found.engine.settings.gpu_memory_utilization == pytest.approx(0.79)
+    most = max(use.needed for use in found.uses if use.phase == "generation" and use.where == "a GPU")
+    assert 0 <= most + SPARE - found.uses[0].room + 0.01 * found.machine.device_memory <= 2**30
+    assert plan(BIG, "{engines+: {policy+: {gpu_memory_utilization: 0.6}}}").engine.cache < found.engine.cache
+    apart = plan(SMALL, "{engines+: {policy+: {sleep: false, servers: 'one', devices: [7]}}}")
+    assert apart.engine.settings.gpu_memory_utilization == 0.9
+
+
+def test_a_run_starts_its_server_with_the_planned_share_and_no_more_than_the_cache_has_room_for(monkeypatch):
+    monkeypatch.setattr(machine, "here", lambda **_: described_machine(8, 80))
+    root, found = experiment(BIG), plan(BIG)
+    sized = sized_by_plan(root)
+    assert sized.gpu_memory_utilization == found.engine.settings.gpu_memory_utilization
+    length = found.work.prompt_tokens + found.work.answer_tokens
+    assert sized.max_num_seqs * length <= found.engine.cached_tokens < (sized.max_num_seqs + 1) * length
+    assert sized_by_plan(experiment(BIG, "{plan: {check: false}}")).gpu_memory_utilization is None
+    assert sized_by_plan(experiment(SMALL)).max_num_seqs == 512
+
+
+def test_a_remedy_leaves_no_gpu_without_work_while_it_samples():
+    found = plan("guru/32b_grpo")
+    change = remedy(found)
+    assert {one.key: one.value for one in change.changes}["engines.policy.replicas"] == 4
+    settings = plan("guru/32b_grpo", change.override).engine.settings
+    assert settings.replicas_on("cuda") * settings.tensor_parallel_size == found.machine.ranks
+
+
+def test_tokens_of_continuations_lie_behind_two_thirds_of_an_answer():
+    length, prompt = 300, 40
+    contexts = [prompt + place for begin in range(length) for place in range(begin, length)]
+    work = dataclasses.replace(plan(SMALL).work, answer_tokens=length, prompt_tokens=prompt)
+    assert sum(contexts) / len(contexts) == pytest.approx(work.continued_context, rel=0.01)
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED_RUNS if "in turn" not in name])
+def test_published_seconds_of_an_iteration_are_planned_within_a_factor_of_two(name):
+    for phase, (planned, published) in seconds_of_published(name).items():
+        assert 0.5 < planned / published < 2, phase
+
+
+def test_continuations_are_counted_by_the_estimators_own_budget():
+    work = plan(SMALL).work
+    assert work.answers == 512
+    adaptive = "{credit+: {values: {type: 'sequential', most: 40}}}"
+    assert plan(SMALL, adaptive).work.most_continuations == 40 * work.most_continuations // 9
+    assert plan("polIter_rho1bSft2_grpo_MATH").work.continuations == 0
+
+
+def test_the_command_needs_no_gpu_and_says_whether_it_fits(capsys):
+    arguments = ["--configs", f"configs/{BIG}.jsonnet", "plan", "--gpus", "1", "--memory", "80"]
+    assert command_line.main(arguments) == 1
+    assert "DOES NOT FIT" in capsys.readouterr().out
+    assert command_line.main([*arguments[:3], "--gpus", "8", "--memory", "80", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits"] and told["parameters"] == 6_910_365_696
+    assert {one["phase"] for one in told["places"]} >= {"start", "generation", "sync", "training"}
+
+
+def test_a_critic_s_weights_and_states_have_their_place_in_training():
+    training = next(use for use in plan("polIter_rho1bSft2_ppo_MATH").uses if use.phase == "training")
+    sizes = {item.what: item.size for item in training.items}
+    assert sizes["critic: weights"] == pytest.approx(sizes["policy: weights"], rel=0.1)
+    assert sizes["critic: optimizer and the rest"] > sizes["critic: weights"]
+
+
+def test_half_of_a_machine_is_refused(capsys):
+    assert command_line.main(["--configs", f"configs/{BIG}.jsonnet", "plan", "--gpus", "8"]) == 2
+    assert "--gpus and --memory go together" in capsys.readouterr().err
+
+
+def test_everything_that_a_plan_says_is_plain_data():
+    found = as_data(plan(SMALL))
+    assert json.loads(json.dumps(found)) == found
+    for use in found["places"]:
+        assert use["needed"] == sum(use["items"].values())
+
+
+class TestSharedMemory:
+    """Of 64 MiB, as a container has it unless told otherwise."""
+
+    SMALL_ONE = dataclasses.replace(described_machine(8, 80, host_gib=2000), shared_memory=64 * 2**20)
+
+    def test_weights_in_files_are_named_as_the_change_and_need_none(self):
+        found = plan(SMALL, machine=self.SMALL_ONE)
+        assert [use.where for use in found.misfits] == ["/dev/shm"]
+        change = remedy(found)
+        assert change.override == "{engines+: {policy+: {weight_transfer: 'file'}}}"
+        in_files = plan(SMALL, change.override, machine=self.SMALL_ONE)
+        assert in_files.fits
+        assert not any("/dev/shm" in item.what and item.size for one in in_files.uses for item in one.items)
+
+    def test_more_gpus_do_not_make_it_larger(self):
+        one = dataclasses.replace(described_machine(1, 80, host_gib=2000), shared_memory=64 * 2**20)
+        change = remedy(plan("guru/32b_ppo", machine=one))
+        assert change.gpus > 1
+        larger = dataclasses.replace(one, ranks=change.gpus, nodes=change.nodes, host_memory=None)
+        assert plan("guru/32b_ppo", change.override, machine=larger).fits
+
+    def test_one_that_cannot_be_written_to_is_not_used(self):
+        read_only = dataclasses.replace(self.SMALL_ONE, shared_memory=0)
+        assert plan(SMALL, machine=read_only).fits
+
+    def test_adapters_leave_one_version_there(self):
+        def needed(send: str) -> int:
+            found = plan(
+                SMALL,
+                f"{{trainer+: {{offload_reference: false, lora: {{send: '{send}'}}}}}}",
+                machine=self.SMALL_ONE,
+            )
+            return next(use.needed for use in found.uses if use.where == "/dev/shm")
+
+        assert 2 * needed("adapters") == needed("merged")
+
+
+def test_a_model_that_is_read_in_parts_is_whole_on_one_rank_alone():
+    def read(override: str) -> int:
+        start = next(use for use in plan(BIG, override).uses if use.where == "the machine")
+        return sum(item.size for item in start.items if "model" in item.what and "/dev/shm" not in item.what)
+
+    in_parts = read("{trainer+: {zero_stage: 3, offload_parameters: false}}")
+    assert 4 * in_parts == pytest.approx(read("{trainer+: {zero_stage: 2, offload_parameters: false}}"))
+
+
+def test_credit_of_a_users_own_that_continues_answers_is_planned():
+    class Own(Credit):
+        @property
+        def gives(self):
+            return Advantages(before_training=True), Continuations()
+
+    root = dataclasses.replace(experiment(SMALL), credit=Own())
+    assert Plan.of(root, described_machine(8, 80), shape=start_shape(root)).work.continuations == 0
+
+
+class TestStart:
+    """Of a run on a machine that it doesn't fit."""
+
+    @pytest.fixture
+    def start(self, monkeypatch):
+        """Starts an experiment on a machine, which is described."""
+        from treetune.cluster import runs
+
+        def start(root, *described, **more):
+            monkeypatch.setattr(machine, "here", lambda **_: described_machine(*described, **more))
+            runs.refuse_what_does_not_fit(root)
+
+        return start
+
+    def test_it_is_refused_before_anything_is_started_but_where_the_user_wants_it(self, start):
+        expected = r"(?s)training: a GPU has 79.20 GiB.*plan: \{check: false\}"
+        with pytest.raises(ValueError, match=expected) as error:
+            start(experiment(BIG), 1, 80, host_gib=2000)
+        assert "smallest change" in str(error.value)
+        with pytest.raises(ValueError, match=r"the machine has 32\.00 GiB"):
+            start(experiment(BIG), 8, 80, host_gib=32)
+        start(experiment(BIG, "{plan: {check: false}}"), 1, 80)
+
+    def test_ranks_of_a_machine_say_it_once_and_those_of_each_machine_do(self, start, monkeypatch):
+        def kind(nodes: int, rank: str, of_machine: str) -> type[Exception]:
+            monkeypatch.setenv("RANK", rank)
+            monkeypatch.setenv("LOCAL_RANK", of_machine)
+            with pytest.raises(ValueError, match="it doesn't fit") as error:
+                start(experiment(SMALL), 2, 80, nodes, host_gib=8)
+            return error.type
+
+        assert kind(1, "0", "0") is kind(1, "1", "1") is kind(2, "3", "1") is SameOnAllRanks
+        assert kind(2, "2", "0") is ValueError
+
+    def test_where_nobody_knows_that_is_said(self, start, capsys, tmp_path):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+        root = experiment(SMALL, {"model": {"type": "pretrained", "name_or_path": str(tmp_path)}})
+        with pytest.raises(ValueError, match="sizes aren't known"):
+            Plan.of(root, described_machine(1, 80))
+        start(root, 1, 80)
+        assert "wasn't checked" in capsys.readouterr().err
+
+    def test_a_process_without_a_launcher_is_one_rank(self, monkeypatch):
+        monkeypatch.setattr(machine, "query_gpus", lambda what, environment: [str(80 * 1024)] * 4)
+        assert machine.here({}, started=True).ranks == 1
+        assert machine.here({}, started=True).gpus == machine.here({}).ranks == 4
+        assert "1 of 4 GPUs" in machine.here({}, started=True).words
+
+    @pytest.mark.parametrize("launcher", ["LOCAL_SIZE", "LOCAL_WORLD_SIZE"])
+    def test_launchers_say_how_many_ranks_a_machine_has(self, launcher):
+        found = machine.here({"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "8", launcher: "4"}, started=True)
+        assert (found.ranks, found.nodes) == (4, 2)
+
+
+def test_sizes_are_told_in_readable_units():
+    from treetune.runtime.machine import in_units
+
+    assert in_units(GIB) == "1.00 GiB"
+    assert in_units(3 * 2**20) == "3.0 MiB"

@@ -1,0 +1,210 @@
+"""What is made of a model's answers: whatever they are, a defined end; where they are good, exactly this."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.thread_text import without_threads
+from treetune.data.asking import Ledger, OutOfBudget, Prices, Unreadable, without_thought
+from treetune.data.parallel_solutions import (
+    Threaded,
+    apply_edits,
+    parallel_text,
+    parts_of,
+    results_in,
+    sentences,
+)
+from treetune.data.thread_blocks import Block, Rule, cut, json_list, ranges, saved_characters
+from treetune.domains.endpoints.asking import Answer, AnswerJournal
+from treetune.threads.format import faults, text_segments
+
+TAGS = ["<parallel>", "</parallel>", "<thread>", "</thread>", "<none/>"]
+PIECES = st.sampled_from([*TAGS, "1-4", "7", "lines 2-3", "9–12", "\n", "so"])
+LINES = st.lists(st.sampled_from(["", "a line", "and a longer line of words", "  indented"]), max_size=30)
+RANGES = st.tuples(st.integers(-1, 32), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+
+
+@given(st.lists(PIECES, max_size=20).map("".join) | st.text())
+def test_any_answer_is_groups_of_ranges_or_unreadable(text: str) -> None:
+    try:
+        groups = ranges(text)
+    except Unreadable:
+        return
+    assert sum(map(len, groups)) == text.lower().count("<thread>")
+    assert len(groups) == text.lower().count("<parallel>")
+
+
+def test_groups_are_read_between_other_words() -> None:
+    text = "So:\n```xml\n<parallel>\n <thread>lines 4-9</thread><thread> 10 – 17 </thread></parallel>\n```\n."
+    assert ranges(text) == [[(4, 9), (10, 17)]]
+    assert ranges("<parallel><thread>3</thread><thread>4</thread></parallel>") == [[(3, 3), (4, 4)]]
+    assert ranges("There is none: <none/>") == []
+
+
+@given(st.text() | st.lists(st.sampled_from(["[", "]", "{", "}", '"a"', ",", ":", "1", " x"])).map("".join))
+def test_any_answer_is_a_json_list_or_unreadable(text: str) -> None:
+    with suppress(Unreadable):
+        assert isinstance(json_list(text), list)
+
+
+@given(groups=st.lists(st.lists(RANGES, max_size=4), max_size=6), lines=LINES, least=st.integers(1, 60))
+def test_kept_blocks_are_apart_in_order_and_worth_it(
+    groups: list[list[tuple[int, int]]], lines: list[str], least: int
+) -> None:
+    kept, dropped = cut(groups, lines, Rule(least, max_threads=3))
+    assert len(kept) + len(dropped) == len(groups)
+    assert all(first.last < second.first for first, second in pairwise(kept))
+    for block in kept:
+        assert 1 <= block.first <= block.last <= len(lines)
+        assert 2 <= len(block.threads) <= 3
+        assert all(text.strip() == text != "" for text in block.threads)
+        assert saved_characters(block.threads) >= least
+        whole = "".join("".join(lines[block.first - 1 : block.last]).split())
+        assert "".join("".join(block.threads).split()) == whole, "not a word is lost"
+
+
+@given(
+    lines=LINES,
+    groups=st.lists(st.lists(RANGES, max_size=4), max_size=6),
+    opening=st.sampled_from(["", "<think>\n", "<think>"]),
+    rest=st.sampled_from(["", "</think>\n\nThe answer.", "</think> a </think> b"]),
+)
+def test_a_parallel_text_says_what_the_solution_said_in_the_form_of_rollouts(
+    lines: list[str], groups: list[list[tuple[int, int]]], opening: str, rest: str
+) -> None:
+    solution = opening + "\n".join(lines) + rest
+    parts = parts_of(solution)
+    assert parts[0] + parts[1] + parts[2] == solution
+    kept, _ = cut(groups, parts[1].split("\n"), Rule(1))
+    blocks = [
+        Threaded(block.first, block.last, tuple("x" * len(block.threads)), block.threads) for block in kept
+    ]
+    text = parallel_text(parts, parts[1].split("\n"), blocks)
+    assert "".join(piece.text for piece in text_segments(text)) == text
+    assert faults(text, conclusions="refused", adjacent=True) == []
+    assert text.count("<Parallel>") == len(kept)
+    assert "".join(without_threads(text).split()) == "".join(solution.split())
+    assert text.endswith(rest)
+
+
+def test_only_the_thought_is_divided() -> None:
+    parts = parts_of("<think>\na\nb\n</think>\n\nThe answer is a.")
+    assert parts == ("<think>\n", "a\nb\n", "</think>\n\nThe answer is a.")
+
+
+@pytest.mark.parametrize(
+    ("edits", "what"),
+    [
+        ([{"source": "b", "destination": ""}], "occurs 2 times"),
+        ([{"source": "z", "destination": ""}], "occurs 0 times"),
+        ([{"source": "", "destination": "x"}], "no source and destination"),
+        ([{"source": "a"}], "no source and destination"),
+        (["a"], "no source and destination"),
+        ([{"source": "a", "destination": "</Thread>"}], "holds a tag"),
+        ([{"source": "a b b", "destination": " "}], "nothing is left"),
+        (json.loads(r'[{"source": "a", "destination": "\frac"}]'), "are backslashes doubled"),
+        (json.loads(r'[{"source": "a", "destination": "\neq b"}]'), "are backslashes doubled"),
+        ([{"source": "a", "destination": "b b"}, {"source": "b b b", "destination": "x"}], "occurs 2 times"),
+    ],
+)
+def test_an_edit_applies_where_its_source_is_once_and_nowhere_else(edits: list[Any], what: str) -> None:
+    with pytest.raises(Unreadable, match=what):
+        apply_edits("a b b", edits)
+
+
+def test_edits_apply_one_after_the_other() -> None:
+    edits = [{"source": "like x, ", "destination": ""}, {"source": "y", "destination": "y"}]
+    assert apply_edits("like x, find y", edits) == ("find y", [("like x, ", "")])
+
+
+def test_a_result_in_an_outline_is_one_that_only_the_thread_finds() -> None:
+    thread = "There are 33 of them, and 3.5 more in case 2."
+    assert results_in("Find the 33.", "up to 200", thread, 2) == ["33"]
+    assert results_in("Find 3.5 and 35.", "up to 200", thread, 2) == ["3.5"]
+    assert results_in("Case 2, up to 200.", "up to 200", thread, 2) == []
+    assert results_in("Find the 33.", "33 is known", thread, 2) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("Find 3.5 of x, e.g. by trial. Then stop.", 2),
+        ("No dot", 1),
+        ("One! Two? Three.", 3),
+        ("Check cf. Eq. 3 first", 1),
+    ],
+)
+def test_sentences_are_counted_as_people_do(text: str, count: int) -> None:
+    assert sentences(text) == count
+
+
+def test_a_thought_before_an_answer_is_passed_over() -> None:
+    assert without_thought("<think>\n[1] no\n</think>\n\n[2]") == "[2]"
+    assert without_thought("[2] </think>") == "[2] </think>"
+
+
+ANSWER = Answer("k", "steps", "text \ud800", True, 10, 2, False)
+
+
+def test_the_journal_keeps_whole_answers_and_one_writer_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = AnswerJournal(path, lambda answer: None)
+    journal.add(ANSWER)
+    with pytest.raises(ValueError, match="another process is at work"):
+        AnswerJournal(path, lambda answer: None)
+    journal.close()
+    with path.open("ab") as file:
+        file.write(b"\0\0\n" + json.dumps({"key": "torn"}).encode())
+    counted: list[Answer] = []
+    again = AnswerJournal(path, counted.append)
+    later = Answer("l", "check", "", False, 0, 0, True)
+    again.add(later)
+    assert counted == [ANSWER]
+    assert again.get("k") == ANSWER
+    assert again.get("l") == later
+    assert again.get("torn") is None
+    again.close()
+
+
+def test_requests_wait_for_what_those_in_flight_may_leave_over() -> None:
+    async def spend() -> list[str]:
+        ledger = Ledger(Prices(input=0, output=1e6), budget=10)
+        order: list[str] = []
+
+        async def request(name: str, most: int, really: int) -> None:
+            try:
+                async with ledger.reserved(0, most):
+                    order.append(f"{name} begins")
+                    await asyncio.sleep(0)
+                    ledger.steps[name].add(0, really, False)
+                    order.append(f"{name} ends")
+            except OutOfBudget:
+                order.append(f"{name} is refused")
+
+        await asyncio.gather(request("a", 6, 2), request("b", 6, 4), request("c", 6, 4))
+        assert ledger.dollars == 6
+        return order
+
+    assert asyncio.run(spend()) == ["a begins", "a ends", "b begins", "b ends", "c is refused"]
+
+
+def test_a_block_is_dropped_with_what_was_wrong() -> None:
+    lines = ["a" * 300, "b" * 300, "c", "d" * 300]
+    groups = [[(1, 1), (2, 2)], [(2, 2), (4, 4)], [(4, 4), (4, 4)], [(3, 3), (4, 4)], []]
+    kept, dropped = cut(groups, lines, Rule(200))
+    assert kept == [Block(1, 2, ("a" * 300, "b" * 300), ((1, 1), (2, 2)))]
+    assert sorted(block.reason for block in dropped) == [
+        "fewer than two threads with text",
+        "lines between threads that are in none",
+        "threads overlap or are in disorder",
+        "too little is saved",
+    ]

@@ -1,0 +1,337 @@
+"""`estimate_difficulty`: however its jobs end, the result is the same and nothing is asked twice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data import command
+from tests.data.command import write_lines
+from tests.data.oracle import Oracle, sums
+from tests.data.scripted import serving
+from treetune.cluster.jobs import ranges
+from treetune.data.difficulty.answering import AskingShard, AtAddresses, Question
+from treetune.data.difficulty.merging import RowRate, bin_of, read_rates
+from treetune.domains.endpoints.settings import EndpointSettings
+from treetune.engine.base import SamplingParams
+from treetune.engine.guard import descendants
+from treetune.main import main
+from treetune.vocabulary import Problem
+
+SAMPLES = 5
+LOCAL = {"type": "local", "at_once": 2, "poll": 0.05}
+WRITTEN = ("rates.parquet", "rows.parquet", "summary.json", "histogram.svg")
+
+
+class Work(command.Work):
+    def __init__(self, folder: Path, oracle: Oracle) -> None:
+        address = {
+            "base_url": oracle.url, "model": "oracle", "concurrency": 2, "retries": 0, "timeout": 600,
+            "give_up_after": 2,
+        }  # fmt: skip
+        super().__init__(
+            folder,
+            "estimate_difficulty",
+            sums(40),
+            task={"type": "rows", "routes": {"math": {"type": "final_answer", "marker": "#"}}},
+            policy={"type": "endpoint", "addresses": [address]},
+            answers={"samples": SAMPLES, "max_tokens": 64},
+            shards=2,
+            jobs=LOCAL,
+            column="low_pass_rate",
+        )
+        self.oracle = oracle
+
+    @property
+    def asked(self) -> int:
+        return sum(self.oracle.asked.values())
+
+    @property
+    def log(self) -> str:
+        return (self.output / "logs" / "run.log").read_text()
+
+    def rates(self) -> list[RowRate]:
+        return list(read_rates(self.output / "rates.parquet"))
+
+    def written(self) -> dict[str, bytes]:
+        return {name: (self.output / name).read_bytes() for name in WRITTEN}
+
+    def wait_for_answers(self, count: int) -> None:
+        self.wait_until(lambda: self.asked >= count)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, (self.folder / "log").read_text()
+            time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Oracle]:
+    with serving(Oracle()) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Work:
+    """What the command makes where nothing happens, and what it asked for."""
+    done = Work(tmp_path_factory.mktemp("undisturbed"), server)
+    assert done.run() == 0
+    done.oracle = copy(server)
+    return done
+
+
+@pytest.fixture
+def oracle(server: Oracle) -> Oracle:
+    server.begin()
+    return server
+
+
+@pytest.fixture
+def work(undisturbed: Work, oracle: Oracle, tmp_path: Path) -> Work:
+    return Work(tmp_path, oracle)
+
+
+def test_every_row_has_its_rate_and_every_answer_was_asked_for_once(undisturbed: Work) -> None:
+    rates = undisturbed.rates()
+    assert [row.index for row in rates] == list(range(40))
+    assert all(row.answers == SAMPLES and row.unavailable == 0 for row in rates)
+    assert [row["low_pass_rate"] for row in undisturbed.rows()] == [row.correct / SAMPLES for row in rates]
+    assert all(row.correct == 0 for row in rates if row.index % 10 == 0), "the oracle never knows 0+b"
+    asked = undisturbed.oracle.asked
+    assert set(asked.values()) == {1} and len(asked) == 40 * SAMPLES
+    summary = undisturbed.summary
+    assert sum(summary["bins"].values()) == 40 and summary["asked_twice"] == 0
+    assert (undisturbed.output / "histogram.png").is_file()
+    # Equal rows have answers of their own.
+    assert rates[8].key == rates[9].key and (rates[8].occurrence, rates[9].occurrence) == (0, 1)
+    assert len({seed for prompt, seed in asked if prompt.startswith("8+1=")}) == 2 * SAMPLES
+
+
+def test_how_the_work_is_cut_changes_nothing(
+    work: Work, undisturbed: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert work.run(shards=5, jobs={**LOCAL, "at_once": 1}) == 0
+    assert work.written() == undisturbed.written()
+    assert "impossible" in capsys.readouterr().err, "the bins are shown"
+
+
+def test_the_settings_of_an_answer_reach_the_address(work: Work) -> None:
+    answers = {"samples": 2, "max_tokens": 7, "temperature": 0.3, "top_p": 0.5, "top_k": -1, "stop": ["!"]}
+    assert work.run(answers=answers) == 0
+    body = work.oracle.bodies[0]
+    assert (body["max_tokens"], body["temperature"], body["top_p"], body["stop"]) == (7, 0.3, 0.5, ["!"])
+    assert "top_k" not in body
+
+
+@pytest.mark.slow
+def test_requests_that_come_to_nothing_are_told_and_the_others_are_kept(
+    oracle: Oracle, tmp_path: Path
+) -> None:
+    address = EndpointSettings(base_url=oracle.url, model="oracle", concurrency=1, retries=0, give_up_after=2)
+    prompts, kept = ("1+1=?", "no sum", "2+2=?"), set()
+    questions = [Question(row, 0, 7, Problem(str(row), prompt, "")) for row, prompt in enumerate(prompts)]
+    policy, shard = AtAddresses(addresses=(address,)), AskingShard(0, tmp_path, 0)
+    told = pytest.raises(RuntimeError, match=r"^1 requests came to nothing; the others are kept")
+    with policy.opened(SamplingParams(64), shard) as ask, told:
+        ask(questions, lambda question, _: kept.add(question.row))
+    assert kept == {0, 2}
+
+
+def test_killed_jobs_and_a_killed_command_change_nothing(work: Work, undisturbed: Work) -> None:
+    work.oracle.seconds = 0.03
+    with work.started() as command:
+        work.wait_for_answers(20)
+        jobs = [pid for pid in descendants(command.pid) if b"--shard" in _command_line(pid)]
+        assert jobs
+        for pid in jobs:
+            os.kill(pid, signal.SIGKILL)
+        work.wait_for_answers(60)
+    total = 40 * SAMPLES
+    assert work.asked < total, "there was something left to do"
+    assert work.run() == 0
+    assert work.written() == undisturbed.written()
+    # Only what was under way when a process died was asked for again: two requests of two jobs, twice.
+    assert work.asked <= total + 8
+    assert "another job goes on" in work.log and "signal 9" in work.log
+
+
+@pytest.mark.slow
+def test_a_job_that_falls_silent_is_ended_and_another_goes_on(work: Work) -> None:
+    work.oracle.seconds = 600.0
+    # Longer than a job takes to start on a busy machine.
+    with work.started(jobs={**LOCAL, "at_once": 1, "silence": 12.0}, shards=1) as command:
+        work.wait_for_answers(2)
+        work.oracle.seconds = 0.0
+        assert command.wait(180) == 0
+    assert "has shown nothing for" in work.log
+    assert work.asked == 40 * SAMPLES + 2, "two were under way when it fell silent"
+
+
+def test_a_job_that_dies_again_and_again_is_left_with_what_it_said(
+    work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work.oracle.down = True
+    jobs = {**LOCAL, "restarts": 1}
+    assert work.run(jobs=jobs) == 1
+    message = capsys.readouterr().err
+    assert "2 of 2 shards could not be finished" in message and "HTTP 500" in message
+    work.oracle.down = False
+    assert work.run(jobs=jobs) == 0
+
+
+def test_answers_that_could_not_be_graded_are_graded_later_and_not_asked_again(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (work.folder / "grader_of_a_test.py").write_text(
+        "from pathlib import Path\n"
+        "from treetune.tasks.graders.base import Unavailable\n"
+        "def score(response, gold):\n"
+        "    if not Path(__file__).with_name('up').exists():\n"
+        "        raise Unavailable('the judge is away')\n"
+        "    return float(response.endswith('#' + gold))\n"
+    )
+    monkeypatch.chdir(work.folder)
+    write_lines(work.input, sums(4))
+    grader = {"type": "function", "path": "grader_of_a_test:score"}
+    task = {"type": "rows", "routes": {"math": grader}}
+    assert work.run(task=task) == 1
+    assert work.summary["unavailable"] == 4 * SAMPLES and work.summary["without_a_rate"] == 4
+    assert [row.pass_rate for row in work.rates()] == [None] * 4
+    (work.folder / "up").touch()
+    asked = work.asked
+    assert work.run(task=task) == 0
+    assert work.asked == asked
+    assert work.summary["unavailable"] == 0 and work.summary["pass_rate"] is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"task": {"type": "rows", "routes": {"code": {"type": "final_answer"}}}}, "no route fits"),
+        ({"task": {"type": "multiplication"}}, "doesn't read rows"),
+        ({"answers": {"samples": 4, "temperature": 0}}, "temperature 0 gives the same answer"),
+        ({"answers": {"samples": 4, "top_k": 0}}, "top_k is 0"),
+        ({"jobs": {"type": "slurm", "options": ["--array=1"]}}, "--array"),
+        ({"policy": {"type": "endpoint", "addresses": []}}, "addresses"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_message(
+    work: Work, settings: dict[str, Any], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert work.run(**settings) == 2
+    message = capsys.readouterr().err
+    assert what in message and "Traceback" not in message
+    assert not work.oracle.asked
+
+
+def test_a_folder_of_other_rows_or_settings_is_refused(
+    work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert work.run(answers={"samples": 1}) == 0
+    assert work.run(answers={"samples": 2}) == 2
+    assert "was begun with other rows" in capsys.readouterr().err
+    write_lines(work.input, sums(41))
+    assert work.run(answers={"samples": 1}) == 2
+    write_lines(work.input, [])
+    assert work.run(answers={"samples": 1}) == 2
+    assert "there are no rows in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shard", "what"), [("0", "holds no estimate that a job could work on"), ("2", "--shard is 2")]
+)
+def test_a_shard_that_is_not_there_is_refused(
+    shard: str, what: str, work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*work.arguments(), "--shard", shard]) == 2
+    assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("correct", "answers", "name"),
+    [
+        (0, 5, "impossible"), (1, 16, "very hard"), (3, 15, "hard"), (2, 5, "medium"), (3, 5, "easy"),
+        (4, 5, "very easy"), (15, 16, "very easy"), (5, 5, "perfect"),
+    ],
+)  # fmt: skip
+def test_bins_begin_where_guru_s_do(correct: int, answers: int, name: str) -> None:
+    assert bin_of(correct, answers) == name
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Commands of SLURM that run an array's tasks as processes here; the folder in which they keep book."""
+    home, programs, texts = tmp_path / "cluster", tmp_path / "bin", Path(__file__).parent / "slurm"
+    home.mkdir()
+    programs.mkdir()
+    beginning = (texts / "beginning.txt").read_text().format(python=sys.executable, home=str(home))
+    for name in ("sbatch", "squeue", "sacct", "scancel"):
+        (programs / name).write_text(beginning + (texts / f"{name}.txt").read_text())
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    yield home
+    for file in home.glob("*.pid"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(int(file.read_text()), signal.SIGKILL)
+
+
+SLURM = {"type": "slurm", "poll": 0.1, "settle": 0.2, "options": ["--partition=gpu"], "at_once": 2}
+# The machine of a task that is killed here has failed, as sacct says: that takes none of its restarts.
+SLURM |= {"restarts": 0}
+
+
+@pytest.mark.slow
+def test_on_slurm_a_lost_task_is_submitted_again_and_a_lost_command_watches_on(
+    work: Work, undisturbed: Work, cluster: Path
+) -> None:
+    def submitted() -> list[str]:
+        return (cluster / "submitted").read_text().splitlines()
+
+    work.oracle.seconds = 0.05
+    with work.started(jobs=SLURM, shards=2):
+        work.wait_for_answers(10)
+        (cluster / "busy").touch()
+        os.killpg(int((cluster / "1_0.pid").read_text()), signal.SIGKILL)
+        work.wait_until(lambda: len(submitted()) == 2)
+    first, again = submitted()
+    assert "--array=0-1%2" in first and "--array=0%2" in again
+    assert "#SBATCH --partition=gpu\n" in (work.output / "jobs" / "shard.sh").read_text()
+    assert work.run(jobs=SLURM, shards=2) == 0
+    assert work.written() == undisturbed.written()
+    assert submitted() == [first, again], "running tasks were found again"
+    assert work.asked <= 40 * SAMPLES + 2
+    assert "job 1_0 ended as NODE_FAIL, exit code 0:9" in work.log
+    assert "jobs of an earlier command go on" in work.log
+    assert "Unable to contact slurm controller" in work.log
+
+
+def test_without_slurm_it_says_so(
+    work: Work, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert work.run(jobs=SLURM) == 2
+    assert "there is no squeue here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shards", "text"), [([0, 1, 2, 5], "0-2,5"), ([3], "3"), ([7, 1], "1,7"), ([1, 2, 4, 5], "1-2,4-5")]
+)
+def test_shards_as_an_array_of_slurm(shards: list[int], text: str) -> None:
+    assert ranges(shards) == text
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,15 @@
+"""What tests of rollouts share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from treetune.domains.environments.pool import EnvironmentPool
+
+
+@pytest.fixture(scope="module")
+def environments() -> Iterator[EnvironmentPool]:
+    with EnvironmentPool() as pool:
+        yield pool

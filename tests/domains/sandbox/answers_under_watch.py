@@ -1,0 +1,307 @@
+"""Grades hostile answers in this process and writes down, as JSON, what Python did with their text.
+
+``python -m tests.domains.sandbox.answers_under_watch FOLDER attacks|long``: FOLDER is where the answers try
+to leave a file. An audit hook can't be taken off again, so this is a process of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from tests.support.grader_cases import LABELLED
+from treetune.tasks.graders.base import Grader
+from treetune.vocabulary import Problem
+
+MARKER = "LeftByAnAnswer"
+"""The name of the file, and what the hook looks for in all that Python is asked to do."""
+
+PATIENCE = 10.0
+"""Processor seconds for an answer of `LONG` characters; a linear reading takes some hundredths."""
+
+LONG = 50_000
+
+HARMLESS = ("compile", "marshal.dumps")
+"""Events that may hold an answer's text: reading it as a tree, and handing a program to the sandbox."""
+
+SHAPES = (
+    "{}", "\\boxed{{{}}}", "<answer>{}</answer>", "<solution>{}</solution>", "#### {}", "```python\n{}\n```",
+    "```json\n{}\n```", "assert f({}) == {}", '{{"answer": "{}"}}',
+)  # fmt: skip
+
+UNITS = (
+    "a",
+    "1",
+    " ",
+    "\n",
+    "{",
+    "}",
+    "(",
+    ")",
+    "[",
+    "]",
+    "\\",
+    "$",
+    "*",
+    "_",
+    "-",
+    ",",
+    ".",
+    "=",
+    "#",
+    '"',
+    "'",
+    "`",
+    "<",
+    ">",
+    "|",
+    "&",
+    "^",
+    "+",
+    ":",
+    "A",
+    "ab",
+    "a ",
+    "1,",
+    "1.",
+    "1 ",
+    "{}",
+    "\\(",
+    "\\boxed{",
+    "\\boxed ",
+    "<answer>",
+    "</answer>",
+    "<think>",
+    "</think>",
+    "\\text{",
+    "\\frac",
+    "$$",
+    "**",
+    "```",
+    "1/",
+    "\\\\",
+    "a\n",
+    " \n",
+    "answer ",
+    "the answer is ",
+    "Answer: ",
+    "```python\n",
+    "1,000",
+    "10 ",
+    "é",
+    "答",
+    "- ",
+    "x=",
+    "#### ",
+    '{"a":',
+    "| ",
+    "|-",
+    "**a",
+    "**a**",
+    "%",
+    "> ",
+    ">- ",
+    "A) ",
+    "(A) ",
+    "**\n",
+)
+
+
+class LateAnswer(BaseException):
+    """Not caught by any grader."""
+
+
+@dataclass(frozen=True)
+class Evaluates(Grader):
+    """Does what no grader may, so that the watch itself is seen to work."""
+
+    def extract(self, response: str, problem: Problem) -> str | None:
+        return response
+
+    def verdict(self, extracted: str, problem: Problem) -> float:
+        return float(bool(eval(extracted)))
+
+
+def payloads(folder: Path) -> Iterator[str]:
+    """Yields texts that would leave the file if somebody ran, unpickled, filled in or resolved them."""
+    file = folder / MARKER
+    shell = f"touch {file}"
+    call = f"__import__('os').system('{shell}')"
+    yield call
+    yield f'__import__("os").system("{shell}")'
+    yield f"open('{file}', 'w').close()"
+    yield f"exec(\"open('{file}', 'w')\")"
+    yield f"eval(\"open('{file}', 'w')\")"
+    yield f"(lambda: {call})()"
+    yield f"[{call} for x in [1]]"
+    yield f"1 if {call} else 2"
+    yield f"1 + {call}"
+    yield f"{{'a': {call}}}"
+    yield f"().__class__.__base__.__subclasses__()[-1].__init__.__globals__['{MARKER}']"
+    # sympy's parsers
+    yield f"Symbol('x').__class__.__mro__[-1].__subclasses__() or {call}"
+    yield f'lambdify(x, "{call}")(1)'
+    yield f'sympify("{call}")'
+    yield f'S("{call}")'
+    yield f"{MARKER}.__class__"
+    yield f"{MARKER}(1)!"
+    # LaTeX, with the text where names, functions, matrices and bounds stand
+    yield f"x_{{{call}}}"
+    yield f"\\text{{{call}}}"
+    yield f"\\operatorname{{{MARKER}}}({call})"
+    yield f"\\operatorname{{gcd}}({call}, 2)"
+    yield f"\\begin{{pmatrix}} {call} & \\text{{{call}}} \\\\ 1 & 2 \\end{{pmatrix}}"
+    yield f"\\sum_{{n_{{{MARKER}}}=1}}^{{\\infty}} \\frac{{1}}{{n_{{{MARKER}}}^2}}"
+    yield f"\\int_0^1 x_{{{MARKER}}} dx_{{{MARKER}}}"
+    yield f"\\{{x \\mid {call}\\}}"
+    yield f"\\input{{{file}}}\\write18{{{shell}}}"
+    # templates and formats
+    yield f"{{{{ cycler.__init__.__globals__.os.popen('{shell}').read() }}}}"
+    yield f"{{{{ self.__init__.__globals__.__builtins__.{call} }}}}"
+    yield f"{{% set {MARKER} = 1 %}}{{{{ {MARKER} }}}}"
+    yield f"{{0.__class__.__init__.__globals__[{MARKER}]}} %({MARKER})s"
+    yield f"${{{shell}}} $({shell}) `{shell}`; {shell} | {shell}"
+    # YAML, pickles, XML
+    yield f"!!python/object/apply:os.system ['{shell}']"
+    yield f"!!python/object/new:os.system [{shell}]"
+    yield f"cos\nsystem\n(S'{shell}'\ntR."
+    yield base64.b64encode(pickle.dumps(_Touches(shell))).decode()
+    yield pickle.dumps(_Touches(shell), 0).decode("latin-1")
+    yield f'<!DOCTYPE a [<!ENTITY b SYSTEM "file://{file}">]><a>&b;</a>'
+    # calls of tools, as models write them
+    yield f'<tool_call>{{"name": "python", "arguments": {{"code": "{call}"}}}}</tool_call>'
+
+
+@dataclass(frozen=True)
+class _Touches:
+    command: str
+
+    def __reduce__(self) -> Any:
+        import os
+
+        return os.system, (self.command,)
+
+
+class Watch:
+    """Notes each audit event that has an answer's text in it; where it is executed code, in its constants
+    and names."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self._is_on = False
+        sys.addaudithook(self._look)
+
+    def __enter__(self) -> None:
+        self.seen.clear()
+        self._is_on = True
+
+    def __exit__(self, *_: object) -> None:
+        self._is_on = False
+
+    def _look(self, event: str, arguments: tuple[object, ...]) -> None:
+        if not self._is_on or event in HARMLESS:
+            return
+        is_from_pickle = event == "pickle.find_class" and "system" in arguments
+        if is_from_pickle or any(_mentions(argument) for argument in arguments):
+            self._is_on = False  # what follows is said by this event already
+            self.seen.append(event)
+            self._is_on = True
+
+
+def _mentions(value: object) -> bool:
+    if isinstance(value, str):
+        return MARKER in value
+    if isinstance(value, bytes):
+        return MARKER.encode() in value
+    if isinstance(value, CodeType):
+        return any(map(_mentions, (*value.co_names, *value.co_varnames, *value.co_consts)))
+    if isinstance(value, (tuple, list)):
+        return any(map(_mentions, value))
+    return False
+
+
+def attacked(grader: Grader, problem: Problem, wrong: str, folder: Path, watch: Watch) -> list[str]:
+    """Returns what was done with hostile answers that must not be, in words."""
+    faults = []
+    before = _reward(grader, wrong, problem)
+    for payload in payloads(folder):
+        for shape in SHAPES:
+            response = shape.replace("{{", "\0").replace("}}", "\1").replace("{}", payload)
+            response = response.replace("\0", "{").replace("\1", "}")
+            with watch:
+                _reward(grader, response, problem)
+            if watch.seen or (folder / MARKER).exists():
+                (folder / MARKER).unlink(missing_ok=True)
+                faults.append(f"{response!r}: {sorted(set(watch.seen)) or 'left a file'}")
+    after = _reward(grader, wrong, problem)
+    if after != before:
+        faults.append(f"the wrong answer {wrong!r} earned {before} before, and {after} behind hostile ones")
+    return faults
+
+
+def late_answers(grader: Grader, problem: Problem, right: str) -> list[str]:
+    """Returns the answers on which a grader spent more than `PATIENCE`."""
+    late = []
+    for unit in UNITS:
+        run = unit * (LONG // len(unit))
+        for response in (
+            run,
+            f"\\boxed{{{run}}}",
+            f"<answer>{run}</answer>",
+            run + right,
+            right + run,
+            run + "\0",
+        ):
+            signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
+            try:
+                _reward(grader, response, problem)
+            except LateAnswer:
+                late.append(f"{response[:40]!r} of {len(response)} characters")
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return late
+
+
+def _reward(grader: Grader, response: str, problem: Problem) -> float | str:
+    try:
+        return grader.grade(response, problem).reward
+    except Exception as error:  # the outcome `error`, as the pool has it
+        return type(error).__name__
+
+
+def _is_late(*_: object) -> None:
+    raise LateAnswer
+
+
+def main() -> None:
+    folder, what = Path(sys.argv[1]), sys.argv[2]
+    report: dict[str, list[str]] = {}
+    graders = {name: (labelled.grader, labelled.cases[0]) for name, labelled in LABELLED.items()}
+    some_case = graders["numeric"][1]
+    if what == "attacks":
+        watch = Watch()
+        graders["evaluates"] = Evaluates(), some_case
+        for name, (grader, case) in graders.items():
+            if grader.missing():
+                continue
+            grader.prepare()
+            report[name] = attacked(grader, case.problem, case.wrong[0], folder, watch)
+    else:
+        signal.signal(signal.SIGVTALRM, _is_late)
+        for name, (grader, case) in graders.items():
+            if grader.isolation == "inline" or name == "livebench":
+                grader.prepare()
+                report[name] = late_answers(grader, case.problem, case.right[0])
+    sys.stdout.write(json.dumps(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+"""Scorers of libraries: what an answer says is read and never executed, and nothing of an answer is left.
+
+The first wall is `inside/reading.py`: texts become values by a reader of our own. The second is
+`inside/scoring.py`: a process for each answer, in a sandbox. The second is tried with a scorer that executes
+answers on purpose, with the first one taken down.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from treetune.domains.graders.reasoning_gym import ReasoningGymGrader
+from treetune.domains.puzzles.reasoning_gym import ReasoningGym, missing_packages
+from treetune.domains.sandbox import inside
+from treetune.domains.sandbox.base import Limits, SandboxUnavailable
+from treetune.domains.sandbox.bubblewrap import Bubblewrap
+from treetune.domains.sandbox.fusion import SandboxFusion
+from treetune.domains.sandbox.inside.reading import Refused, read_formula, read_literal
+from treetune.domains.sandbox.program import UnsafeLocal
+from treetune.domains.sandbox.served import Scorer
+from treetune.tasks.graders.pool import GraderPool
+from treetune.vocabulary import Problem
+
+needs_reasoning_gym = pytest.mark.skipif(bool(missing_packages()), reason="lacks reasoning_gym")
+
+THAT_READ_PYTHON = [
+    "countdown", "puzzle24", "n_queens", "binary_matrix", "spiral_matrix", "string_insertion",
+    "simple_integration", "intermediate_integration", "polynomial_multiplication",
+]  # fmt: skip
+"""Data sets whose scorers give answers to `eval`, or to sympy's parser, which does."""
+
+GRADER = ReasoningGymGrader(limits=Limits(seconds=5.0, memory_mib=2048))
+
+
+@cache
+def problems(dataset: str) -> list[Problem]:
+    made = ReasoningGym(dataset=dataset, train_size=1, validation_size=1, test_size=3).problems("test")
+    return [replace(problem, id=f"{dataset}/{problem.id}") for problem in made]
+
+
+def tagged(answer: str) -> str:
+    return f"<answer>{answer}</answer>"
+
+
+# The first wall: texts are read
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1",
+        "-2.5",
+        "'a'",
+        "[1, [2, 3]]",
+        "(1, 'b')",
+        "{1: 2}",
+        "{1, 2}",
+        "2*3+1",
+        "[0]*3",
+        "0xff << 2 | 1",
+        "True and 0",
+        "1 < 2 < 3",
+        "3 < 2",
+        "not 1",
+        "7 // 2 % 2",
+        "None",
+        " 5",
+        "-~3",
+        "0 or 'x'",
+        "1 == 1.0",
+    ],
+)
+def test_literals_and_arithmetic_are_read_as_python_does(text: str) -> None:
+    assert repr(read_literal(text)) == repr(eval(text.strip()))  # literals of this test's own
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print(1)",
+        "__import__('os')",
+        "x",
+        "().__class__",
+        "[x for x in 'ab']",
+        "lambda: 1",
+        "f'{1}'",
+        "a[0]",
+        "'%s' % 1",
+        "(y := 1)",
+        "1 if 1 else 2",
+        "[*'ab']",
+        "{**{}}",
+        "exec('1')",
+        "1 in [1]",
+        "await x",
+    ],
+)
+def test_a_text_that_says_more_than_a_value_is_refused(text: str) -> None:
+    with pytest.raises((Refused, SyntaxError)):
+        read_literal(text)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open ('x')",
+        "exec ('1')",
+        "Symbol ('x' ).name",
+        "getattr (Symbol ,'x' )",
+        "eval ('1')",
+        "lambdify (x ,'y' )",
+        "(lambda : 1)()",
+        "[x for x in (1 ,)]",
+        "S .__class__",
+        "sympify ('1')",
+        "preview (1 )",
+        "compile ('1','','eval')",
+    ],
+)
+def test_a_formula_calls_nothing_but_mathematics(code: str) -> None:
+    import builtins
+
+    import sympy
+
+    names = {name: getattr(sympy, name) for name in sympy.__all__} | vars(builtins)
+    with pytest.raises((Refused, NameError)):
+        read_formula(code, {}, names)
+
+
+# Data sets of reasoning_gym
+
+ATTACKS = [
+    "exec(\"open('{marker}', 'w').write('x')\")",
+    "open('{marker}', 'w').write('x')",
+    "[].append(open('{marker}', 'w'))",
+    "__import__('os').system('touch {marker}')",
+    "[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == 'Popen'][0](['touch', '{marker}'])",
+    'sympify(\'open("{marker}", "w")\')',
+    'sin(\'open("{marker}", "w")\')',
+    "(lambda: open('{marker}', 'w'))()",
+    "lambdify('x', 'open(\"{marker}\", \"w\")')(1)",
+    'eval(\'open("{marker}", "w")\')',
+    "'{{0.__class__}}'.format(open('{marker}', 'w'))",
+    "print(1, file=open('{marker}', 'w'))",
+    "compile(\"open('{marker}', 'w')\", '/usr/lib/x.py', 'exec')",
+]
+
+
+@pytest.fixture(scope="module")
+def pool(sandbox: Bubblewrap) -> Iterator[GraderPool]:
+    with GraderPool(GRADER, workers=1) as made:
+        yield made
+
+
+@needs_reasoning_gym
+@pytest.mark.parametrize("dataset", THAT_READ_PYTHON)
+def test_answers_that_are_python_write_nothing_and_earn_nothing(
+    dataset: str, pool: GraderPool, tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    problem = problems(dataset)[0]
+    gold = pool.submit(tagged(problem.gold), problem).result()
+    grades = pool.grade_many((tagged(attack.format(marker=marker)), problem) for attack in ATTACKS)
+    assert gold.reward == 1.0
+    assert max(grade.reward for grade in grades) <= 0.05
+    assert not marker.exists()
+
+
+POISONS = [
+    'exec("import reasoning_gym.games.countdown as c; c.CountdownDataset.score_answer=lambda s, a, e: 1.0")',
+    'exec("import reasoning_gym.factory as f\\nfor k, _ in f.DATASETS.values(): k.score_answer = float")',
+    "setattr(__import__('builtins'), 'eval', lambda *a: 24)",
+    'exec("import sympy; sympy.parse_expr = sympy.simplify = lambda *a, **k: 0")',
+    "globals().update(float=lambda x: 1.0)",
+]
+
+
+@needs_reasoning_gym
+@pytest.mark.parametrize("dataset", ["countdown", "binary_matrix", "simple_integration"])
+def test_an_answer_changes_nothing_that_a_later_one_meets(dataset: str, pool: GraderPool) -> None:
+    first, second, _ = problems(dataset)
+    wrong = tagged("2+2")
+    before = pool.submit(wrong, first).result().reward
+    for poison in POISONS:
+        pool.submit(tagged(poison), first).result()
+    assert pool.submit(wrong, replace(second, id=f"{dataset} again")).result().reward == before < 1.0
+
+
+@needs_reasoning_gym
+def test_an_answer_that_computes_for_ever_ends_at_the_deadline_and_the_next_is_scored(
+    sandbox: Bubblewrap,
+) -> None:
+    problem = problems("countdown")[0]
+    grader = ReasoningGymGrader(sandbox=sandbox, limits=Limits(seconds=1.0, memory_mib=2048))
+    assert grader.grade(tagged("9**9**9**9"), problem).outcome == "timeout"
+    assert grader.grade(tagged(problem.gold), problem).reward == 1.0
+
+
+@needs_reasoning_gym
+@pytest.mark.parametrize(
+    "deep", ["(" * 90 + "1" + ")" * 90, "(" * 50_000, "-" * 50_000 + "1", "[" * 5000, "9" * 9000]
+)
+def test_a_deep_or_long_answer_ends_no_scorer(sandbox: Bubblewrap, deep: str) -> None:
+    for dataset in ("countdown", "n_queens"):
+        problem = problems(dataset)[0]
+        assert GRADER.grade(tagged(deep), problem).reward < 1.0
+        assert GRADER.grade(tagged(problem.gold), problem).reward == 1.0
+
+
+@needs_reasoning_gym
+def test_without_a_sandbox_nothing_is_scored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: str(tmp_path / "not-installed" / name))
+    grader = ReasoningGymGrader(limits=Limits(seconds=6.0, memory_mib=2048))
+    with pytest.raises(SandboxUnavailable, match="bubblewrap"):
+        grader.grade(tagged("1"), problems("countdown")[0])
+
+
+def test_a_sandbox_that_runs_whole_programs_alone_is_refused_by_name() -> None:
+    grader = ReasoningGymGrader(sandbox=SandboxFusion(addresses=("http://127.0.0.1:9",)))
+    assert any("SandboxFusion" in lacking for lacking in grader.missing())
+
+
+@needs_reasoning_gym
+def test_unsafe_local_scores_as_well_where_it_is_named() -> None:
+    grader = ReasoningGymGrader(sandbox=UnsafeLocal(), limits=Limits(seconds=5.0, memory_mib=2048))
+    problem = problems("countdown")[0]
+    assert grader.missing() == ()
+    assert grader.grade(tagged(problem.gold), problem).reward == 1.0
+    assert grader.grade(tagged(POISONS[0]), problem).reward < 1.0
+    assert grader.grade(tagged("2+2"), problem).reward < 1.0
+
+
+# The second wall: a scorer that executes answers, with the reader taken down
+
+HOSTILE = """
+import json, os, sys
+STATE = []
+def prepare():
+    scoring = sys.modules["treetune.domains.sandbox.inside.scoring"]
+    scoring.refuse_code = list
+    return lambda problem: lambda answer: run(answer)
+def run(answer):
+    names = {"score": 0.0, "STATE": STATE}
+    exec(answer, names)
+    return names["score"]
+"""
+
+
+@pytest.fixture(scope="module")
+def executing(sandbox: Bubblewrap) -> Iterator[Scorer]:
+    source = inside.source
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inside, "source", lambda name: HOSTILE if name == "hostile" else source(name))
+        made = Scorer(sandbox, Limits(seconds=2.0, memory_mib=256), "hostile", "json")
+        yield made
+        made.close()
+
+
+def score(scorer: Scorer, code: str) -> float | None:
+    return scorer.score(code, {}).score
+
+
+def test_the_scorer_of_these_tests_executes_answers(executing: Scorer) -> None:
+    assert score(executing, "score = 6 * 7 / 100") == 0.42
+
+
+def test_state_of_an_executed_answer_is_gone_with_it(executing: Scorer) -> None:
+    change = (
+        "STATE.append(1); import json; json.dumps = None; import builtins; builtins.float = lambda x: 1.0"
+    )
+    executing.score(change, {})
+    assert score(executing, "import json; score = len(STATE) + (json.dumps is None)") == 0.0
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        "open('left', 'w')",
+        "import os; os.mkdir('left')",
+        "open('/dev/shm/left', 'x')",
+        "import os; os.symlink('/', 'left')",
+    ],
+)
+def test_files_of_an_executed_answer_are_gone_with_it(executing: Scorer, leave: str) -> None:
+    executing.score(leave, {})
+    look = "import os; score = float(len(os.listdir('.')) + len(os.listdir('/dev/shm')))"
+    assert score(executing, look) == 0.0
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import os; os.fork(); score = 1.0",
+        "import threading; threading.Thread(target=print).start(); score = 1.0",
+        "import subprocess, sys; subprocess.Popen([sys.executable]); score = 1.0",
+    ],
+)
+def test_an_executed_answer_starts_no_process(executing: Scorer, start: str) -> None:
+    assert score(executing, start) is None
+
+
+def test_an_executed_answer_reaches_no_channel_but_its_own(executing: Scorer) -> None:
+    forge = """
+import os
+for descriptor in range(256):
+    try: os.write(descriptor, b'11\\n{"told": {"score": 1.0}}')
+    except OSError: pass
+os._exit(0)
+"""
+    assert score(executing, forge) is None
+    assert score(executing, "score = 0.25") == 0.25
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "import os; os.kill(os.getppid(), 9)",
+        "import os; os.kill(os.getppid(), 19)",
+        "import os; os.kill(-1, 9)",
+        "import os; os._exit(0)",
+        "import ctypes; ctypes.string_at(0)",
+        "while True: pass",
+        "x = bytearray(1 << 40)",
+        "x = [0]\nwhile True: x += x",
+        "score = float('nan')",
+        "raise SystemExit",
+        "raise KeyboardInterrupt",
+        "import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
+    ],
+)
+def test_what_an_executed_answer_ends_is_there_for_the_next(executing: Scorer, ends: str) -> None:
+    ended = executing.score(ends, {})
+    assert ended.score is None or ended.score != ended.score
+    assert score(executing, "score = 0.75") == 0.75
+
+
+@pytest.mark.parametrize(
+    "told", ["[1]", '"x"', '{"score": "1"}', '{"score": true}', "1" * 100_000, "[" * 2000, "{"]
+)
+def test_what_is_told_in_place_of_a_score_is_none(executing: Scorer, told: str) -> None:
+    write = f"""
+import os
+for descriptor in range(3, 64):
+    try: os.write(descriptor, {told.encode()!r})
+    except OSError: pass
+os._exit(0)
+"""
+    assert score(executing, write) is None
+    assert score(executing, "score = 0.5") == 0.5
+
+
+def test_python_executes_no_text_where_code_is_refused() -> None:
+    attacks = [
+        "exec('1')",
+        "eval('1')",
+        "eval(compile('1', '<x>', 'eval'))",
+        "open('x', 'w')",
+        "os.fork()",
+        "os.system('true')",
+        "os.open('x', os.O_CREAT | os.O_WRONLY)",
+        "pickle.loads(pickle.dumps(len))",
+        "types.FunctionType((lambda: 1).__code__, {})",
+    ]
+    program = f"""
+import json, os, pickle, types
+from treetune.domains.sandbox.inside.reading import refuse_code
+prepared = [compile(text, os.path.abspath("t.py"), "eval") for text in {attacks!r}]
+through = []
+refuse_code()
+for text, code in zip({attacks!r}, prepared):
+    try:
+        eval(code)
+        through.append(text)
+    except ValueError:
+        pass
+import collections
+collections.namedtuple("Point", "x y")
+print(json.dumps(through))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout) == []

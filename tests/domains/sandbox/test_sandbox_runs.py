@@ -1,0 +1,165 @@
+"""Programs run in the sandbox as outside of it, and a model's code is answered, whatever it does."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cases import cases
+from treetune.domains.sandbox import bubblewrap
+from treetune.domains.sandbox.base import Limits, Outcome, SandboxUnavailable
+from treetune.domains.sandbox.bubblewrap import Bubblewrap, choose
+from treetune.domains.sandbox.program import UnsafeLocal
+from treetune.domains.sandbox.python_tool import PythonSession, PythonTool
+
+PROGRAMS = Path(__file__).with_name("programs.txt")
+LONG_INPUT = ["reads all of its input", "import sys; print(len(sys.stdin.read()))", "x" * 200_000, "200000\n"]
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "stdin", "stdout"), [*cases(PROGRAMS, "ordinary"), LONG_INPUT], ids=lambda one: one[:20]
+)
+def test_an_ordinary_program_runs(sandbox: Bubblewrap, what: str, code: str, stdin: str, stdout: str) -> None:
+    outcome = sandbox.run(code, stdin=stdin, files={"helper.py": "NUMBER = 7"})
+    assert (outcome.stdout, outcome.stderr, outcome.exit) == (stdout, "", 0)
+
+
+def test_sets_of_strings_come_in_the_same_order_every_time(sandbox: Bubblewrap) -> None:
+    code = "print({str(number) for number in range(100)})"
+    assert len({sandbox.run(code).stdout for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize(("how", "code", "exit", "killed_by"), cases(PROGRAMS, "ends"))
+@pytest.mark.parametrize("where", ["bubblewrap", "unsafe_local"])
+def test_the_end_of_a_program_is_told(
+    request: pytest.FixtureRequest, where: str, how: str, code: str, exit: int | None, killed_by: str | None
+) -> None:
+    found = request.getfixturevalue("sandbox") if where == "bubblewrap" else UnsafeLocal()
+    outcome: Outcome = found.run(code, limits=Limits(seconds=1, output_kib=64))
+    assert (outcome.exit, outcome.killed_by) == (exit, killed_by)
+    assert len(outcome.stdout) + len(outcome.stderr) <= 64 * 1024
+
+
+def test_without_a_sandbox_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treetune.domains.sandbox.bubblewrap.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr(bubblewrap, "_missing", bubblewrap._missing.__wrapped__)
+    with pytest.raises(SandboxUnavailable, match="apt install bubblewrap"):
+        choose()
+
+
+def test_a_sandbox_that_cannot_start_says_so_and_blames_no_program(
+    sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bubblewrap, "_root", lambda: ("--ro-bind", "/not/there", "/a"))
+    with pytest.raises(SandboxUnavailable, match="/not/there"):
+        sandbox.run("print(1)")
+
+
+def test_a_process_with_many_open_files_can_run_programs(sandbox: Bubblewrap) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2000:
+        pytest.skip(f"this user may open {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert sandbox.run("print(1)").stdout == "1\n"
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# The console in which a model's code is run.
+
+
+@pytest.fixture(scope="module")
+def tool(sandbox: Bubblewrap) -> PythonTool:
+    return PythonTool(sandbox=sandbox, limits=Limits(seconds=2, memory_mib=128), most_bytes=200)
+
+
+@pytest.fixture
+def session(tool: PythonTool) -> Iterator[PythonSession]:
+    with tool.session() as session:
+        yield session
+
+
+ANSWERS = {
+    "its last value": ("x = 6\nx * 7", "42\n"),
+    "what it printed before": ("print(1)\n'a'", "1\n'a'\n"),
+    "nothing": ("x = 1", ""),
+    "no None": ("print()", "\n"),
+    "what a process of it printed": ("import os\nif os.fork() == 0: os._exit(0)\n_ = os.wait()\n1", "1\n"),
+    "no code at all": ("", ""),
+    "its end": ("import sys; sys.exit('so')", "SystemExit: so\n"),
+    "letters": ("print('日本')", "日本\n"),
+}
+
+
+@pytest.mark.parametrize(("code", "answer"), ANSWERS.values(), ids=ANSWERS)
+def test_code_is_answered_with(tool: PythonTool, code: str, answer: str) -> None:
+    assert tool.run(code) == answer
+
+
+@pytest.mark.parametrize("code", ["1 / 0", "1 +", "raise ValueError('ü')", "def f(): f()\nf()"])
+def test_an_error_is_answered_with_its_traceback_and_nothing_of_ours(tool: PythonTool, code: str) -> None:
+    answer = tool.run(code)
+    assert "Error" in answer and "boot.py" not in answer and "main.py" not in answer
+
+
+def test_of_a_long_text_the_beginning_and_the_end_are_kept(tool: PythonTool) -> None:
+    answer = tool.run("print('a' * 1000 + 'b' * 1000)")
+    assert answer.startswith("a" * 100)
+    assert answer.endswith("b" * 99 + "\n")
+    assert "1801 bytes left out" in answer
+
+
+STOPPED = {
+    "loop": ("while True: pass", "more than 2 s"),
+    "leave": ("import os; os._exit(0)", "ended the interpreter"),
+    "fill": (
+        "import os, time\nos.fork(), os.fork()\nx = b'x' * (50 << 20)\ntime.sleep(9)",
+        "more than 128 MiB",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "answer"), STOPPED.values(), ids=STOPPED)
+def test_code_that_passes_a_limit_is_answered_too(tool: PythonTool, code: str, answer: str) -> None:
+    said = tool.run(code)
+    assert said.startswith("[the code ") and answer in said
+
+
+def test_names_stay_in_a_session(session: PythonSession) -> None:
+    assert session.run("x = 2\ndef f(y): return x * y") == ""
+    assert session.run("f(3)") == "6\n"
+    assert "ZeroDivisionError" in session.run("1 / 0")
+    assert session.run("import os; open('a', 'w').write('b')") == "1\n"
+    assert session.run("open('a').read(), x") == "('b', 2)\n"
+
+
+def test_a_session_goes_on_after_a_call_that_was_stopped(session: PythonSession) -> None:
+    session.run("x = 2")
+    for code, answer in STOPPED.values():
+        said = session.run(code)
+        assert said.startswith("[the code ") and answer in said
+        assert session.run("1 + 1") == "2\n"
+    assert "NameError" in session.run("x")
+
+
+def test_code_that_writes_into_the_channel_spoils_its_own_answer_alone(session: PythonSession) -> None:
+    flood = (
+        "import os\nfor fd in range(3, 99):\n    try: os.write(fd, b'x' * 99999)\n    except OSError: pass"
+    )
+    assert session.run(flood) == "[the code ended the interpreter]\n"
+    assert session.run("1") == "1\n"
+
+
+def test_without_bubblewrap_every_call_stands_alone() -> None:
+    tool = PythonTool(sandbox=UnsafeLocal())
+    assert tool.run("1 + 1") == "2\n"
+    with pytest.raises(ValueError, match="forgets all"):
+        tool.session()

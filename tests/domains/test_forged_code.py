@@ -1,0 +1,147 @@
+"""No program earns a verdict that it forges, and none looks into its tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.domains.code_grading import GOLDS, PROGRAMS, SQUARE, gold_of, grade, needs_sandbox, programs
+from treetune.domains.sandbox import inside
+from treetune.domains.sandbox.base import Limits
+
+pytestmark = needs_sandbox
+
+FORGED, PLAYS, REACHES = (
+    {name: code for name, (code, *_) in programs(file).items()} for file in ("forged", "plays", "reaches")
+)
+"""What pretends to have passed, what plays its judge, and what looks into its tests by what it is given."""
+
+OBJECTS = (PROGRAMS / "objects_of_tests.txt").read_text()
+GIVEN = dict(line.split(": ", 1) for line in (PROGRAMS / "given.txt").read_text().splitlines())
+"""What tests may hand to an answer: expressions with the names of `OBJECTS`."""
+
+
+def golds_that_give(given: Iterable[str] = GIVEN) -> dict[str, dict[str, Any]]:
+    """Tests of each kind that give an answer's `f` each of these and expect what only they know. Of those
+    within a function, the first is all that is tried, and one start is enough for them."""
+    asserts = [f"assert f({GIVEN[one]}) == SECRET" for one in given]
+    lines = "".join(f"\n        {one}" for one in asserts)
+    pytests = "\n".join(f"def test_{n}():\n    {one}" for n, one in enumerate(asserts))
+    check = f"def check(f):\n    if 1:{lines}\ncheck(f)"
+    unittest = f"import unittest\nclass T(unittest.TestCase):\n    def test(self): {lines}\nunittest.main()"
+    return {
+        "assertions": {"functional": [f"{OBJECTS}\n{one}" for one in (*asserts, check, unittest)]},
+        "pytest": {"pytest": f"{OBJECTS}\nfrom solution import f\n{pytests}"},
+        "a file": {"solution_file": f"{OBJECTS}\nfrom solution import *\n{asserts[0]}"},
+    }
+
+
+_ASSERTIONS = (PROGRAMS / "squares.txt").read_text()
+_INDENTED = "".join(f"    {line}\n" for line in _ASSERTIONS.splitlines())
+SQUARES: dict[str, dict[str, Any]] = {
+    "inputs": {"inputs": ["2", "3"], "outputs": ["4", "9"]},
+    "calls": {"fn_name": "f", "inputs": [[2], [3]], "outputs": [4, 9]},
+    "assertions": {"functional": f"import math\n{_ASSERTIONS}"},
+    "a list of tests": {
+        "functional": [
+            "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n"
+            "        self.assertEqual(f(2), 4)\n        self.assertAlmostEqual(f(3), 9)\n"
+            "        self.assertIn(f(2), [4])\nunittest.main()",
+            "with context() as n:\n    assert f(n) == n * n == 4 and n == 2",
+            f"import math\ndef check(f):\n{_INDENTED}check(f)",
+        ]
+    },
+    "pytest": {
+        "pytest": "import math, pytest\nfrom solution import *\n"
+        f"def test_f():\n{_INDENTED}def test_near():\n    assert f(3) == pytest.approx(9)\n"
+    },
+}
+
+
+def test_what_computes_squares_passes_the_tests_of_squares() -> None:
+    context = "import contextlib\n@contextlib.contextmanager\ndef context(): yield 2\n"
+    for kind, gold in SQUARES.items():
+        code = "print(int(input()) ** 2)" if kind == "inputs" else context + SQUARE
+        assert grade(code, gold).message is None, kind
+
+
+def test_there_are_as_many_forgeries_as_are_spoken_of() -> None:
+    assert len(FORGED) + len(REACHES) + len(PLAYS) >= 50
+    for code in (*FORGED.values(), *REACHES.values(), *PLAYS.values()):
+        compile(code, "forgery", "exec")
+
+
+EXACT_AND_NEAR = {"functional": [GOLDS[kind]["functional"] for kind in ("functional", "near")]}
+
+
+@pytest.mark.parametrize("gold", [GOLDS["sum"], EXACT_AND_NEAR, GOLDS["pytest"]], ids=list)
+@pytest.mark.parametrize("code", FORGED.values(), ids=FORGED)
+def test_no_forged_verdict_is_believed(code: str, gold: dict[str, Any]) -> None:
+    found = grade(code, gold, score="fraction")
+    assert found.reward < 1.0 and (gold is not EXACT_AND_NEAR or found.reward == 0.0)
+
+
+@pytest.mark.parametrize("kind", SQUARES)
+@pytest.mark.parametrize("code", PLAYS.values(), ids=PLAYS)
+def test_no_program_plays_its_judge(code: str, kind: str) -> None:
+    found = grade(code, SQUARES[kind], score="fraction")
+    assert found.reward < 1.0 and (kind != "a list of tests" or found.reward == 0.0)
+
+
+@pytest.mark.parametrize("kind", golds_that_give())
+@pytest.mark.parametrize("code", REACHES.values(), ids=REACHES)
+def test_nothing_that_the_tests_hand_over_leads_back_to_them(code: str, kind: str) -> None:
+    gold = golds_that_give()[kind]
+    found = grade(code, gold, score="fraction", limits=Limits(seconds=30), test_seconds=8)
+    assert found.numbers["tests_passed"] == 0
+
+
+@pytest.mark.parametrize("given", ["a function", "a generator", "an instance", "a class", "an error"])
+@pytest.mark.parametrize("reach", ["raw messages", "values that are not", "changed arguments", "formats"])
+def test_no_message_that_an_answer_writes_itself_leads_there(reach: str, given: str) -> None:
+    """Each alone, since a broken message ends what can be tried."""
+    assert grade(REACHES[reach], golds_that_give([given])["assertions"]).reward == 0.0
+
+
+def test_the_forgeries_are_forgeries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the tests let an answer do with their objects what it likes, it finds the number."""
+    open_to_all = inside.bundle("tests", "joining", "peers").replace("_check(operation, args, self)", "pass")
+    open_to_all = open_to_all.replace("isinstance(value, _NEVER)", "False")
+    monkeypatch.setattr(inside, "bundle", lambda *_: open_to_all)
+    for reach, given in (("all attributes", "a generator"), ("formats", "a function")):
+        assert grade(REACHES[reach], golds_that_give([given])["assertions"]).reward == 1.0
+
+
+@pytest.mark.parametrize("wrong", ["Exception", "AssertionError", "BaseException", "(ValueError, Exception)"])
+def test_what_an_answer_calls_an_error_of_its_own_catches_no_assertion(wrong: str) -> None:
+    gold = {"functional": "try:\n    f(-1)\n    assert False\nexcept Wrong:\n    pass"}
+    assert grade(f"Wrong = {wrong}\ndef f(n): return 0", gold).reward == 0.0
+    assert grade("class Wrong(Exception): pass\ndef f(n): raise Wrong", gold).reward == 1.0
+
+
+def test_an_answer_that_ends_has_raised_no_error() -> None:
+    for gold in (
+        {"functional": "try:\n    f(-1)\n    assert False\nexcept Exception as e:\n    pass"},
+        {"pytest": "import pytest, solution\ndef test():\n    with pytest.raises(Exception): solution.f(-1)"},
+    ):
+        assert grade("import os\ndef f(n): os._exit(0)", gold).reward == 0.0
+        assert grade("def f(n): raise KeyError", gold).reward == 1.0
+
+
+def test_a_callback_of_the_tests_is_not_looked_into() -> None:
+    gold = {"functional": "SECRET = 41\nassert f(lambda x: x + 1) == SECRET + 1"}
+    assert grade("def f(call): return call(41)", gold).reward == 1.0
+    assert grade("def f(call): return call.__globals__['SECRET'] + 1", gold).reward == 0.0
+    spy = "def f(call):\n    return call._peer.ask('getattr', call, '__globals__')['SECRET'] + 1"
+    assert grade(spy, gold).reward == 0.0
+
+
+HONEST = programs("honest")
+
+
+@pytest.mark.parametrize("program", HONEST.values(), ids=HONEST)
+def test_an_honest_program_may_use_all_that_a_forger_uses(program: tuple[str, str, str]) -> None:
+    code, *tests = program
+    assert grade(code, gold_of(*tests)).message is None

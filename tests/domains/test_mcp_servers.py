@@ -1,0 +1,140 @@
+"""MCP servers as people write them: one bad result is one call's error, a call's clock runs while the server
+works on it, what it prints is bounded, and headers reach an address without being told."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from treetune.domains.environments.mcp_tools import Mcp, end_servers
+from treetune.tasks.graders.base import Unavailable
+
+PLAIN = str(Path(__file__).parents[1] / "support" / "plain_mcp_server.py")
+COUNTING = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    end_servers()
+
+
+def plain(call_seconds: float = 5.0) -> Mcp:
+    return Mcp(command=(sys.executable, PLAIN), call_seconds=call_seconds)
+
+
+def test_a_result_that_breaks_its_schema_is_an_error_of_its_call_alone() -> None:
+    server = plain()
+    with ThreadPoolExecutor(8) as threads:
+        others = [threads.submit(server.call_server, "echo", n=n) for n in range(7)]
+        bad = threads.submit(server.call_server, "breaks_schema")
+    assert bad.result().startswith("Error: the result of breaks_schema can't be read: ")
+    assert [json.loads(other.result()) for other in others] == [{"n": n} for n in range(7)]
+    assert server.call_server("unknown_part").startswith("Error: the result of unknown_part can't be read")
+    assert server.call_server("echo", n=9) == '{"n": 9}'
+
+
+def test_resources_and_links_are_text() -> None:
+    server = plain()
+    assert server.call_server("resource") == "inside"
+    assert server.call_server("link") == "[b file:///b.txt: the second]"
+    assert server.call_server("blob") == "[image/png file:///a.bin]\n[image image/png]"
+
+
+def test_calls_that_wait_for_their_turn_do_not_run_out_of_time() -> None:
+    """Twelve calls of 0.4 s, one after the other, take longer than one may."""
+    server = plain(call_seconds=2.0)
+    with ThreadPoolExecutor(12) as threads:
+        told = list(threads.map(lambda n: server.call_server("slow", seconds=0.4, n=n), range(12)))
+    assert [json.loads(text)["n"] for text in told] == list(range(12))
+
+
+def test_a_call_that_takes_too_long_has_no_result_and_those_behind_it_are_answered() -> None:
+    server = plain(call_seconds=2.0)
+    with ThreadPoolExecutor(5) as threads:
+        server.call_server("echo")
+        long = threads.submit(server.call_server, "slow", seconds=3.0)
+        threading.Event().wait(0.3)
+        others = [threads.submit(server.call_server, "slow", seconds=0.2, n=n) for n in range(4)]
+    assert long.result() == "No result within 2 s."
+    assert [json.loads(other.result())["n"] for other in others] == list(range(4))
+
+
+def test_a_server_that_hangs_keeps_nobody_longer_than_two_calls(tmp_path: Path) -> None:
+    server = Mcp(command=(sys.executable, COUNTING, str(tmp_path / "counted")), call_seconds=1.0)
+    with ThreadPoolExecutor(16) as threads:
+        told = list(threads.map(lambda _: server.call_server("hang"), range(16)))
+    assert set(told) <= {"No result within 1 s.", "The server ended during the call."}
+    assert server.call_server("count") == "1"
+
+
+def test_a_server_that_works_on_several_calls_has_all_their_clocks_run(tmp_path: Path) -> None:
+    server = Mcp(command=(sys.executable, COUNTING, str(tmp_path / "counted")), call_seconds=2.0)
+    with ThreadPoolExecutor(6) as threads:
+        waiting = [threads.submit(server.call_server, "wait") for _ in range(4)]
+        threading.Event().wait(0.5)
+        assert server.call_server("count") == "1"
+        assert [one.result() for one in waiting] == ["No result within 2 s."] * 4
+    assert server.call_server("count") == "2"
+
+
+def test_what_a_server_prints_is_taken_and_only_its_end_kept() -> None:
+    server = plain()
+    assert server.call_server("print_much") == "{}"
+    assert server.call_server("echo") == "{}"
+    talking = (
+        "import sys; sys.stderr.write('x' * 2_000_000 + chr(10) + 'out of order' + chr(10)); sys.exit(1)"
+    )
+    with pytest.raises(Unavailable, match=r"had: out of order$"):
+        Mcp(command=(sys.executable, "-c", talking)).call_server("echo")
+
+
+@pytest.fixture
+def address() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """The address of something that refuses everybody, and the headers that it was asked with."""
+    seen: list[dict[str, str]] = []
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(dict(self.headers))
+            self.send_response(403)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_DELETE = do_POST
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/mcp?key=hidden", seen
+        server.shutdown()
+
+
+def test_headers_reach_an_address_and_no_secret_is_told(
+    address: tuple[str, list[dict[str, str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, seen = address
+    headers = {"Authorization": "Bearer ${SHOP_TOKEN}", "X-Plain": "one"}
+    server = Mcp(address=where, headers=headers, start_seconds=5.0)
+    assert "SHOP_TOKEN" in server.missing()[0]
+    monkeypatch.setenv("SHOP_TOKEN", "abcdef")
+    assert not server.missing()
+    with pytest.raises(Unavailable) as refused:
+        server.call_server("echo")
+    assert seen[0]["Authorization"] == "Bearer abcdef" and seen[0]["X-Plain"] == "one"
+    assert not [secret for secret in ("abcdef", "hidden") if secret in str(refused.value)]
+    assert "abcdef" not in repr(server)
+    assert Mcp(address="http://user:word@shop/mcp?key=hidden").name == "http://shop/mcp"
+
+
+def test_headers_are_for_an_address_alone() -> None:
+    with pytest.raises(ValueError, match="headers are for an MCP server at an address"):
+        Mcp(command=("true",), headers={"a": "b"})

@@ -1,0 +1,372 @@
+"""A mixture is its domains: what they draw, grade and cut is theirs, whatever stands beside them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treetune.domains.mixture import (
+    Curriculum,
+    Difficulty,
+    Domain,
+    DomainTask,
+    Fixed,
+    Mixture,
+    Proportional,
+    Temperature,
+    Weighting,
+    first_of_shuffle,
+    shares,
+)
+from treetune.engine.base import SamplingParams
+from treetune.tasks.arithmetic import AdditionChain
+from treetune.tasks.base import NoSplit, Split, Task
+from treetune.tasks.countdown import Countdown
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.final_answer import FinalAnswer
+from treetune.tasks.rows import Gsm8k
+from treetune.tasks.sampling import Drawing, Replacement, sample_problems
+from treetune.vocabulary import Problem
+
+GRADER, FIXED = FinalAnswer(marker="#"), Fixed()
+PARAMS = SamplingParams(max_tokens=100, stop=("rollout's",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rated(Task):
+    """So many problems, whose rate rises from 0 to 1; a step is a character."""
+
+    count: int
+    grader: Grader = GRADER
+    splits: tuple[Split, ...] = ("train",)
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        self.size(split)
+        rates = [place / (self.count - 1) if self.count > 1 else 0.5 for place in range(self.count)]
+        return [Problem(f"{split}/{i}", f"{i}?", str(i), {"rate": rate}) for i, rate in enumerate(rates)]
+
+    def size(self, split: Split) -> int:
+        if split not in self.splits:
+            raise NoSplit(f"no {split} split: name another")
+        return self.count
+
+    def step_boundaries(self, response: str) -> list[int]:
+        return list(range(len(response) + 1))
+
+
+def mixture(
+    sizes: Mapping[str, int], weights: Mapping[str, float] | None = None, how: Weighting = FIXED
+) -> Mixture:
+    given = weights or dict.fromkeys(sizes, 1.0)
+    return Mixture(
+        domains={name: Domain(task=Rated(count=size), weight=given[name]) for name, size in sizes.items()},
+        weighting=how,
+    )
+
+
+def draw(task: Mixture, count: int, iteration: int = 0, **more: Any) -> list[Problem]:
+    return task.draw(task.problems("train"), count, Drawing(more.pop("seed", 7), iteration, **more))
+
+
+def ids(problems: Sequence[Problem], domain: str = "") -> list[str]:
+    return [one.id for one in problems if domain in ("", one.domain)]
+
+
+SIZES = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 30), min_size=1)
+MODES: Any = st.sampled_from(["between_iterations", "epochs"])
+
+
+@given(SIZES, st.integers(0, 5), MODES, st.data())
+def test_an_iteration_has_the_asked_number_of_different_problems(
+    sizes: dict[str, int], iteration: int, mode: Replacement, data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(1, sum(sizes.values())))
+    weights = {name: data.draw(st.floats(0.01, 10)) for name in sizes}
+    drawn = draw(mixture(sizes, weights), count, iteration, replacement=mode)
+    assert len(drawn) == len(set(ids(drawn))) == count
+
+
+@given(SIZES, st.integers(1, 8), st.integers(0, 5), MODES)
+def test_another_domain_beside_it_changes_nothing_for_a_domain(
+    sizes: dict[str, int], each: int, iteration: int, mode: Replacement
+) -> None:
+    sizes = {name: size + each for name, size in sizes.items()}  # none of them is drawn empty
+    alone = draw(mixture(sizes), each * len(sizes), iteration, replacement=mode)
+    joined = draw(mixture({**sizes, "new": 40}), each * (len(sizes) + 1), iteration, replacement=mode)
+    for name in sizes:
+        assert ids(alone, name) == ids(joined, name)
+    assert len(ids(joined, "new")) == each
+
+
+@given(SIZES, st.integers(0, 5))
+def test_of_fewer_problems_a_domain_gives_the_first_of_those_it_would_have_given(
+    sizes: dict[str, int], iteration: int
+) -> None:
+    many = draw(mixture(sizes), sum(sizes.values()), iteration)
+    few = draw(mixture(sizes), max(1, sum(sizes.values()) // 2), iteration)
+    for name in sizes:
+        own = ids(few, name)
+        assert own == ids(many, name)[: len(own)]
+
+
+@given(SIZES, MODES, st.integers(0, 3))
+def test_draws_depend_on_seed_and_iteration_alone(
+    sizes: dict[str, int], mode: Replacement, iteration: int
+) -> None:
+    count = max(1, sum(sizes.values()) // 2)
+    task = mixture(sizes)
+    draw(task, count, iteration + 1, replacement=mode)
+    turned = mixture(dict(reversed(sizes.items())))
+    first = ids(draw(task, count, iteration, replacement=mode))
+    assert first == ids(draw(turned, count, iteration, replacement=mode))
+    many = mixture({"a": 100, "b": 100})
+    assert ids(draw(many, 20, iteration, seed=1)) != ids(draw(many, 20, iteration, seed=2))
+
+
+@given(SIZES, st.integers(0, 1000))
+@settings(max_examples=30)
+def test_in_epochs_every_problem_of_a_domain_comes_once_before_any_comes_again(
+    sizes: dict[str, int], seed: int
+) -> None:
+    task = mixture(sizes, {name: 1.0 + place for place, name in enumerate(sizes)})
+    count = max(1, sum(sizes.values()) // 3)
+    stream = [one for i in range(8) for one in draw(task, count, i, replacement="epochs", seed=seed)]
+    for name, size in sizes.items():
+        own = ids(stream, name)
+        for start in range(0, len(own) - size + 1, size):
+            assert len(set(own[start : start + size])) == size
+
+
+@given(st.integers(1, 50).flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size))))
+def test_a_shorter_beginning_of_a_shuffle_is_the_beginning_of_a_longer_one(sizes: tuple[int, int]) -> None:
+    size, few = sizes
+    whole = list(first_of_shuffle(size, size, random.Random(1)))
+    assert sorted(whole) == list(range(size))
+    assert list(first_of_shuffle(size, few, random.Random(1))) == whole[:few]
+
+
+def test_a_small_weight_has_its_share_over_many_iterations() -> None:
+    task = mixture({"large": 500, "small": 500, "third": 500}, {"large": 9.7, "small": 0.3, "third": 2.0})
+    drawn = Counter(one.domain for i in range(1000) for one in draw(task, 12, i))
+    assert drawn["small"] == pytest.approx(300, abs=40)  # 4 standard deviations are below 68
+    assert drawn["third"] == 2000
+    assert drawn.total() == 12_000
+    for iteration in range(20):
+        whole = Counter(one.domain for one in draw(mixture({"a": 90, "b": 90, "c": 90}), 9, iteration))
+        assert whole == {"a": 3, "b": 3, "c": 3}
+
+
+def test_a_domain_that_runs_short_gives_all_and_the_others_the_rest() -> None:
+    drawn = shares({"a": 8.0, "b": 1.0, "c": 1.0}, {"a": 4, "b": 50, "c": 50}, 24, random.Random(0))
+    assert drawn == {"a": 4, "b": 10, "c": 10}
+    with pytest.raises(ValueError, match=r"problems_per_iteration is 9, and the domains .* have 8 problems"):
+        shares({"a": 1.0, "b": 2.0}, {"a": 4, "b": 4}, 9, random.Random(0))
+
+
+def test_a_domain_of_weight_0_is_measured_and_never_trained_on() -> None:
+    both: tuple[Split, ...] = ("train", "test")
+    measured = Domain(task=Rated(count=3, splits=("test",)), weight=0)
+    task = Mixture(domains={"asked": Domain(task=Rated(count=5, splits=both)), "measured": measured})
+    assert {one.domain for one in task.problems("train")} == {"asked"}
+    assert (task.size("train"), task.size("test")) == (5, 8)
+    first = ["asked/test/0", "measured/test/0", "asked/test/1", "measured/test/1"]
+    assert ids(task.problems("test"))[:4] == first
+    with pytest.raises(ValueError, match="no domain of the mixture has a validation split"):
+        task.problems("validation")
+    with pytest.raises(ValueError, match="domain 'a': no train split"):
+        Mixture(domains={"a": Domain(task=Rated(count=5, splits=("test",)))}).problems("train")
+
+
+def test_weights_by_size_and_temperature() -> None:
+    sizes = {"large": 400, "small": 100}
+
+    def weights(how: Weighting) -> dict[str, float]:
+        task = mixture(sizes, how=how)
+        return dict(task.drawing_metrics(task.problems("train"), Drawing(0, 0)))
+
+    assert weights(Proportional()) == {"domains/large/weight": 0.8, "domains/small/weight": 0.2}
+    assert weights(Temperature(temperature=2.0))["domains/large/weight"] == pytest.approx(20 / 30)
+    assert weights(Temperature(temperature=1e9))["domains/large/weight"] == pytest.approx(0.5)
+
+
+def test_a_curriculum_follows_what_was_measured() -> None:
+    """Against the rule written out: a running mean of 4 p (1 - p), and a floor."""
+    measured = [
+        {"domains/easy/learnable": 0.0, "domains/right/learnable": 0.25},
+        {"domains/right/learnable": 0.2},  # nothing was drawn of the other one
+        {"domains/easy/learnable": 0.1, "domains/right/learnable": 0.0},
+    ]
+    rule = Curriculum(rate=0.5, floor=0.1)
+    sizes, given = {"easy": 10, "right": 10}, {"easy": 1.0, "right": 3.0}
+    drawing = Drawing(0, 3, recorded=measured.__getitem__)
+    found = list(rule.over_iterations(given, sizes, drawing))
+    easy, right = [1.0, 0.5, 0.5, 0.45], [1.0, 1.0, 0.9, 0.45]
+    assert [one["easy"] for one in found] == pytest.approx([0.1 + q for q in easy])
+    assert [one["right"] for one in found] == pytest.approx([3 * (0.1 + q) for q in right])
+
+
+def test_difficulty_leaves_training_problems_out_and_measured_ones_in() -> None:
+    rated = Rated(count=11, splits=("train", "test"))
+    task = Mixture(
+        domains={"a": Domain(task=rated, difficulty=Difficulty(field="rate", above=0.0, below=0.9))}
+    )
+    assert [one.gold for one in task.problems("train")] == list("12345678")
+    assert len(task.problems("test")) == 11
+    assert task.size("train") is None
+    lacking = Mixture(domains={"a": Domain(task=rated, difficulty=Difficulty(field="pass_rate"))})
+    with pytest.raises(ValueError, match=r"domain 'a': problem 'train/0' has no number 'pass_rate'.*'rate'"):
+        lacking.problems("train")
+
+
+def test_stop_and_budget_are_the_domains_own() -> None:
+    own = Gsm8k(stop=("task's",))
+    task = Mixture(
+        domains={
+            "plain": Domain(task=Rated(count=3)),
+            "rows": Domain(task=own, max_tokens=30),
+            "said": Domain(task=own, stop=("said",), max_tokens=300),
+            "silent": Domain(task=Gsm8k(stop=())),
+            "none": Domain(task=own, stop=()),
+        }
+    )
+
+    def sampling(domain: str) -> SamplingParams:
+        return task.of(Problem("x", "x", "x", domain=domain)).sampling(PARAMS)
+
+    assert sampling("plain") == PARAMS
+    assert sampling("rows") == SamplingParams(max_tokens=30, stop=("task's",))
+    assert sampling("said") == SamplingParams(max_tokens=100, stop=("said",))
+    assert sampling("silent") == PARAMS
+    assert sampling("none") == SamplingParams(max_tokens=100)
+
+
+def test_each_answer_is_graded_and_cut_by_its_domain() -> None:
+    sums = AdditionChain(train_size=5, validation_size=1, test_size=1)
+    numbers = Countdown(train_size=5, validation_size=1, test_size=1, operators=("+", "-"))
+    task = Mixture(domains={"sums": Domain(task=sums), "numbers": Domain(task=numbers)})
+    for problem in task.problems("train"):
+        text = task.of(problem).demonstration(problem, 0)
+        assert task.grader.grade(text, problem).correct
+        assert task.grader.of(problem) == (sums if problem.domain == "sums" else numbers).grader
+        assert task.of(problem).step_boundaries(text)[-1] == len(text)
+    assert set(sums.alphabet()) | set(numbers.alphabet()) == set(task.alphabet())
+    assert set(task.grader.parts()) == {sums.grader, numbers.grader}
+
+
+def test_further_problems_are_those_that_were_not_drawn() -> None:
+    task = mixture({"a": 40, "b": 10}, {"a": 1.0, "b": 1.0})
+    problems = task.problems("train")
+    drawing = Drawing(3, 2)
+    taken = task.draw(problems, 10, drawing)
+    further = task.draw_further(problems, taken, drawing)
+    assert sorted(ids(taken) + ids(further)) == sorted(ids(problems))
+    assert Counter(one.domain for one in further[:10]) == {"a": 5, "b": 5}
+
+
+def test_a_mixture_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="'a/b', which is no name for a domain"):
+        Mixture(domains={"a/b": Domain(task=Rated(count=2))})
+    with pytest.raises(ValueError, match="all domains have the weight 0"):
+        Mixture(domains={"a": Domain(task=Rated(count=2), weight=0)})
+
+
+def test_problems_that_were_right_in_part_are_drawn_more_readily() -> None:
+    task = Mixture(domains={"a": Domain(task=Rated(count=100))}, prefer_mixed=4.0)
+    rates = {"a/train/0": 0.5, "a/train/1": 0.25, "a/train/2": 1.0, "a/train/3": 0.0}
+    earlier = [rates, {"a/train/1": 0.0}]  # the latest says what is known
+    drawn: Counter[str] = Counter()
+    for seed in range(1000):
+        problems = draw(task, 5, 2, seed=seed, pass_rates=earlier.__getitem__)
+        assert len(set(ids(problems))) == 5
+        drawn.update(ids(problems))
+    others = sum(drawn.values()) - drawn["a/train/0"]
+    assert drawn["a/train/0"] == pytest.approx(1000 * (1 - (99 / 103) ** 5), abs=70)
+    assert drawn["a/train/1"] < 90 > others / 99, "all others are as likely as ever"
+    three, nine = (ids(draw(task, count, 2, pass_rates=earlier.__getitem__)) for count in (3, 9))
+    assert three == nine[:3]
+
+
+def test_where_nothing_was_right_in_part_draws_are_as_without_preference() -> None:
+    domains = {"a": Domain(task=Rated(count=30))}
+    preferring, plain = Mixture(domains=domains, prefer_mixed=4.0), Mixture(domains=domains)
+    known = [{"a/train/0": 1.0}]
+    assert draw(preferring, 9, 1, pass_rates=known.__getitem__) == draw(plain, 9, 1)
+
+
+def test_a_domain_hands_on_all_that_its_task_can_do() -> None:
+    """What tasks learn to do, they can do within a mixture."""
+    others = {
+        "of",
+        "parts",
+        "domain_names",
+        "draw",
+        "draw_further",
+        "drawing_metrics",
+        "remembers_pass_rates",
+    }
+    own = {name for name in (*vars(Task), *Task.__annotations__) if not name.startswith("_")}
+    assert own - others - {"root"} <= vars(DomainTask).keys()
+
+
+# Of one domain: which problems an iteration gets.
+
+SIZE_AND_COUNT = st.integers(1, 40).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size)))
+
+
+@given(SIZE_AND_COUNT, st.integers(), st.integers(0, 100), MODES)
+def test_no_problem_comes_twice_in_an_iteration(
+    sizes: tuple[int, int], seed: int, iteration: int, mode: Replacement
+) -> None:
+    size, count = sizes
+    chosen = sample_problems(range(size), count, seed, iteration, mode)
+    assert len(chosen) == len(set(chosen)) == count
+    assert set(chosen) <= set(range(size))
+
+
+@given(SIZE_AND_COUNT, st.integers(), MODES)
+def test_the_choice_depends_on_seed_and_iteration_alone(
+    sizes: tuple[int, int], seed: int, mode: Replacement
+) -> None:
+    size, count = sizes
+    first = [sample_problems(range(size), count, seed, i, mode) for i in range(5)]
+    again = [sample_problems(range(size), count, seed, i, mode) for i in reversed(range(5))]
+    assert first == again[::-1]
+
+
+@given(SIZE_AND_COUNT, st.integers())
+@settings(max_examples=40)
+def test_in_epochs_every_problem_comes_once_before_any_comes_again(sizes: tuple[int, int], seed: int) -> None:
+    size, count = sizes
+    iterations = range(min(3 * size, 30))
+    stream = [one for i in iterations for one in sample_problems(range(size), count, seed, i, "epochs")]
+    for start in range(0, len(stream) - size + 1, size):
+        assert sorted(stream[start : start + size]) == list(range(size))
+
+
+@pytest.mark.parametrize("mode", ["between_iterations", "epochs"])
+def test_iterations_and_seeds_choose_differently(mode: Replacement) -> None:
+    seeds_and_iterations = itertools.product(range(3), range(3))
+    choices = {tuple(sample_problems(range(1000), 64, *place, mode)) for place in seeds_and_iterations}
+    assert len(choices) == 9
+
+
+def test_between_iterations_all_problems_are_as_likely() -> None:
+    drawn = Counter(chain.from_iterable(sample_problems(range(10), 5, 0, i) for i in range(2000)))
+    assert all(abs(times - 1000) < 5 * 22.4 for times in drawn.values())  # 5 standard deviations
+
+
+def test_a_count_that_the_split_cannot_give_is_refused() -> None:
+    for count in (0, -1, 11):
+        with pytest.raises(ValueError, match="between 1 and 10"):
+            sample_problems(range(10), count, 0, 0)
+    with pytest.raises(ValueError, match="no problems"):
+        sample_problems([], 1, 0, 0)

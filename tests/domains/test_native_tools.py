@@ -1,0 +1,421 @@
+"""Tools that are called in the chat's own format: what is read, what is answered, and what is trained."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from tests.columns import plain
+from tests.domains.code_grading import needs_sandbox
+from tests.domains.turns import Letters
+from tests.fake_engine import FakeEngine
+from tests.models.chat_models import TURN_END, bpe_tokenizer, random_model, template
+from tests.support.contexts import context_of
+from tests.trees import answered
+from treetune.domains.environments.base import Reward
+from treetune.domains.environments.mcp_tools import Mcp, end_servers
+from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
+from treetune.domains.environments.tools import Call, Function, Python, Tool, Tools
+from treetune.domains.multi_turn import MultiTurn
+from treetune.engine.base import Completion, EngineError, SamplingParams
+from treetune.engine.journal import JournaledEngine
+from treetune.models.chat import Chat
+from treetune.models.tokenizer import codec_of
+from treetune.rollouts.answers import Start
+from treetune.rollouts.credit import episode_of
+from treetune.seeds import derived_random
+from treetune.tasks.graders.base import Grader, Isolation
+from treetune.tasks.graders.pool import GraderPool
+from treetune.vocabulary import Grade, Problem, TextCodec, Trajectory
+
+PROBLEM = Problem("x/0", "What is 12 times 34?", "408")
+SERVER = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
+
+
+def multiply(one: int, other: int = 2) -> int:
+    """Multiplies two numbers.
+
+    Args:
+        one: A number.
+        other: Another one.
+    """
+    return one * other
+
+
+MULTIPLY = Function(path=f"{__name__}.multiply")
+
+
+def wrapped(*calls: str) -> str:
+    return "Let me see. " + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+def results(environment: Tools, *actions: str) -> list[list[str] | None]:
+    """What each turn's calls came to, None where the answer has ended."""
+    state = environment.reset(PROBLEM, 0)
+    turns = [environment.step(state, action) for action in actions]
+    return [None if turn.done else [text for _, _, text in turn.results] for turn in turns]
+
+
+def call(name: str, arguments: str = "{}") -> str:
+    return f'{{"name": "{name}", "arguments": {arguments}}}'
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "read"),
+    [
+        ("hermes", wrapped(call("a", '{"x": 1}'), call("b")), [("a", {"x": 1}, ""), ("b", {}, "")]),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {}}', [("a", {}, "")]),
+        ("hermes", 'It is {"name": "a"}.', []),
+        ("llama", '{"name": "a", "parameters": {"x": 1}}', [("a", {"x": 1}, "")]),
+        ("llama", '<|python_tag|>{"name": "a"}; {"name": "b"}', [("a", {}, ""), ("b", {}, "")]),
+        ("llama", '{"answer": 3}', []),
+        ("mistral", '[TOOL_CALLS] [{"name": "a", "arguments": {"x": 1}, "id": "q"}]', [("a", {"x": 1}, "q")]),
+        ("mistral", '[TOOL_CALLS]a[ARGS]{"x": 1}[TOOL_CALLS]b[ARGS]{}', [("a", {"x": 1}, ""), ("b", {}, "")]),
+        ("mistral", 'So[TOOL_CALLS]a[CALL_ID]q[ARGS]{"x": [2]}', [("a", {"x": [2]}, "q")]),
+    ],
+)
+def test_calls_are_read_as_models_write_them(form: str, text: str, read: list) -> None:
+    assert Tools(tools=(MULTIPLY,), format=form).calls(text) == [Call(*one) for one in read]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": "a', "[]x", '{"name": 3}', '{"arguments": {}}', '{"name": "a", "arguments": 3}']
+)
+def test_a_call_that_can_not_be_read_is_answered_with_its_fault(text: str) -> None:
+    (told,) = results(Tools(tools=(MULTIPLY,), format="hermes"), wrapped(text))
+    assert told is not None and "A call is JSON with a name and an object of arguments" in told[-1]
+
+
+def test_all_calls_of_a_turn_are_answered_and_wrong_arguments_are_told() -> None:
+    tools = Tools(tools=(MULTIPLY,), format="hermes", most_calls=6)
+    turn = wrapped(
+        call("multiply", '{"one": 12, "other": "34"}'),
+        call("multiply", '{"one": "x"}'),
+        call("multiply", '{"one": 1, "third": 3}'),
+        call("divide"),
+        call("multiply", '{"one": 5}'),
+        "so",
+        call("multiply", '{"one": 1}'),
+    )
+    first, last = results(tools, turn, "408")
+    assert last is None and first is not None
+    assert first[0] == "408" and first[4] == "10"
+    assert first[1].startswith("multiply can't be called so: one: ")
+    assert "third: Unexpected keyword argument" in first[2]
+    assert first[3] == "There is no tool divide; there is multiply."
+    assert first[5].startswith("The call is no JSON")
+    assert first[6] == "There are no calls left: give your answer."
+
+
+def test_a_tool_that_raises_says_so_and_the_answer_goes_on() -> None:
+    class Broken(Tool):
+        name = "broken"
+
+        def call(self, argument: str = "") -> str:
+            raise ZeroDivisionError("nothing to divide by")
+
+    tools = Tools(tools=(Broken(),), format="hermes")
+    assert results(tools, wrapped(call("broken"))) == [["ZeroDivisionError: nothing to divide by"]]
+
+
+@pytest.mark.slow  # the import of vLLM
+def test_vllms_parsers_read_calls_outside_of_a_server(tmp_path: Path) -> None:
+    bpe_tokenizer(template=template("tools")).save_pretrained(tmp_path)
+    tools = Tools(tools=(MULTIPLY,), format="vllm:hermes", tokenizer=str(tmp_path))
+    text = wrapped(call("multiply", '{"one": 12, "other": 34}'), call("multiply", '{"one": 3}'))
+    assert results(tools, text, "408") == [["408", "6"], None]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"format": "xml"}, "give tags, hermes, llama, mistral, or vllm:NAME"),
+        ({"format": "vllm:hermes"}, "with a tokenizer"),
+        ({"format": "hermes", "call": "x(?P<argument>y)"}, "pattern of tags"),
+        ({"tools": (Mcp(command=("true",)),)}, "set format"),
+    ],
+)
+def test_formats_that_are_none_are_refused(given: dict, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Tools(**{"tools": (MULTIPLY,), **given})
+
+
+# In a chat
+
+WRITTEN = (
+    wrapped(call("multiply", '{"one": 12, "other": 34}'), call("multiply", '{"one": "x"}')),
+    "<tool_call>" + call("multiply", '{"one": 408, "other": 2}'),  # cut, as by a stop string
+    "It is 408.",
+)
+
+
+def chatting(tools: Tools) -> TextCodec:
+    codec = codec_of(bpe_tokenizer(template=template("tools")), chat=Chat())
+    assert codec.with_tools is not None
+    return codec.with_tools(tools.offered())
+
+
+class Writing(FakeEngine):
+    """Writes one text after the other, with the log-probs that a model gives them one request at a time."""
+
+    def __init__(self, codec: TextCodec, texts: Sequence[str], **given: Any) -> None:
+        super().__init__(lambda ids, version: (), codec.eos_id, **given)
+        self._codec, self._texts = codec, texts
+        torch.manual_seed(0)
+        size = len(bpe_tokenizer())
+        self.model = random_model("qwen2", size, max_position_embeddings=2048).eval()
+
+    def logprobs(self, ids: Sequence[int]) -> np.ndarray:
+        """Of each id but the first, in one forward pass."""
+        with torch.no_grad():
+            logits = self.model(torch.tensor([ids])).logits[0, :-1].double()
+        return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
+
+    def _sample(
+        self, prompt: tuple, seed: int, sampling: SamplingParams, reads_logprobs: bool = True
+    ) -> Completion:
+        turn = list(prompt).count(self._codec.encode("<|im_start|>")[0]) // 2 - 1
+        text = self._texts[min(turn, len(self._texts) - 1)]
+        cut = derived_random(seed, "cut").randrange(len(text))
+        # The beginning letter by letter, as no tokenizer would write it: nobody may encode it again.
+        letters = [token for letter in text[:cut] for token in self._codec.encode(letter)]
+        ids = (*letters, *self._codec.encode(text[cut:]), self._codec.eos_id)
+        return Completion(ids, self.logprobs((*prompt, *ids))[len(prompt) - 1 :], "stop", 0)
+
+
+@pytest.fixture
+def pool() -> Iterator[EnvironmentPool]:
+    with EnvironmentPool() as pool:
+        yield pool
+    end_servers()
+
+
+Sampled = Callable[..., tuple[list[Trajectory], Any]]
+
+
+@pytest.fixture
+def sampled(pool: EnvironmentPool) -> Sampled:
+    """Two answers to each of two questions, in a chat that offers these tools."""
+
+    def sample(
+        tools: Tools, engine: Any, codec: TextCodec, said: TurnJournal | None = None,
+        pool: EnvironmentPool = pool, grader: Grader | None = None,
+    ) -> Any:  # fmt: skip
+        reward: Reward = "environment" if grader is None else "grader"
+        rollout = MultiTurn(environment=tools, samples=2, max_turns=4, max_tokens=900, reward=reward)
+        task = Letters(golds=("", ""), environment=None)
+        rollout.prepare(codec)
+        services = [pool, rollout, *([said] if said else [])]
+        context = context_of(
+            task, engine, GraderPool(grader or task.grader), codec, sampling=rollout.sampling,
+            unfinished_reward=0.0, context_length=2048, services=services,
+        )  # fmt: skip
+        return answered(rollout.run(context, task.problems("train")))[0], context
+
+    return sample
+
+
+def test_ids_logprobs_and_masks_are_those_of_one_forward_pass_over_the_templates_chat(
+    sampled: Sampled,
+) -> None:
+    tools = Tools(tools=(MULTIPLY,), format="hermes")
+    codec = chatting(tools)
+    engine = Writing(codec, WRITTEN)
+    answers, context = sampled(tools, engine, codec)
+    tokenizer = bpe_tokenizer(template=template("tools"))
+    (end,) = codec.encode(TURN_END)
+    cuts = set()
+    for answer in answers:
+        row = episode_of(context, answer)
+        whole = (*plain(answer.prompt_ids), *plain(row.response_ids))
+        one_pass = engine.logprobs(whole)[len(answer.prompt_ids) - 1 :]
+        assert np.abs(one_pass - row.behaviour_logprobs)[row.trained].max() < 1e-6
+        turns = [plain(one.token_ids) for one in answer.segments if one.origin == "sampled"]
+        assert plain(row.response_ids[row.trained]) == sum(turns, ()) and len(turns) == 3
+        assert all(turn[-1] == end for turn in turns), "its end is trained, once"
+        cuts.add(tuple(turns))
+        fault = (
+            "multiply can't be called so: one: Input should be a valid integer, unable to parse string as an"
+            " integer"
+        )
+        said = [
+            {"role": "user", "content": answer.problem.prompt},
+            {"role": "assistant", "content": WRITTEN[0]},
+            {"role": "tool", "content": "408"},
+            {"role": "tool", "content": fault},
+            {"role": "assistant", "content": WRITTEN[1]},
+            {"role": "tool", "content": "816"},
+            {"role": "assistant", "content": WRITTEN[2]},
+        ]
+        text = tokenizer.apply_chat_template(said, tools=list(tools.offered()), tokenize=False)
+        assert tokenizer.decode(whole) == text.removesuffix("\n")
+    assert len(cuts) > 1, "the same text, in tokens of different cuts"
+
+
+class Reading(Grader):
+    """Rewards each turn with the number of its messages; keeps what it was shown."""
+
+    isolation: ClassVar[Isolation] = "inline"
+    reads_turns: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.read: list[Any] = []
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        assert problem.transcript is not None
+        self.read.append(problem.transcript)
+        rewards = tuple(float(len(turn)) for turn in problem.transcript[1])
+        return Grade(reward=sum(rewards), outcome="ok", step_rewards=rewards)
+
+
+def test_a_grader_reads_the_whole_conversation_also_of_an_answer_that_goes_on_from_a_copy(
+    sampled: Sampled,
+) -> None:
+    tools = Tools(tools=(MULTIPLY,), format="hermes")
+    codec, grader = chatting(tools), Reading()
+    answers, context = sampled(tools, Writing(codec, WRITTEN), codec, grader=grader)
+    text, turns, _ = grader.read[0]
+    first, *results = turns[0]
+    (call,) = first["tool_calls"][:1]
+    assert first["content"] == "Let me see."
+    assert call["function"] == {"name": "multiply", "arguments": {"one": 12, "other": 34}}
+    assert (results[0]["content"], results[0]["tool_call_id"]) == ("408", call["id"])
+    assert [len(turn) for turn in turns] == [3, 2, 1]
+    assert turns[2] == [{"role": "assistant", "content": "It is 408."}]
+    assert text == answers[0].text and text.count("<tool_response>") == 3
+    for answer in answers:
+        assert (answer.step_rewards, answer.reward) == ((3.0, 2.0, 1.0), 6.0)
+        assert episode_of(context, answer).step_rewards == answer.step_rewards
+    started = Start(PROBLEM, answers[0].prompt_ids, 1, answers[0].segments[:2])
+    (again,) = context.get(MultiTurn).answers(context, [started])
+    assert grader.read[-1] == grader.read[0] and again.step_rewards == (3.0, 2.0, 1.0)
+
+
+class Undescribed(Tool):
+    name = "undescribed"
+
+    def call(self, argument: str) -> str:
+        return argument
+
+
+def test_a_template_without_tools_is_refused_and_so_is_a_model_without_a_chat() -> None:
+    codec = codec_of(bpe_tokenizer(), chat=Chat())
+    with pytest.raises(ValueError, match="offers no tools"):
+        codec.with_tools(Tools(tools=(MULTIPLY,), format="hermes").offered())
+    assert codec_of(bpe_tokenizer()).with_tools is None
+    undescribed = Tools(tools=(Undescribed(),), format="hermes")
+    with pytest.raises(ValueError, match=r"has no schema.*docstring"):
+        undescribed.offered()
+
+
+# Servers
+
+
+def counting(folder: Path, **given: Any) -> Tools:
+    command = (sys.executable, SERVER, str(folder / "counted"))
+    return Tools(tools=(Mcp(command=command, call_seconds=3.0, **given),), format="hermes", deadline=60.0)
+
+
+@pytest.fixture
+def ended() -> Iterator[None]:
+    yield
+    end_servers()
+
+
+def test_a_server_that_errs_hangs_or_dies_is_an_observation_and_the_next_call_finds_it(
+    tmp_path: Path, ended: None
+) -> None:
+    tools = counting(tmp_path)
+    assert [one["function"]["name"] for one in tools.offered()] == ["count", "fail", "hang", "wait", "die"]
+    assert tools.isolation == "service"
+    turns = results(
+        tools,
+        wrapped(call("count"), call("count", '{"step": "5"}')),
+        wrapped(call("count", '{"step": "x"}'), call("fail", '{"why": "so"}'), call("nothing")),
+        wrapped(call("wait"), call("count")),
+        wrapped(call("die"), call("count")),
+        wrapped(call("hang"), call("count")),
+    )
+    assert turns[0] == ["1", "6"]
+    assert turns[1] is not None and turns[1][0].startswith("Error: ") and turns[1][1].startswith("Error: ")
+    assert turns[1][2] == "There is no tool nothing; there is count, fail, hang, wait, die."
+    assert turns[2:] == [
+        ["No result within 3 s.", "7"],
+        ["The server ended during the call.", "8"],
+        ["No result within 3 s.", "9"],
+    ]
+
+
+def test_servers_that_are_not_there_and_tools_that_they_lack_are_told(tmp_path: Path, ended: None) -> None:
+    with pytest.raises(ValueError, match="can't be had"):
+        Mcp(command=(sys.executable, "-c", "raise SystemExit('out of order')")).schemas()
+    with pytest.raises(ValueError, match=r"didn't list its tools within 0.5 s"):
+        Mcp(command=("sleep", "60"), start_seconds=0.5).schemas()
+    with pytest.raises(ValueError, match="only names fly, which"):
+        counting(tmp_path, only=("count", "fly")).offered()
+    assert Mcp(command=("no-such-program",)).missing() == [
+        "no-such-program, which is to be started as an MCP server, isn't there"
+    ]
+    with pytest.raises(ValueError, match="a command or an address"):
+        Mcp()
+
+
+def test_a_killed_rollout_goes_on_to_the_same_answers_and_asks_its_server_nothing_twice(
+    tmp_path: Path, sampled: Sampled
+) -> None:
+    tools = counting(tmp_path)
+    codec, texts = chatting(tools), (wrapped(call("count")), wrapped(call("count"), call("fail")), "Done.")
+
+    def of_run(engine: FakeEngine, **given: Any) -> list[Trajectory]:
+        journaled = JournaledEngine(engine, tmp_path / "0.jsonl")
+        return sampled(tools, journaled, codec, TurnJournal(tmp_path / "0.turns"), **given)[0]
+
+    with EnvironmentPool() as first, pytest.raises(EngineError):  # which waits for turns that are played
+        of_run(Writing(codec, texts, fail_after=7), pool=first)
+    end_servers()  # with the run
+    answers = of_run(Writing(codec, texts))
+    counted = (tmp_path / "counted").read_text()
+    again = Writing(codec, texts)
+    assert of_run(again) == answers and not again.asked
+    assert (tmp_path / "counted").read_text() == counted and 8 <= len(counted) <= 12
+    assert all(answer.grade.outcome == "ok" and "Error" in answer.text for answer in answers)
+
+
+# Python that keeps its names
+
+
+@needs_sandbox
+def test_names_stay_from_call_to_call_and_a_copy_has_those_of_where_it_was_made() -> None:
+    tools = Tools(tools=(Python(state=True),), format="hermes")
+    state = tools.reset(PROBLEM, 0)
+
+    def run(state: Any, code: str) -> str:
+        return tools.step(state, wrapped(call("python", f'{{"code": "{code}"}}'))).observation
+
+    assert run(state, "x = [1]") == ""
+    copied = pickle.dumps(state)
+    assert run(state, "x.append(2); print(x)") == "[1, 2]"
+    there = pickle.loads(copied)
+    assert run(there, "x.append(3); print(x)") == "[1, 3]" and run(state, "x") == "[1, 2]"
+    assert run(pickle.loads(pickle.dumps(there)), "x") == "[1, 3]"
+    assert "ended" in run(there, "import os; os._exit(1)")
+    assert "NameError" in run(there, "x") and "NameError" in run(pickle.loads(pickle.dumps(there)), "x")
+    assert run(tools.reset(PROBLEM, 0), "print('x' in globals())") == "False"
+
+
+def test_python_that_keeps_names_is_refused_where_the_sandbox_forgets() -> None:
+    from treetune.domains.sandbox.program import UnsafeLocal
+    from treetune.domains.sandbox.python_tool import PythonTool
+
+    with pytest.raises(ValueError, match="needs the sandbox bubblewrap"):
+        Python(state=True, console=PythonTool(sandbox=UnsafeLocal()))

@@ -1,0 +1,153 @@
+"""The data sets of reasoning_gym as tasks: names, settings, scorers, and the same problems every time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.cases import cases
+from treetune.domains.graders.reasoning_gym import ReasoningGymGrader
+from treetune.domains.puzzles import reasoning_gym as library
+from treetune.domains.puzzles.reasoning_gym import ReasoningGym, data_sets, missing_packages
+from treetune.domains.sandbox.inside.reasoning_gym_scores import packed, unpacked
+from treetune.tasks.graders.pool import GraderPool
+from treetune.vocabulary import Problem
+
+pytestmark = pytest.mark.skipif(bool(missing_packages()), reason=f"lacks {', '.join(missing_packages())}")
+
+
+CASES = Path(__file__).parent / "cases/reasoning_gym.txt"
+
+
+def small(dataset: str, **settings: Any) -> ReasoningGym:
+    return ReasoningGym(dataset=dataset, train_size=30, validation_size=10, test_size=10, **settings)
+
+
+def questions(task: ReasoningGym, split: Any) -> list[str]:
+    return [problem.data["question"] for problem in task.problems(split)]
+
+
+def test_every_data_set_of_the_library_is_known_by_its_name() -> None:
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    assert reasoning_gym
+    assert set(data_sets()) == set(DATASETS) - {"composite"}
+
+
+@pytest.mark.parametrize(("settings", "key", "words"), cases(CASES, "refused settings"))
+def test_what_the_library_does_not_take_is_told_with_the_key_to_change(
+    settings: dict[str, Any], key: str, words: str
+) -> None:
+    (finding,) = ReasoningGym(**settings).check(None)  # type: ignore[arg-type]
+    assert finding.key == key
+    assert words in f"{finding.what} {finding.remedy}"
+
+
+@pytest.mark.parametrize("wrong", [{"question": "(a)(b)"}, {"question": "(a"}, {"prompt": "no place"}])
+def test_prompt_and_question_need_a_place_each(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"one group|expression|\{question\}"):
+        ReasoningGym(dataset="spell_backward", **wrong)  # type: ignore[arg-type]
+
+
+def test_too_few_different_problems_are_told() -> None:
+    with pytest.raises(ValueError, match="gave only"):
+        small("count_bits", config={"min_n": 1, "max_n": 20}).problems("train")
+
+
+@pytest.mark.parametrize("dataset", ["ransom_note", "list_functions"])
+def test_problems_are_the_same_whatever_the_process_drew_or_hashed_before(
+    dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = small(dataset).problems("test")
+    library._made.cache_clear()
+    monkeypatch.setenv("PYTHONHASHSEED", "5")
+    # Another template is another task, whose problems are not kept yet.
+    again = small(dataset, prompt="{question}?").problems("test")
+    assert [(p.data, p.gold) for p in again] == [(p.data, p.gold) for p in before]
+
+
+def test_levels_and_settings_say_how_hard_it_is() -> None:
+    def digits(task: ReasoningGym) -> set[int]:
+        numbers = " ".join(questions(task, "train")).replace("+", " ").replace("-", " ").split()
+        return {len(one) for one in numbers if one.isdigit()}
+
+    assert max(digits(small("chain_sum", levels={"num_digits": 2}))) == 3
+    assert min(digits(small("chain_sum", levels={"num_digits": 2}, level_mode="upper_bound"))) == 3
+    assert digits(small("chain_sum", level=2, config={"min_digits": 1, "max_digits": 1})) == {1}
+
+
+def test_enumerations_of_the_library_are_written_as_texts() -> None:
+    (problem, *_) = small("word_sorting", config={"transformation": "uppercase"}).problems("test")
+    assert problem.gold == problem.gold.upper()
+    assert ReasoningGymGrader().grade(f"<answer>{problem.gold}</answer>", problem).correct
+
+
+def test_golds_score_in_full_and_empty_answers_do_not() -> None:
+    names = ["spell_backward", "chain_sum", "countdown", "letter_jumble", "mini_sudoku", "gsm_symbolic"]
+    problems = [problem for name in names for problem in small(name).problems("test")]
+    problems = [replace(one, id=f"{number}") for number, one in enumerate(problems)]
+    with GraderPool(ReasoningGymGrader(), workers=1) as pool:
+        golds = pool.grade_many([(f"so: <answer>\n{one.gold}\n</answer>", one) for one in problems])
+        empty = pool.grade_many([("<answer> </answer>", one) for one in problems])
+    assert [grade.reward for grade in golds] == [1.0] * len(problems)
+    assert {(grade.reward, grade.outcome) for grade in empty} == {(0.0, "no_answer")}
+
+
+def test_an_answer_on_which_a_scorer_raises_is_wrong_and_says_so() -> None:
+    problem = small("prime_factorization").problems("test")[0]
+    grade = ReasoningGymGrader().grade("<answer>two times three</answer>", problem)
+    assert (grade.reward, grade.outcome) == (0.0, "ok")
+    assert grade.message is not None and "ValueError" in grade.message
+
+
+def test_a_scorer_sees_the_whole_question_where_the_prompt_holds_a_part() -> None:
+    task = small("spell_backward", question=r"nus\): (\w+)", prompt="{question}>")
+    problem = task.problems("test")[0]
+    word = problem.prompt.removesuffix(">")
+    assert problem.data["question"].endswith(f": {word}") and word[::-1] == problem.gold
+    assert task.grader.grade(f"<answer>{problem.gold}</answer>", problem).correct
+
+
+def test_a_noisy_teacher_gives_answers_to_other_problems() -> None:
+    task = small("spell_backward", demonstration_noise=0.5)
+    problems = task.problems("train") * 10
+    right = [
+        task.grader.grade(task.demonstration(one, seed), one).correct for seed, one in enumerate(problems)
+    ]
+    assert 0.4 < sum(right) / len(right) < 0.65
+
+
+def test_a_data_set_without_answers_has_no_demonstrations() -> None:
+    with pytest.raises(ValueError, match="only scores"):
+        small("rush_hour").check_demonstrations()
+
+
+DATA = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.fractions(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text(), inner)
+        | st.dictionaries(st.integers() | st.tuples(st.integers(), st.integers()), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(DATA)
+def test_what_scorers_compare_with_comes_back_as_it_was(value: Any) -> None:
+    json.loads(packed(value))
+    assert repr(unpacked(packed(value))) == repr(value)
+
+
+def test_problems_can_be_stored_with_answers() -> None:
+    problem = small("graph_color").problems("test")[0]
+    assert json.loads(json.dumps(problem.data)) == problem.data
+    assert isinstance(problem, Problem)

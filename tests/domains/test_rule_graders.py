@@ -1,0 +1,407 @@
+"""Graders of logic, simulation, tables, choices and facts."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.cases import cases
+from treetune.domains.graders.codeio import CodeIO
+from treetune.domains.graders.instruction_following import InstructionFollowing
+from treetune.domains.graders.livebench import SCORES, LiveBench, edit_distance
+from treetune.domains.graders.multiple_choice import MultipleChoice
+from treetune.domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader, read_grid, written
+from treetune.domains.graders.table import TableGrader
+from treetune.domains.graders.tagged import F1, ExactMatch, OneWord
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.numeric import Numeric
+from treetune.vocabulary import Grade, Problem
+
+HERE = Path(__file__).parent
+CHOICES = HERE / "cases/multiple_choice.txt"
+GRADERS: dict[str, Grader] = {
+    "codeio": CodeIO(),
+    "exact_match": ExactMatch(),
+    "f1": F1(),
+    "grid": GridGrader(),
+    "multiple_choice": MultipleChoice(),
+    "one_word": OneWord(),
+    "ordering": OrderingGrader(),
+    "table": TableGrader(),
+    "zebra": ZebraGrader(),
+}
+LABELLED = GRADERS | {
+    "instruction_following": InstructionFollowing(),
+    "livebench": LiveBench(),
+    "numeric": Numeric(),
+}
+ZEBRA = json.dumps(
+    {
+        "header": ["Position", "Name", "Pet"],
+        "rows": [["1", "Ann", "cat"], ["2", "Bob", "dog"], ["3", "Eve", "eel"]],
+    }
+)
+GOLDS = {"zebra": ZEBRA, "grid": "[[4]]", "multiple_choice": "A"}
+"""Golds of graders that take no others."""
+
+
+def grade(grader: Grader, response: str, gold: str, prompt: str = "?", **data: str) -> Grade:
+    return grader.grade(response, Problem(id="x", prompt=prompt, gold=gold, data=data))
+
+
+def reward(grader: Grader, response: str, gold: str, prompt: str = "?", **data: str) -> float:
+    return grade(grader, response, gold, prompt, **data).reward
+
+
+def answer(text: object) -> str:
+    return f"<think>so</think> <answer>{text if isinstance(text, str) else json.dumps(text)}</answer>"
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_labelled_cases_are_told_apart(name: str) -> None:
+    """But those that say how good a grader is, since nothing is mended by them."""
+    rows = [json.loads(line) for line in (HERE / f"labelled/{name}.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["data"].get("part") != "unseen" or not row["label"]]
+    assert len(rows) >= 30 and {row["label"] for row in rows} == {True, False}
+    wrong = []
+    for row in rows:
+        problem = Problem(id="x", prompt="?", gold=row["gold"], data=row["data"])
+        if LABELLED[name].grade(row["response"], problem).correct is not row["label"]:
+            wrong.append(row)
+    assert not wrong
+
+
+# What published scorers get wrong, each a fault that was seen in one of them.
+
+
+def test_percent_is_read_both_ways_only_where_asked_and_allowed() -> None:
+    asked, written_out = TableGrader(percent="asked"), TableGrader()
+    question = "By how many percent did it rise?"
+    for said in ("23.5", "23.5%", r"23.5\%", "0.235"):
+        assert reward(asked, rf"\boxed{{{said}}}", "23.5", question) == 1
+        assert reward(asked, rf"\boxed{{{said}}}", "23.5", "How much did it rise?") == (said == "23.5")
+        assert reward(written_out, rf"\boxed{{{said}}}", "23.5", question) == (said == "23.5")
+    assert reward(asked, r"\boxed{2350%}", "23.5%", question) == 0
+    assert reward(written_out, r"\boxed{0.235}", "23.5%") == 1
+    for said in ("400", "0.04", "4%", "40000%"):
+        assert reward(written_out, rf"\boxed{{{said}}}", "4") == 0, "a hundred times it, or a hundredth of it"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "", " ", "I don't know.", r"\boxed{}", "Answer:", r"\boxed{none of them}",
+        *(response for (response,) in cases(CHOICES, "two options")),
+    ],
+)  # fmt: skip
+def test_who_names_no_option_or_two_has_chosen_none_however_often_it_is_graded(response: str) -> None:
+    for gold in "ABCD":
+        for _ in range(3):
+            assert grade(MultipleChoice(), response, gold) == Grade(reward=0.0, outcome="no_answer")
+
+
+@pytest.mark.parametrize(
+    "response", [r"\boxed{Apple}", "Answer: Bad", r"\boxed{DNA}", "The answer is A dog", "Answer: I think so"]
+)
+def test_a_letter_within_a_word_or_an_article_is_no_choice(response: str) -> None:
+    assert [reward(MultipleChoice(), response, gold) for gold in "ABCDI"] == [0] * 5
+
+
+@pytest.mark.parametrize(("response", "letter"), cases(CHOICES, "choices"))
+def test_the_last_choice_counts_wherever_it_stands(response: str, letter: str) -> None:
+    assert MultipleChoice().extract(response, Problem(id="x", prompt="?", gold="C")) == letter
+
+
+def test_the_given_column_and_the_header_earn_nothing() -> None:
+    copied = {"header": ["Position", "Name", "Pet"], "rows": [[str(place), "?", "?"] for place in (1, 2, 3)]}
+    assert reward(ZebraGrader(), answer(copied), ZEBRA) == 0
+    one_right = {**copied, "rows": [["1", "Ann", "?"], ["2", "?", "?"], ["3", "?", "?"]]}
+    assert reward(ZebraGrader(), answer(one_right), ZEBRA) == pytest.approx(1 / 6)
+    assert reward(ZebraGrader(score="exact"), answer(one_right), ZEBRA) == 0
+
+
+def test_a_house_that_is_no_number_is_asked_for_like_anything_else() -> None:
+    gold = json.dumps({"header": ["Position", "House"], "rows": [["1", "red"], ["2", "blue"]]})
+    assert reward(ZebraGrader(), answer([["1", "red"], ["2", "blue"]]), gold) == 1
+    assert reward(ZebraGrader(), answer([["1", "blue"], ["2", "red"]]), gold) == 0
+
+
+def test_nothing_that_an_answer_says_is_evaluated(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    code = f"__import__('pathlib').Path({str(target)!r}).write_text('x') or 4"
+    for name, grader in GRADERS.items():
+        for response in (rf"\boxed{{{code}}}", answer(code), f"```json\n{code}\n```"):
+            assert not grade(grader, response, GOLDS.get(name, "4")).correct
+    assert not target.exists()
+
+
+# What is no answer, and what is no gold.
+
+
+def test_two_answers_at_once_are_none() -> None:
+    for gold in ("1", '{"output": 1}'):
+        assert reward(CodeIO(), '```json\n{"output": 1, "input": 2}\n```', gold) == 0
+    assert reward(CodeIO(), '```json\n{"output": 1, "because": 2}\n```', '{"output": 1}') == 0
+    assert reward(MultipleChoice(), r"\boxed{A or B}", "A") == reward(OneWord(), answer("x or y"), "x") == 0
+    assert reward(TableGrader(), r"\boxed{1 or 2}", "1") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "gold"),
+    [
+        ("zebra", "{}"), ("zebra", '{"header": ["Position"], "rows": [["1"]]}'),
+        ("zebra", '[["1", "2"], ["1"]]'),
+        ("grid", "none"), ("ordering", ""), ("one_word", "…"), ("multiple_choice", "Paris"),
+        ("exact_match", "[]"), ("f1", " "), ("table", ""),
+    ],
+)  # fmt: skip
+def test_a_gold_that_says_nothing_is_told(name: str, gold: str) -> None:
+    problem = Problem(id="x", prompt="?", gold=gold)
+    with pytest.raises(ValueError, match="gold"):
+        GRADERS[name].verdict("A" if name == "multiple_choice" else "[[1]]", problem)
+
+
+# What holds of any gold and any answer to it.
+
+
+_words = st.text(alphabet=string.ascii_letters, min_size=1, max_size=6)
+_cells = st.text(alphabet=string.ascii_lowercase, min_size=1, max_size=4)
+
+
+def _swapped(draw: Any, text: str) -> str:
+    return "".join(draw.choice((sign.upper(), sign.lower())) for sign in text)
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda n: st.lists(st.lists(st.integers(0, 9), min_size=n, max_size=n), min_size=1, max_size=5)
+    ),
+    st.data(),
+)
+@settings(max_examples=50)
+def test_every_way_to_write_a_grid_is_read_and_one_changed_cell_is_seen(
+    grid: list[list[int]], data: Any
+) -> None:
+    gold = json.dumps(grid)
+    for text in (gold, str(grid), written(grid), "\n".join(" ".join(map(str, row)) for row in grid)):  # type: ignore[arg-type]
+        assert read_grid(text) == tuple(map(tuple, grid))
+        assert reward(GridGrader(), answer(text), gold) == 1
+    row = data.draw(st.integers(0, len(grid) - 1))
+    column = data.draw(st.integers(0, len(grid[0]) - 1))
+    changed = [list(one) for one in grid]
+    changed[row][column] = (changed[row][column] + data.draw(st.integers(1, 9))) % 10
+    found = grade(GridGrader(score="cells"), answer(changed), gold)
+    assert found.reward == pytest.approx(1 - 1 / (len(grid) * len(grid[0])))
+    assert reward(GridGrader(), answer(changed), gold) == 0
+    assert reward(GridGrader(), answer([*grid, grid[0]]), gold) == 0
+
+
+@given(
+    st.lists(_words, min_size=2, max_size=6, unique_by=str.lower),
+    st.randoms(use_true_random=False),
+    st.sampled_from(["json", "commas", "lines", "numbered"]),
+)
+@settings(max_examples=50)
+def test_an_order_is_right_in_every_writing_and_no_other_order_is(
+    names: list[str], draw: Any, form: str
+) -> None:
+    def text(order: list[str]) -> str:
+        said = [_swapped(draw, name) for name in order]
+        if form == "json":
+            return json.dumps(said)
+        numbered = [f"{place}. {name}" for place, name in enumerate(said, start=1)]
+        return {"commas": ", ".join(said), "lines": "\n".join(said), "numbered": "\n".join(numbered)}[form]
+
+    gold = json.dumps(names)
+    assert reward(OrderingGrader(), answer(text(names)), gold) == 1
+    other = list(names)
+    one, another = draw.sample(range(len(names)), 2)
+    other[one], other[another] = other[another], other[one]
+    assert reward(OrderingGrader(), answer(text(other)), gold) == 0
+    assert reward(OrderingGrader(score="places"), answer(text(other)), gold) == pytest.approx(
+        1 - 2 / len(names)
+    )
+    assert reward(OrderingGrader(score="places"), answer(text([*names, "Zz"])), gold) == 0
+    assert reward(OrderingGrader(score="places"), answer(text(names[:-1])), gold) == 0
+
+
+@given(
+    st.integers(2, 4).flatmap(
+        lambda n: st.lists(st.lists(_cells, min_size=n, max_size=n), min_size=1, max_size=5)
+    ),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=50)
+def test_a_table_is_right_in_any_order_of_rows_and_columns_and_one_changed_cell_is_seen(
+    cells: list[list[str]], draw: Any
+) -> None:
+    header = ["Position", *(f"Thing {place}" for place in range(len(cells[0])))]
+    rows = [[str(place), *row] for place, row in enumerate(cells, start=1)]
+    gold = json.dumps({"header": header, "rows": rows})
+    order = draw.sample(range(len(header)), len(header))
+    shuffled = {
+        "header": [_swapped(draw, header[place]) for place in order],
+        "rows": [[_swapped(draw, row[place]) for place in order] for row in draw.sample(rows, len(rows))],
+    }
+    grader = ZebraGrader()
+    for table in (
+        shuffled,
+        rows,
+        cells,
+        {"header": header[1:], "rows": cells},
+        [dict(zip(header, row, strict=True)) for row in rows],
+    ):
+        assert reward(grader, answer(table), gold) == 1
+    changed = [list(row) for row in rows]
+    row, column = draw.randrange(len(rows)), draw.randrange(1, len(header))
+    changed[row][column] += "x"
+    assert reward(grader, answer(changed), gold) == pytest.approx(1 - 1 / (len(cells) * len(cells[0])))
+    assert reward(ZebraGrader(score="exact"), answer(changed), gold) == 0
+    assert reward(grader, answer([*rows, rows[0]]), gold) == 0
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_words, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(_values, _values, st.sampled_from(["output", "input"]), st.booleans())
+@settings(max_examples=50)
+def test_a_value_equals_itself_in_every_writing_and_equality_has_no_direction(
+    value: Any, other: Any, key: str, in_braces: bool
+) -> None:
+    block = json.dumps({key: value}) if in_braces else f'"{key}": {json.dumps(value)}'
+    grader = CodeIO()
+    for gold in (json.dumps({key: value}), json.dumps(value)):
+        assert reward(grader, f"So:\n```json\n{block}\n```", gold) == 1
+    assert grader.equal(value, other) == grader.equal(other, value)
+    assert not grader.equal([value], [value, other])
+    assert not grader.equal({"a": value}, {"b": value})
+
+
+_FORMS = {
+    "one_word": ("<answer>{}</answer>", st.text(alphabet="abcxyz", min_size=1, max_size=6)),
+    "exact_match": ("<answer>{}</answer>", st.text(alphabet="bcx yz", min_size=1, max_size=9)),
+    "table": ("\\boxed{{{}}}", st.text(alphabet="qxyz", min_size=2, max_size=6)),
+    "multiple_choice": ("\\boxed{{{}}}", st.sampled_from("ABCDEFGHIJ")),
+}
+
+
+@pytest.mark.parametrize("name", _FORMS)
+@given(st.data(), st.sampled_from(["", " ", "\n", "\t \n"]), st.randoms(use_true_random=False))
+@settings(max_examples=40)
+def test_case_and_spaces_around_change_no_verdict(name: str, data: Any, space: str, draw: Any) -> None:
+    form, texts = _FORMS[name]
+    gold = data.draw(texts.filter(str.strip))
+    other = data.draw(texts.filter(str.strip))
+    same = " ".join(gold.lower().split()) == " ".join(other.lower().split())
+    for text in (other, other.upper(), _swapped(draw, other), f"{space}{other}{space}"):
+        assert reward(GRADERS[name], form.format(text), gold) == same
+        assert reward(GRADERS[name], form.format(text), gold.upper()) == same
+
+
+@given(st.sampled_from("ABCDEFGHIJ"), st.sampled_from("ABCDEFGHIJ"))
+def test_a_choice_is_right_where_it_is_the_gold_and_nowhere_else(said: str, gold: str) -> None:
+    forms = [r"\boxed{%s}", r"\boxed{(%s)}", r"\boxed{\text{%s}}", "Answer: %s", "**Answer:** (%s)"]
+    forms += ["the final answer is %s.", "Answer: %s) Paris", "The correct answer is option (%s) Paris"]
+    for form in forms:
+        assert reward(MultipleChoice(), form % said, gold) == (said == gold), form
+    outcome = grade(MultipleChoice(options=4), rf"\boxed{{{said}}}", "A").outcome
+    assert outcome == ("ok" if said <= "D" else "no_answer")
+
+
+@given(*[st.sampled_from("ABCDEFGHIJ")] * 3, st.sampled_from([". Wait, no. ", "\n", ". Actually, ", "; "]))
+def test_a_later_choice_replaces_an_earlier_one(one: str, other: str, gold: str, between: str) -> None:
+    for said in (
+        f"Answer: {one}{between}The answer is {other}.",
+        f"\\boxed{{{one}}}{between}Answer: {other}",
+    ):
+        assert reward(MultipleChoice(), said, gold) == (other == gold), said
+    for hedge in ("{} or {}", "({}) or ({})", "{}) or {})", "{}. Maybe {}", "{}, {}", "{}/{}", "{} and {}"):
+        said = f"Answer: {hedge.format(one, other)}"
+        assert one == other or grade(MultipleChoice(), said, gold).outcome == "no_answer", said
+
+
+@given(
+    st.lists(st.integers(-9999, 9999).map(str) | _words.map(lambda word: f"q{word}"), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=50)
+def test_several_answers_count_in_any_order_and_each_once(golds: list[str], draw: Any) -> None:
+    gold = " | ".join(golds)
+    shuffled = draw.sample(golds, len(golds))
+    assert reward(TableGrader(), rf"\boxed{{{'|'.join(shuffled)}}}", gold) == 1
+    assert reward(TableGrader(), rf"\boxed{{{'|'.join([*golds, golds[0]])}}}", gold) == 0
+    changed = ["qqqqqqqqqq", *golds[1:]]
+    assert reward(TableGrader(), rf"\boxed{{{'|'.join(changed)}}}", gold) == 0
+
+
+@given(st.lists(_words, min_size=1, max_size=5), st.lists(_words, min_size=1, max_size=5))
+def test_f1_is_symmetric_and_one_exactly_for_the_same_words(one: list[str], other: list[str]) -> None:
+    first, second = " ".join(one), " ".join(other)
+    there = reward(F1(), answer(first), json.dumps([second]))
+    assert there == pytest.approx(reward(F1(), answer(second), json.dumps([first])))
+    if reward(ExactMatch(), answer(first), json.dumps([second])):
+        assert there == 1
+
+
+@pytest.mark.parametrize("name", GRADERS)
+@given(
+    st.text(max_size=60),
+    st.sampled_from(["{}", "<answer>{}</answer>", "\\boxed{{{}}}", "```json\n{}\n```", "Answer: {}"]),
+)
+@settings(max_examples=60)
+def test_any_text_gets_a_verdict(name: str, text: str, form: str) -> None:
+    assert 0 <= reward(GRADERS[name], form.format(text), GOLDS.get(name, "4")) <= 1
+
+
+# LiveBench: parts of an answer earn parts, and the last answer counts alone.
+
+
+def livebench(task: str, response: str, gold: str) -> float:
+    return reward(LiveBench(), response, gold, task=task)
+
+
+def test_parts_of_an_answer_to_livebench_earn_parts() -> None:
+    groups = "a, b, c, d, e, f, g, h"
+    assert livebench("connections", "<solution>d, c, b, a, e, f, g, x</solution>", groups) == 0.5
+    assert livebench("zebra_puzzle", "<solution>a, c</solution>", "a, b") == 0.25
+    assert livebench("tablejoin", "{'a': 'x'}", "{'a': 'x', 'b': 'y'}") == pytest.approx(2 / 3)
+    assert livebench("tablereformat", '[{"a": "TRUE", "b": 1.0}]', '[{"a": "True", "b": "1"}]') == 1
+    assert livebench("tablereformat", '[{"a": "false", "b": 1}]', '[{"a": "true", "b": 1}]') == 0
+    plot = "One thing happens. Another thing follows. They all go home."
+    other = "They all go home. One thing happens. Another thing follows."
+    assert livebench("plot_unscrambling", other, plot) == pytest.approx(1 - 2 / 3)
+
+
+def test_the_last_answer_alone_counts_however_many_stand_in_bold() -> None:
+    """The published scorers take the best of all groups in bold, or any of the last three words."""
+    assert livebench("connections", "**a, b, c, d**\n\n**a, b, x, y**", "a, b, c, d") == 0
+    assert livebench("spatial", "**4**\n\n**5**\n\n**6**", "4") == 0
+
+
+def test_a_task_that_livebench_does_not_have_is_told() -> None:
+    with pytest.raises(ValueError, match="did you mean 'spatial'"):
+        livebench("spacial", "4", "4")
+
+
+@given(st.sampled_from(sorted(SCORES)), st.text(max_size=80))
+def test_any_answer_to_livebench_earns_at_most_1(task: str, text: str) -> None:
+    gold = {"tablejoin": "{'a': 'b'}", "tablereformat": '[{"a": 1, "b": 2}]'}.get(task, "One. Two")
+    assert 0 <= livebench(task, text, gold) <= 1
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6))
+def test_edit_distance_is_a_metric_that_ends_at_the_longer_length(one: list[int], other: list[int]) -> None:
+    distance = edit_distance(one, other)
+    assert distance == edit_distance(other, one)
+    assert (distance == 0) == (one == other)
+    assert abs(len(one) - len(other)) <= distance <= max(len(one), len(other))

@@ -1,0 +1,32 @@
+"""`serve_engine` with the stub server in vLLM's place: run by a test, as a shell's background job, in which
+interrupts are ignored."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.engine.stubs import Stub
+from tests.engine.test_given_servers import Elsewhere
+from treetune.cluster import commands as serving
+
+
+def main(folder: Path, port: int) -> int:
+    stub = Stub(folder)
+    replaced: Any = serving
+    replaced.built = replaced.evaluated = lambda *_: None
+    replaced._launch = lambda root, host, weights: Elsewhere(stub).launch()
+    replaced._write_start = lambda root, folder: None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return serving.serve_engine(
+        argparse.Namespace(
+            host="127.0.0.1", port=port, command="serve_engine", key_file=folder / "key", log=folder / "log"
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

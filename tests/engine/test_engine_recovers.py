@@ -1,0 +1,490 @@
+"""What the engine promises when its server does not, on a stand-in for the server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from treetune.engine.base import (
+    ANSWERS,
+    CONTINUATIONS,
+    Canary,
+    Chunk,
+    Completion,
+    EngineError,
+    Later,
+    Request,
+    SyncReport,
+    Tolerance,
+)
+from treetune.engine.client import Address, ServerFailure
+from treetune.engine.engine import VllmEngine
+from treetune.engine.server import OwnServer
+from treetune.engine.transfer import FromFolder
+from treetune.vocabulary import TokenIds, token_array
+
+from .stub_server import CONTEXT
+from .stubs import Stub, answers, below, none_alive, request, until
+
+# Sampling
+
+
+def test_completions_come_in_the_order_of_requests_and_samples_and_are_reported_once(stub: Stub) -> None:
+    reported: list[tuple[int, list[Completion]]] = []
+    asked = [request(100 * i, n=3) for i in range(20)]
+    results = stub.start().generate(asked, lambda i, completions: reported.append((i, completions)))
+    assert results == [answers(100 * i, n=3) for i in range(20)]
+    assert sorted(reported, key=lambda one: one[0]) == list(enumerate(results))
+
+
+def test_more_samples_than_the_server_holds_are_sent_in_parts_with_the_same_seeds(stub: Stub) -> None:
+    engine = stub.start(max_num_seqs=4)
+    assert engine.generate([request(7, n=10)]) == [answers(7, n=10)]
+    assert sorted((a["seed"], a["n"]) for a in stub.asked()) == [(7, 4), (11, 4), (15, 2)]
+
+
+def test_answers_are_sent_before_continuations(stub: Stub) -> None:
+    engine = stub.start(max_concurrency=1)
+    mixed = [replace(request(i), priority=(CONTINUATIONS, ANSWERS)[i % 2]) for i in range(6)]
+    assert engine.generate(mixed) == [answers(i) for i in range(6)]
+    order = [(asked["seed"], asked["priority"]) for asked in stub.asked()]
+    assert order == [(1, 0), (3, 0), (5, 0), (0, 1), (2, 1), (4, 1)]
+
+
+def test_log_probs_that_nobody_reads_are_not_asked_for_and_change_no_token(stub: Stub) -> None:
+    engine = stub.start()
+    read, unread = engine.generate([request(1), replace(request(1), reads_logprobs=False)])
+    assert [one.logprobs for one in unread] == [None, None]
+    assert [replace(one, logprobs=None) for one in read] == unread
+
+
+def test_what_follows_later_is_waited_for_and_holds_nobody_up(stub: Stub) -> None:
+    engine = stub.start()
+    slow: list[Future[None]] = [Future() for _ in range(3)]
+    asked: list[int] = []
+
+    def on_result(index: int, completions: list[Completion]) -> Sequence[Request | Later]:
+        asked.append(index)
+        if index < 3:
+            return [Later(slow[index], lambda: [request(100 + index)])]
+        if index == 7:  # the others are done by then: let the first of the three go on
+            slow[2].set_result(None)
+        if len(asked) == 9:
+            slow[0].set_result(None)
+        if len(asked) == 10:
+            slow[1].set_exception(RuntimeError("whoever asked looks for himself"))
+        return []
+
+    results = engine.generate([request(i) for i in range(8)], on_result)
+    assert sorted(asked) == list(range(11))
+    assert results == [answers(seed) for seed in [*range(8), 102, 100, 101]]
+
+
+# Failures
+
+
+@pytest.mark.parametrize("fault", ["dies-after-two", "forgets-a-logprob"])
+def test_unfinished_requests_alone_are_sent_again_after_a_failure(stub: Stub, fault: str) -> None:
+    engine = stub.start(max_concurrency=1)
+    engine.wait_ready()
+    stub.order(fault)
+    reported: list[int] = []
+    results = engine.generate([request(i) for i in range(6)], lambda i, c: reported.append(i))
+    assert results == [answers(i) for i in range(6)]
+    assert sorted(reported) == list(range(6))
+    assert engine.restarts == 1
+    assert len(stub.asked()) == 7
+
+
+@pytest.mark.parametrize("first", ["request", "later"])
+def test_a_server_that_dies_while_something_is_awaited_is_replaced_and_nothing_lost(
+    first: str, stub: Stub
+) -> None:
+    engine = stub.start(max_concurrency=1)
+    engine.wait_ready()
+    stub.order("dies-after-two")
+    ready: Future[None] = Future()
+    answered: list[int] = []
+
+    def on_result(index: int, completions: list[Completion]) -> None:
+        answered.append(index)
+        if len(answered) == 6:
+            ready.set_result(None)
+
+    later = Later(ready, lambda: [request(50)])
+    requests: list[Request | Later] = [request(i) for i in range(6)]
+    results = engine.generate([later, *requests] if first == "later" else [*requests, later], on_result)
+    assert results == [answers(seed) for seed in [*range(6), 50]]
+    assert engine.restarts == 1 and sorted(answered) == list(range(7))
+
+
+def test_a_server_that_falls_silent_is_replaced_after_the_deadline(stub: Stub) -> None:
+    engine = stub.start(request_timeout=1.0)
+    engine.wait_ready()
+    stub.order("hangs")
+    assert engine.generate([request(1)]) == [answers(1)]
+    assert engine.restarts == 1
+
+
+def test_a_request_that_the_server_refuses_is_an_error_and_no_reason_to_restart(stub: Stub) -> None:
+    engine = stub.start()
+    engine.wait_ready()
+    stub.order("refuses")
+    with pytest.raises(EngineError, match="HTTP 400"):
+        engine.generate([request(1)])
+    assert engine.restarts == 0
+
+
+def test_restarts_are_bounded_and_the_message_holds_the_log(stub: Stub) -> None:
+    engine = stub.start(max_restarts=0)
+    engine.wait_ready()
+    stub.order("forgets-a-logprob")
+    with pytest.raises(EngineError, match=r"max_restarts is 0(.|\n)*server-0\.log"):
+        engine.generate([request(1)])
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_anything_is_sent(stub: Stub) -> None:
+    engine = stub.start()
+    too_long = request(1, prompt=tuple(range(61)), max_tokens=4)
+    with pytest.raises(ValueError, match="request 1: a prompt of 61 tokens and max_tokens = 4 need 65"):
+        engine.generate([request(0), too_long])
+    assert not (stub.faults / "asked.jsonl").exists()
+
+
+# New weights, by file and in chunks
+
+
+def report_of_load(stub: Stub, engine: VllmEngine, version: int, canary: Canary | None = None) -> SyncReport:
+    """The engine has the trainer's log-probs afterwards."""
+    if isinstance(engine._replicas[0].transfer, FromFolder):
+        report = engine.load(stub.weights(version), version, canary or stub.canary(version))
+    else:
+        folder = stub.folder / f"{version:04d}"
+        report = engine.load(folder, version, canary or stub.canary(version), stub.chunks(version))
+    assert (report.canary_gap, engine.version) == (0.0, version)
+    assert engine.generate([request(5)]) == [answers(5, version=version)]
+    return report
+
+
+def load(stub: Stub, engine: VllmEngine, version: int, canary: Canary | None = None) -> int:
+    """How many restarts it took."""
+    return report_of_load(stub, engine, version, canary).restarts
+
+
+@pytest.mark.parametrize("fault", ["reload-fails", "reload-lies", "cache-is-held"])
+def test_a_server_that_does_not_read_a_folder_is_replaced_by_one_with_whole_weights(
+    stub: Stub, fault: str
+) -> None:
+    engine = stub.start(sync_timeout=1.0)
+    engine.wait_ready()
+    stub.order(fault)
+    assert load(stub, engine, 1) == 1
+    assert load(stub, engine, 2) == 0
+
+
+BY_FILE = ["/collective_rpc", "/reset_prefix_cache"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "why", "restarts"),
+    [
+        ("meeting-fails", "NCCL has no route", 0),
+        ("start-fails", "no update can begin", 0),
+        ("update-fails", "a chunk is missing", 0),
+        ("finish-fails", "the update is not whole", 0),
+        ("update-lies", "differ from the trainer's", 0),
+        ("cache-is-held", "the prefix cache was not dropped", 0),
+        ("hangs-in-an-update", "/update_weights: no answer in 1 s", 0),
+        ("dies-in-an-update", "/update_weights: ", 1),
+        ("send raises", "RuntimeError: no peer access", 0),
+        ("send hangs", "NCCL was not done in 1 s", 0),
+    ],
+)
+def test_a_transfer_that_fails_goes_over_to_files_and_says_so_once(
+    stub: Stub, fault: str, why: str, restarts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = stub.start("shared_memory", sync_timeout=1.0)
+    engine.wait_ready()
+    if fault.startswith("send"):
+
+        def send(address: Address, chunk: Chunk) -> None:
+            if fault == "send raises":
+                raise RuntimeError("no peer access")
+            time.sleep(1.0)
+            raise ServerFailure("NCCL was not done in 1 s")
+
+        monkeypatch.setattr(engine._replicas[0].transfer, "send", send)
+    else:
+        stub.order(fault)
+    report = report_of_load(stub, engine, 1)
+    assert report.restarts == restarts
+    assert report.gave_up.startswith("new weights did not come into the engine by shared_memory, and come by")
+    assert why in report.gave_up
+    stub.paths()
+    for version in (2, 3):
+        report = report_of_load(stub, engine, version)
+        assert (report.restarts, report.gave_up, stub.paths()) == (0, "", BY_FILE)
+
+
+def test_a_run_whose_servers_are_replaced_at_three_syncs_in_a_row_ends(stub: Stub) -> None:
+    engine = stub.start()
+    for version, fails in enumerate([True, True, False, True, True, True], 1):
+        if fails:
+            stub.order("reload-fails")
+        if version < 6:
+            assert load(stub, engine, version) == fails
+    with pytest.raises(EngineError, match=r"at 3 syncs in a row .* a new server only(.|\n)*HTTP 500"):
+        load(stub, engine, 6)
+
+
+def test_an_update_begins_takes_chunks_in_their_order_and_ends(stub: Stub) -> None:
+    engine = stub.start("shared_memory")
+    engine.wait_ready()
+    for version in (1, 2):
+        stub.paths()
+        assert load(stub, engine, version) == 0
+        update = ["/start_weight_update", *3 * ["/update_weights"], "/finish_weight_update"]
+        first = ["/init_weight_transfer_engine"] if version == 1 else []
+        assert stub.paths() == [*first, *update, "/reset_prefix_cache"]
+
+
+def test_chunks_are_gone_through_to_their_end_whatever_happens_to_them(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making them is collective: the other ranks wait in the middle of the chunks."""
+    engine = stub.start("shared_memory")
+    engine.wait_ready()
+    (replica,) = engine._replicas
+    made: list[int] = []
+
+    def send(address: Address, chunk: Chunk) -> None:
+        raise RuntimeError("out of memory")
+
+    def chunks() -> Iterator[Chunk]:
+        for chunk in stub.chunks(1):
+            made.append(chunk.number)
+            yield chunk
+
+    monkeypatch.setattr(replica.transfer, "send", send)
+    report = engine.load(stub.folder / "0001", 1, stub.canary(1), chunks())
+    assert made == [0, 1, 2]
+    assert (report.canary_gap, report.restarts) == (0.0, 0)
+    assert report.gave_up.endswith("RuntimeError: out of memory")
+
+
+def test_nobody_samples_from_the_weights_of_two_versions(stub: Stub) -> None:
+    """What fails is the trainer: the server has a chunk of the new weights and not the others."""
+    engine = stub.start("shared_memory")
+    engine.wait_ready()
+
+    def chunks() -> Iterator[Chunk]:
+        yield next(stub.chunks(1))
+        raise OSError("no room for the second chunk")
+
+    with pytest.raises(OSError, match="no room"):
+        engine.load(stub.folder / "0001", 1, stub.canary(1), chunks())
+    assert engine.generate([request(5)]) == [answers(5)]
+    assert (engine.restarts, engine.version) == (1, 0)
+    load(stub, engine, 2)
+
+
+def test_a_second_update_cannot_begin_while_one_is_open(stub: Stub) -> None:
+    engine = stub.start("shared_memory")
+    load(stub, engine, 1)
+    (replica,) = engine._replicas
+    engine._client.post(replica.server.ready(), "/start_weight_update", timeout=5.0)
+    assert load(stub, engine, 2) == 0
+
+
+def test_of_several_servers_the_one_that_fails_an_update_is_replaced(stub: Stub) -> None:
+    engine = stub.start("shared_memory", replicas=2)
+    engine.wait_ready()
+    stub.order("dies-in-an-update")
+    # One, where the other server is quick enough to answer within the stand-ins' short deadlines.
+    assert load(stub, engine, 1) in (1, 2)
+    found = engine.generate([request(seed) for seed in range(8)])
+    assert found == [answers(seed, version=1) for seed in range(8)]
+
+
+def test_weights_that_no_server_takes_are_an_error_and_the_next_ones_are_loaded(stub: Stub) -> None:
+    engine = stub.start()
+    engine.wait_ready()
+    with pytest.raises(EngineError, match="could not be brought into the engine"):
+        engine.load(stub.folder / "missing", 1, stub.canary(1))
+    load(stub, engine, 2)
+
+
+@pytest.mark.parametrize("transfer", ["file", "shared_memory"])
+def test_log_probs_that_stay_wrong_end_in_an_error_that_names_the_gap(stub: Stub, transfer: str) -> None:
+    engine = stub.start(transfer)  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match=r"could not be brought(.|\n)*differ from the trainer's by up to"):
+        load(stub, engine, 1, stub.canary(2))
+
+
+def test_old_weights_replace_the_server_though_their_gap_is_tolerated(stub: Stub) -> None:
+    engine = stub.start()
+    prompts = [token_array((prompt,)) for prompt in range(6)]
+
+    def tolerant(version: int) -> Canary:
+        return replace(stub.canary(version), prompts=prompts, tolerance=Tolerance(1e9, 1e9))
+
+    assert load(stub, engine, 1, tolerant(1)) == 0
+    stub.order("reload-lies")
+    assert load(stub, engine, 2, tolerant(2)) == 1
+
+
+def test_the_canary_asks_for_what_its_prompts_leave_of_the_context(stub: Stub) -> None:
+    engine = stub.start()
+    lengths = (3, CONTEXT - 2, CONTEXT - 1, CONTEXT, 5 * CONTEXT)
+    canary = replace(stub.canary(1), prompts=[(7,) * length for length in lengths])
+    scored = []
+
+    def score(pairs: Sequence[tuple[TokenIds, TokenIds]]) -> list[list[float]]:
+        scored.extend((len(prompt), len(ids)) for prompt, ids in pairs)
+        return stub.canary(1).score(pairs)
+
+    load(stub, engine, 1, replace(canary, score=score))
+    longest = CONTEXT - 1
+    assert scored == [(3, 4), (CONTEXT - 2, 2), (longest, 1), (longest, 1), (longest, 1)]
+
+
+def test_a_server_that_dies_later_comes_back_with_the_newest_weights(stub: Stub) -> None:
+    engine = stub.start()
+    load(stub, engine, 1)
+    stub.order("dies-after-two")
+    assert engine.generate([request(i) for i in range(5)]) == [answers(i, version=1) for i in range(5)]
+    assert engine.restarts == 1
+
+
+# Sleep
+
+
+def test_a_sleeping_engine_gets_its_weights_before_its_cache_has_room(stub: Stub) -> None:
+    engine = stub.start(sleep=True)
+    with engine.asleep():
+        assert stub.paths() == ["/sleep?level=1"]
+    load(stub, engine, 1)
+    woken = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache", "/reset_prefix_cache"]
+    assert stub.paths() == woken
+    engine.generate([request(1)])
+    assert stub.paths() == []
+
+
+def test_weights_that_others_follow_are_dropped_and_nobody_samples_without_them(stub: Stub) -> None:
+    engine = stub.start(sleep=True)
+    with engine.asleep(keep_weights=False):
+        assert stub.paths() == ["/sleep?level=2"]
+    assert load(stub, engine, 1) == 0
+    with engine.asleep(keep_weights=False):
+        pass
+    assert engine.generate([request(1)]) == [answers(1, version=1)], "by a new server, on the newest weights"
+    assert engine.restarts == 1
+
+
+def test_a_server_that_dies_asleep_is_not_started_before_its_memory_is_free(stub: Stub) -> None:
+    before = set(below(os.getpid()))
+    engine = stub.start(sleep=True)
+    with engine.asleep():
+        started = [pid for pid in below(os.getpid()) if pid not in before]
+        (server,) = [pid for pid in started if len(below(pid)) == 1]  # its engine stands below it
+        os.kill(server, signal.SIGKILL)
+        assert until(lambda: none_alive(started))
+        assert not until(lambda: stub.starts() > 1, seconds=1.0)
+    assert engine.generate([request(1)]) == [answers(1)]
+    assert (stub.starts(), engine.restarts) == (2, 1)
+    assert stub.paths() == ["/sleep?level=1"], "a new server never slept"
+
+
+def test_a_server_that_cannot_fall_asleep_is_replaced_by_one_that_can(stub: Stub) -> None:
+    engine = stub.start(sleep=True)
+    engine.wait_ready()
+    stub.order("sleep-fails")
+    with engine.asleep():
+        assert stub.paths() == ["/sleep?level=1", "/sleep?level=1"]
+    assert engine.restarts == 1
+
+
+def test_a_sleeping_engine_wakes_for_whoever_samples_and_without_sleep_it_stays_awake(stub: Stub) -> None:
+    for sleep, woken in ((True, ["/wake_up?tags=weights", "/wake_up?tags=kv_cache"]), (False, [])):
+        engine = stub.start(sleep=sleep)
+        engine.wait_ready()
+        with engine.asleep():
+            pass
+        assert engine.generate([request(1)]) == [answers(1)]
+        assert stub.paths() == ["/sleep?level=1"] * sleep + woken
+        engine.close()
+
+
+# Start and end
+
+
+def test_the_key_of_a_server_stands_in_no_log_and_every_start_has_another(stub: Stub) -> None:
+    engine = stub.start()
+    first = engine._replicas[0].server.ready()
+    stub.order("dies-after-two")
+    engine.generate([request(i) for i in range(4)])
+    second = engine._replicas[0].server.ready()
+    assert first.epoch < second.epoch and first.key != second.key
+    log = stub.log.read_text()
+    assert not [address for address in (first, second) if address.key in log or address.key in repr(address)]
+
+
+def test_a_taken_port_is_exchanged_for_another(stub: Stub) -> None:
+    stub.order("port-is-taken")
+    assert stub.start().generate([request(1)]) == [answers(1)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "settings", "message"),
+    [
+        ("never-starts", {}, r"out of memory: lower(.|\n)*server-0\.log(.|\n)*CUDA out of memory"),
+        ("never-listens", {"start_timeout": 1.0}, "no token sampled within start_timeout = 1 s"),
+    ],
+)
+def test_a_server_that_does_not_come_up_is_an_error_with_its_log_and_the_likely_cause(
+    stub: Stub, fault: str, settings: dict[str, float], message: str
+) -> None:
+    stub.order(fault)
+    with pytest.raises(EngineError, match=message):
+        stub.start(**settings).wait_ready()
+
+
+def test_nothing_is_left_after_close_however_often_also_while_the_server_starts(stub: Stub) -> None:
+    before = set(below(os.getpid()))
+    engine = stub.start()
+    engine.generate([request(1)])
+    started = [pid for pid in below(os.getpid()) if pid not in before]
+    assert len(started) == 3  # guard, server, and the child that the server leaves behind
+    engine.close()
+    engine.close()
+    assert none_alive(started)
+    with pytest.raises(EngineError, match="closed"):
+        engine.generate([request(1)])
+    stub.order("never-listens")
+    stub.start().close()
+    assert set(below(os.getpid())) <= before
+
+
+@pytest.mark.parametrize("where", ["_start", "_watch"])
+def test_whatever_goes_wrong_in_the_supervision_ends_the_wait_and_is_told(
+    stub: Stub, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise LookupError("nobody thought of this")
+
+    monkeypatch.setattr(OwnServer, where, broken)
+    engine = stub.start()
+
+    def use() -> None:
+        while True:  # a server that came up may answer before the error is met
+            engine.generate([request(0)])
+
+    with pytest.raises(EngineError, match=r"LookupError .*nobody thought of this"):
+        use()
+    assert until(lambda: none_alive(below(os.getpid())))

@@ -1,0 +1,66 @@
+"""A failing server is diagnosed from the error that ended it. The logs are real ends of vLLM's, shortened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from treetune.engine.launch import ERROR_CHARACTERS, diagnosis, ending_error
+
+LOGS = Path(__file__).parent / "server_logs"
+
+
+@pytest.mark.parametrize(
+    ("log", "error", "remedy"),
+    [
+        ("context_too_long", "max_model_len (512) is greater than the derived", "lower context_length"),
+        ("torn_weights", "SafetensorError: Error while deserializing header", "the weights are not whole"),
+        ("no_weights", "Cannot find any model weights with `/weights`", "folder holds no weights"),
+        ("no_memory", "requested memory for kv (100000.0 GiB)", "out of memory: lower"),
+        ("unknown_argument", "unrecognized arguments: --no-such-flag", "engines.policy.extra_arguments"),
+        ("small_batches", "max_num_batched_tokens (16) is smaller than", "engines.policy.extra_arguments"),
+    ],
+)
+def test_the_error_that_ended_it_is_named_and_not_what_it_warned_of(
+    log: str, error: str, remedy: str
+) -> None:
+    text = (LOGS / f"{log}.log").read_text()
+    assert error in ending_error(text)
+    assert remedy in diagnosis(text)
+    assert "open files" not in diagnosis(text)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("OSError: [Errno 24] Too many open files: '/weights'", "raise `ulimit -n`"),
+        # Memory that lacks for the cache is told from memory that is taken.
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "lower gpu_memory"),
+        ("ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less", "lower gpu_memory"),
+        ("ValueError: No available memory for the cache blocks.", "raise gpu_memory_utilization"),
+        (
+            "ValueError: 8 GiB KV cache, which is larger than the available KV cache memory",
+            "raise gpu_memory",
+        ),
+    ],
+)
+def test_errors_that_are_known_have_a_remedy(error: str, remedy: str) -> None:
+    assert remedy in diagnosis(f"(EngineCore pid=7) ERROR 11-22 08:02:38 [core.py:1510] {error}\n")
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ("a.b.StrangeError: something\n  line 3\n", " It ended with 'a.b.StrangeError: something line 3'."),
+        ("INFO all is well\nWARNING OSError: [Errno 24] Too many open files\n", ""),
+    ],
+)
+def test_an_error_that_nobody_knows_is_shown_as_it_stands_and_none_gives_no_diagnosis(
+    log: str, told: str
+) -> None:
+    assert diagnosis(log) == told
+
+
+def test_long_errors_are_cut() -> None:
+    assert len(ending_error(f"RuntimeError: {'x' * 5000}")) == ERROR_CHARACTERS + 1

@@ -1,0 +1,274 @@
+"""Whatever is killed, nothing of a server is left: no process, and no file but until the next start."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from treetune.engine import guard
+from treetune.engine.launch import refuse_long_paths, scratch_folder
+
+from .stubs import below, none_alive, until
+from .test_launch import launch
+
+# A server with children: an engine, and two others, one of which has left its session.
+SERVER = """
+import subprocess, sys, time
+sleep = ["-S", "-c", "import time; time.sleep(600)"]
+engine = subprocess.Popen([sys.argv[2], *sleep], executable=sys.executable)
+subprocess.Popen([sys.executable, *sleep], start_new_session=True)
+with open(sys.argv[1], "w") as file:
+    file.write(str(engine.pid))
+time.sleep(600)
+"""
+PARENT = """
+import os, subprocess, sys, time
+guard, scratch, server, ready, engine = sys.argv[1:]
+python = [sys.executable, "-I", "-S"]
+process = subprocess.Popen(
+    [*python, guard, str(os.getpid()), scratch, *python, server, ready, engine],
+    stdin=subprocess.PIPE, start_new_session=True,
+)
+if os.environ.get("FORK") and os.fork() == 0:
+    time.sleep(600)  # a forked worker keeps the pipe to the guard open
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+class Family:
+    """A parent that started a guard that runs a server that has children."""
+
+    def __init__(self, folder: Path, fork: bool = False, engine: str = "anything") -> None:
+        self.scratch, ready, self.errors = folder / "scratch", folder / "ready", folder / "errors"
+        self.scratch.mkdir()
+        (folder / "server.py").write_text(SERVER)
+        (folder / "parent.py").write_text(PARENT)
+        arguments = [guard.__file__, self.scratch, folder / "server.py", ready, engine]
+        with self.errors.open("w") as errors:
+            self.parent = subprocess.Popen(
+                [sys.executable, "-S", folder / "parent.py", *arguments],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=os.environ | ({"FORK": "1"} if fork else {}),
+            )
+        assert self.parent.stdout is not None
+        self.guard = int(self.parent.stdout.readline())
+        assert until(lambda: ready.is_file() and ready.read_text() != "")
+        self.engine = int(ready.read_text())
+        self.tree = below(self.guard)
+        assert len(self.tree) == 3
+        self.server = next(pid for pid in self.tree if below(pid))
+        self.forked = [pid for pid in below(self.parent.pid) if pid not in [self.guard, *self.tree]]
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        """And nothing is left."""
+        os.kill(pid, number)
+        assert until(lambda: none_alive([self.guard, *self.tree]))
+        assert not self.scratch.exists()
+
+    def end(self) -> None:
+        for pid in [self.parent.pid, *self.forked, self.guard, *self.tree]:
+            if not none_alive([pid]):
+                os.kill(pid, signal.SIGKILL)
+        self.parent.wait()
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Iterator[Callable[..., Family]]:
+    made: list[Family] = []
+
+    def make(**settings: object) -> Family:
+        made.append(Family(tmp_path, **settings))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
+
+
+@pytest.mark.parametrize("fork", [False, True], ids=["alone", "with a forked worker that lives on"])
+def test_nothing_is_left_when_the_parent_is_killed(family: Callable[..., Family], fork: bool) -> None:
+    found = family(fork=fork)
+    assert bool(found.forked) == fork
+    found.kill(found.parent.pid)
+
+
+def test_children_are_ended_when_the_server_is_killed(family: Callable[..., Family]) -> None:
+    found = family()
+    found.kill(found.server)
+
+
+def test_vllms_server_that_survives_its_engine_process_is_ended(family: Callable[..., Family]) -> None:
+    """It would leave requests unanswered."""
+    found = family(engine="VLLM::EngineCore")
+    # The guard looks for it twice a second, and has to have seen it.
+    assert not until(lambda: none_alive([found.guard]), 1.5)
+    found.kill(found.engine)
+    assert "is gone: its server is ended" in found.errors.read_text()
+
+
+def test_the_server_is_ended_when_the_guard_is_killed(family: Callable[..., Family]) -> None:
+    found = family()
+    os.kill(found.guard, signal.SIGKILL)
+    assert until(lambda: none_alive([found.server]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_guard_ends_everything(family: Callable[..., Family], number: signal.Signals) -> None:
+    found = family()
+    found.kill(found.guard, number)
+
+
+def test_the_guard_reports_how_the_command_ended(tmp_path: Path) -> None:
+    command = [sys.executable, "-I", "-S", "-c", "raise SystemExit(7)"]
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", str(guard.__file__), str(os.getpid()), str(tmp_path / "no"), *command],
+        stdin=subprocess.PIPE,  # stays open: an end of it would be a request to end
+    ) as watched:
+        assert watched.wait(timeout=20) == 7
+
+
+def test_descendants_are_found_through_every_generation() -> None:
+    script = (
+        "import subprocess, sys; p = subprocess.Popen([sys.executable, '-S', '-c', 'input()'],"
+        " stdin=subprocess.PIPE); print(p.pid, flush=True); input()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        assert {child.pid, grandchild} <= set(guard.descendants(os.getpid()))
+        assert guard.descendants(child.pid) == [grandchild]
+    finally:
+        child.communicate(b"\n", timeout=20)
+
+
+# Folders
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_the_next_start_takes_away_what_killed_processes_left(temporary: Path) -> None:
+    program = (
+        "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
+        "from treetune.engine.launch import scratch_folder; print(scratch_folder())\n"
+        "from treetune.store.held_folders import MEMORY, hold\n"
+        "place = MEMORY / sys.argv[2]; place.mkdir(); hold(place); print(place)"
+    )
+    weights = f"treetune-test-{uuid4().hex}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(temporary), weights], capture_output=True, text=True, check=True
+    )
+    left = Path(done.stdout.split()[0])
+    assert left.is_dir()
+    (left / "socket").touch()
+    in_memory = Path(done.stdout.split()[1])
+    assert in_memory.is_dir()
+    strange = temporary / "treetune-engine-strange"
+    strange.mkdir()
+    mine = scratch_folder()
+    second = scratch_folder()
+    assert not left.exists(), "its process is gone"
+    assert strange.exists(), "nobody knows whose that is"
+    assert not in_memory.exists(), "it lies elsewhere, and is swept by every start"
+    assert mine.exists(), "its process is there"
+    assert second != mine
+
+
+PLANTED: dict[str, Callable[[Path], object]] = {
+    # What another user, or a flipped bit, may leave in place of the lock.
+    "text": lambda lock: lock.write_text("no number"),
+    "nothing": Path.touch,
+    "bytes": lambda lock: lock.write_bytes(bytes(range(256))),
+    "fifo": os.mkfifo,
+    "link": lambda lock: lock.symlink_to("/dev/tty"),
+    "folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("owner", ["mine", "another's"])
+def test_whatever_lies_in_the_folder_for_temporary_files_a_start_goes_on(
+    temporary: Path, kind: str, owner: str
+) -> None:
+    planted = temporary / "treetune-engine-planted"
+    planted.mkdir()
+    PLANTED[kind](planted / "held")
+    (temporary / "treetune-engine-file").write_text("no folder")
+    (temporary / "treetune-engine-link").symlink_to(planted)
+    if owner == "another's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder away")
+        os.chown(planted, 65534, 65534)
+    assert scratch_folder().is_dir()
+    # A file of this user's that nobody has locked is what a dead process leaves; all else is left alone.
+    assert planted.exists() == (owner == "another's" or kind in ("fifo", "link", "folder"))
+
+
+def test_a_live_process_of_another_pid_namespace_keeps_its_folder(temporary: Path) -> None:
+    program = (
+        "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
+        "from treetune.engine.launch import scratch_folder\n"
+        "print(scratch_folder(), flush=True); sys.stdin.read()"
+    )
+    inside = ["unshare", "--pid", "--fork", "--user", "--map-root-user"]
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("no PID namespace can be made here")
+    command = [*inside, sys.executable, "-c", program, str(temporary)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        theirs = Path(process.stdout.readline().strip())
+        scratch_folder()
+        assert theirs.is_dir()
+        process.communicate("")
+    scratch_folder()
+    assert not theirs.exists()
+
+
+def test_a_servers_temporary_files_lie_in_its_folder_and_what_is_compiled_outlives_it(
+    temporary: Path,
+) -> None:
+    folder = scratch_folder()
+    found = launch().environment(folder)
+    assert found["TMPDIR"] == found["VLLM_RPC_BASE_PATH"] == str(folder)
+    assert not Path(found["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(folder)
+
+
+def test_a_folder_whose_sockets_would_have_too_long_a_path_is_refused_and_the_longest_allowed_holds_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    refuse_long_paths()
+    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 90)
+    with pytest.raises(ValueError, match=r"Set TMPDIR to a folder of at most \d+") as told:
+        refuse_long_paths()
+    (most,) = re.findall(r"at most (\d+)", str(told.value))
+    base = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))
+    place = base / ("y" * (int(most) - len(str(base)) - 1))
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    refuse_long_paths()
+    folder = scratch_folder()
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(os.fspath(folder / str(uuid4())))
+    finally:
+        shutil.rmtree(base)

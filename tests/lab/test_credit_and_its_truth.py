@@ -1,0 +1,259 @@
+"""The bench of credit, and true values: exact where they can be, found once, and as noisy as they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support import contexts
+from tests.trainer.helpers import tiny_model
+from treetune.engine.base import SamplingParams
+from treetune.lab.analyzers.credit_measures import Credited, Truth, measure, reliability
+from treetune.lab.analyzers.true_values import (
+    PolicySteps,
+    State,
+    TrueValues,
+    Value,
+    expanded,
+    found_once,
+    mean_and_noise,
+)
+from treetune.lab.arena.languages import Language, fork
+from treetune.lab.arena.languages import context_of as context_of_language
+from treetune.lab.signposts import CHATTER, SIGNS, Rule, Signposts
+from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.credit import episode_of
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.tasks.graders.pool import GraderPool
+from treetune.tree import answers_of
+from treetune.vocabulary import TextCodec, Trajectory, token_array
+
+
+def true_credit(answers: Sequence[Trajectory], factor: float = 1.0) -> tuple[list[Truth], Credited]:
+    """What is true of answers of a language, and episodes whose advantages are that times a factor."""
+    truths, episodes = [], []
+    for answer in answers:
+        language: Language = answer.problem.data["language"]
+        places = np.array([0, *answer.step_ends[:-1]])
+        values = tuple(language.values_TS[places, language.statuses(answer.response_ids)[places]].tolist())
+        truths.append(Truth(answer.problem.id, answer.step_ends, values, answer.reward))
+        context = context_of_language(language, 1, seed=1)
+        own = [factor * one for one in truths[-1].advantages]
+        episodes.append(episode_of(context, answer, own, values if factor else None))
+    return truths, Credited(episodes)
+
+
+@pytest.mark.parametrize(
+    ("factor", "bias", "signs"), [(1.0, 0.0, 1.0), (7.0, 0.0, 1.0), (-1.0, 0.0, 0.0), (0.0, None, 0.0)]
+)
+def test_true_advantages_have_the_right_sign_where_it_is_decided_in_any_scale(
+    factor: float, bias: float | None, signs: float
+) -> None:
+    context = context_of_language(fork(), 4, seed=1)
+    trees, _ = SingleTurn(samples=8, max_tokens=40).run(context, context.task.problems("train"))
+    found = measure(*true_credit(answers_of(trees), factor), seed=0)
+    assert found["value_bias"]["value"] == pytest.approx(bias, abs=1e-12)
+    assert found["decisive_signs"]["value"] == signs
+    assert found["answers"] == 32
+
+
+EOS = 0
+
+
+def signposts(rule: Rule, chatter: int = 1) -> Signposts:
+    return Signposts(
+        rule=rule,
+        steps=4,
+        period=2,
+        rates=(0.8, 0.3),
+        chatter=chatter,
+        letters=2,
+        signs=5,
+        train_size=15,
+        validation_size=2,
+        test_size=2,
+    )
+
+
+def context_of(task: Signposts) -> RolloutContext:
+    alphabet = task.alphabet()
+    return contexts.context_of(
+        task=task,
+        engine=None,
+        grader=GraderPool(task.grader),
+        codec=TextCodec(
+            encode=lambda text: [1 + alphabet.index(one) for one in text],
+            decode=lambda ids: "".join(alphabet[one - 1] for one in ids if one != EOS),
+            eos_id=EOS,
+        ),
+        seed=3,
+        iteration=0,
+        context_length=100,
+        sampling=SamplingParams(max_tokens=30),
+    )
+
+
+@dataclass
+class Teacher:
+    """Its next characters, with their chances."""
+
+    task: Signposts
+    context: RolloutContext
+    ids: list[list[int]] = field(default_factory=list)
+
+    def begin(self, ids_BT: np.ndarray) -> np.ndarray:
+        self.ids = ids_BT.tolist()
+        return self._chances()
+
+    def extend(self, rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
+        self.ids = [[*self.ids[row], token] for row, token in zip(rows, tokens, strict=True)]
+        return self._chances()
+
+    def _chances(self) -> np.ndarray:
+        return np.array([self._after(ids) for ids in self.ids])
+
+    def _after(self, ids: list[int]) -> list[float]:
+        task, text = self.task, self.context.codec.decode(ids)
+        lines = text.split("\n")
+        answered, line = lines[task.period :], lines[-1]
+        sign = SIGNS.index(lines[(len(answered) - 1) % task.period][0])
+        if len(answered) > task.steps:
+            chances = {"": 1.0}
+        elif not line:
+            chances = {SIGNS[sign]: 1.0}
+        elif len(line) == 1:
+            wrong = (1 - task.rate(sign)) / (task.options - 1)
+            chances = {str(one): wrong for one in range(1, task.options + 1)}
+            chances[str(task.right(sign))] = task.rate(sign)
+        elif len(line) < 2 + task.chatter:
+            chances = dict.fromkeys(CHATTER[: task.letters], 1 / task.letters)
+        else:
+            chances = {"\n": 1.0}
+        row = [0.0] * (1 + len(task.alphabet()))
+        for character, chance in chances.items():
+            row[1 + task.alphabet().index(character) if character else EOS] = chance
+        return row
+
+
+def places_of(task: Signposts, context: RolloutContext) -> tuple[list[State], list[float]]:
+    """All prefixes of some demonstrations that end with a line, and what they are worth to the teacher."""
+    places, values = [], []
+    for problem in task.problems("train")[:4]:
+        answer = task.demonstration(problem, 1)
+        for end in task.step_boundaries(answer)[:-1]:
+            begun = token_array(context.codec.encode(answer[:end]))
+            places.append(State(problem, context.codec.encode_prompt(problem), begun))
+            values.append(task.teacher_value(problem, answer[:end]))
+    return places, values
+
+
+@pytest.mark.parametrize("rule", ["all", "first", "last", "once"])
+def test_taking_both_ways_where_something_is_decided_gives_the_exact_value(rule: Rule) -> None:
+    task = signposts(rule)
+    context = context_of(task)
+    places, exact = places_of(task, context)
+    found = expanded(Teacher(task, context), context, places, samples=2)
+    assert [known.value for known in found] == pytest.approx(exact, abs=1e-5)
+    assert [known.noise for known in found] == pytest.approx([0] * len(exact), abs=1e-9)
+
+
+class Blind(Signposts):
+    """A task that doesn't know what decides."""
+
+    decision = None
+    decided = None
+
+
+def test_values_of_a_task_that_knows_nothing_are_off_by_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treetune.lab.analyzers.true_values.KnowsDecisions", Blind)
+    task = signposts("all", chatter=0)
+    context = context_of(task)
+    places, exact = places_of(task, context)
+    found = expanded(Teacher(task, context), context, places, samples=300)
+    off = [(k.value - v) / k.noise**0.5 for k, v in zip(found, exact, strict=True) if k.noise]
+    assert len(off) > 5
+    assert max(map(abs, off)) < 4
+
+
+def test_a_value_does_not_depend_on_what_else_is_asked() -> None:
+    task = signposts("last")
+    context = context_of(task)
+    places, _ = places_of(task, context)
+    alone = [expanded(Teacher(task, context), context, [place], samples=3) for place in places]
+    together = expanded(Teacher(task, context), context, places, samples=3)
+    assert [one for [one] in alone] == together
+
+
+def test_a_model_is_asked_token_by_token_what_it_says_of_the_whole() -> None:
+    model = tiny_model().eval()
+    steps = PolicySteps(model, temperature=0.7)
+    steps.begin(np.array([[1, 2, 3], [4, 5, 6]]))
+    steps.extend([1, 0, 1], [7, 8, 9])
+    found = steps.extend([2, 0], [1, 2])
+    with torch.no_grad():
+        whole = model(torch.tensor([[4, 5, 6, 9, 1], [4, 5, 6, 7, 2]])).logits[:, -1].double() / 0.7
+    assert found == pytest.approx(whole.softmax(-1).numpy(), abs=1e-5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(TrueValues):
+    """Counts what it is asked."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def find(self, context: Any, session: Any, point: int, places: Sequence[State]) -> list[Value]:
+        self.asked.append(len(places))
+        return [Value(float(len(place.begun_ids)), 0.25) for place in places]
+
+    def described(self) -> str:
+        return "counting"
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    weights = {0: b"start", 1: b"later"}
+    monkeypatch.setattr(
+        "treetune.lab.analyzers.true_values.weights_digest", lambda session, point: weights[point]
+    )
+    return SimpleNamespace(directory=SimpleNamespace(path=tmp_path))
+
+
+def test_what_was_found_once_is_not_asked_again_but_for_a_line_that_was_cut_short(
+    session: Any, tmp_path: Path
+) -> None:
+    task, truth = signposts("last"), Counting()
+    context = context_of(task)
+    places, _ = places_of(task, context)
+    distinct = len({(one.problem.id, tuple(one.begun_ids)) for one in places})
+    whole = found_once(truth, context, session, 0, [*places, *places])[: len(places)]
+    assert found_once(truth, context, session, 0, places) == whole
+    assert truth.asked == [distinct]
+    [file] = (tmp_path / "truths").iterdir()
+    file.write_bytes(file.read_bytes()[:-9])
+    for _ in range(2):
+        assert found_once(truth, context, session, 0, places) == whole
+        assert truth.asked == [distinct, 1]
+    found_once(truth, context, session, 1, places)
+    assert truth.asked == [distinct, 1, distinct], "other weights, other values"
+
+
+def test_the_noise_of_a_mean_is_its_variance() -> None:
+    known = mean_and_noise([0.0, 1.0, 1.0, 0.0])
+    assert known == Value(0.5, pytest.approx(1 / 12))
+
+
+def test_truth_that_is_half_noise_is_reliable_by_half() -> None:
+    generator = np.random.default_rng(0)
+    truths = []
+    for number in range(4000):
+        exact, noise = generator.normal(size=2)
+        truths.append(Truth(number, (1,), (exact + noise,), 0.0, (1.0,)))
+    assert reliability(truths) == pytest.approx(0.5, abs=0.05)
+    assert reliability([Truth(0, (1,), (0.5,), 1.0)]) is None

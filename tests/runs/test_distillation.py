@@ -1,0 +1,83 @@
+"""On-policy distillation: what a token is worth, and that a policy comes to be like its teacher."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.runs.in_process import MODEL, TRAINER, directory_of, small, train
+from tests.trainer.helpers import (
+    assert_close,
+    episodes,
+    plain_step,
+    policy_trainer,
+    row_logprobs,
+    tiny_model,
+)
+from treetune.engine.settings import InProcessSettings
+from treetune.lab.distillation import Distillation
+from treetune.objectives.policy_gradient import ClippedPolicyGradient
+
+FROM_THE_TEACHER = ClippedPolicyGradient(kl_coef=1.0, kl_placement="advantage", kl_estimator="k1")
+
+
+def test_a_step_is_that_of_the_teachers_log_probs_less_the_policys_own() -> None:
+    rows = [replace(row, advantages=np.zeros(len(row.response_ids))) for row in episodes(8)]
+    trainer = policy_trainer(FROM_THE_TEACHER, load_reference=lambda: tiny_model(1), layout="padded")
+    trainer.train(0, rows)
+    model, teacher = tiny_model(), tiny_model(1)
+    terms = []
+    for row in rows:
+        logprobs_T, trained = row_logprobs(model, row)[1], torch.tensor(row.trained)
+        advantages_T = (row_logprobs(teacher, row)[1] - logprobs_T).detach()
+        terms.append(-(advantages_T * logprobs_T)[trained])
+    plain_step(model, torch.cat(terms).mean())
+    assert_close(trainer, model)
+
+
+def test_the_expected_gradient_is_that_of_the_reverse_kl_to_the_teacher() -> None:
+    draw = torch.Generator().manual_seed(3)
+    logits_V = torch.randn(7, generator=draw, dtype=torch.float64).requires_grad_()
+    teacher_V = torch.randn(7, generator=draw, dtype=torch.float64).log_softmax(-1)
+    logprobs_V = logits_V.log_softmax(-1)
+    probs_V = logprobs_V.exp().detach()
+    expected = -(probs_V * (teacher_V - logprobs_V).detach() * logprobs_V).sum()
+    kl = (logprobs_V.exp() * (logprobs_V - teacher_V)).sum()
+    ours, theirs = (torch.autograd.grad(loss, logits_V, retain_graph=True)[0] for loss in (expected, kl))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_policy_comes_to_be_like_a_teacher_whatever_its_answers_earn(tmp_path: Path) -> None:
+    teacher = replace(MODEL, layers=2)
+    config = small(
+        tmp_path,
+        InProcessSettings(),
+        credit=Distillation(teacher=teacher),
+        trainer=replace(
+            TRAINER, objective=FROM_THE_TEACHER, advantage_normalisation="none", learning_rate=5e-3
+        ),
+        iterations=8,
+        problems_per_iteration=16,
+    )
+    train(config)
+    kl = [row["train/kl"] for row in directory_of(config).read_metrics()]
+    assert kl[-1] < 0.5 * kl[0]
+
+
+def test_an_objective_that_takes_no_difference_to_the_teacher_is_refused(tmp_path: Path) -> None:
+    config = small(tmp_path, credit=Distillation(teacher=MODEL))
+    (found,) = config.credit.check(config)
+    assert "kl_coef 0" in found.what and found.key == "$.trainer.objective.kl_placement"
+    assert not list(
+        config.credit.check(replace(config, trainer=replace(TRAINER, objective=FROM_THE_TEACHER)))
+    )
+
+
+def test_a_teacher_of_other_tokens_is_refused(tmp_path: Path) -> None:
+    config = small(tmp_path, credit=Distillation(teacher=replace(MODEL, alphabet="ab")))
+    with pytest.raises(ValueError, match="aren't the start model's"):
+        train(replace(config, trainer=replace(TRAINER, objective=FROM_THE_TEACHER)))

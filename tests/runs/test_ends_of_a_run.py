@@ -1,0 +1,128 @@
+"""A stopped run says so in one line, and `treetune run` ends with the run's exit code, whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs.standing_program import standing
+from tests.support.faults import ROOT, Experiment
+from treetune.runtime import front_door
+from treetune.runtime.front_door import ranks_here, threads_each
+
+
+def test_a_run_that_is_stopped_while_it_samples_says_so_in_one_line(tmp_path: Path) -> None:
+    """It answers four requests in an iteration, so that it stands still in the second. DeepSpeed's launcher
+    answers Ctrl-C with a SIGTERM to ranks that are on their way out."""
+    process = standing(tmp_path, 6, "run_iteration_loop")
+    said = "stopped in iteration 2; the same command continues"
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=300)
+    lines = errors.splitlines()
+    assert len(lines) == 4, errors
+    way, begun, first, last = lines
+    assert way.startswith("new weights go to the engine by file")
+    assert begun == "60 training problems, 2 iterations"
+    assert first.startswith("iteration 1/2")
+    assert (last, process.returncode) == (said, 130)
+    log = (tmp_path / "small" / "logs" / "run.log").read_text()
+    assert said in log and "Traceback" not in log
+
+
+@pytest.mark.slow
+def test_the_exit_code_is_the_runs_whatever_is_killed(tmp_path: Path) -> None:
+    """That the same command goes on, and to which weights: test_killed_runs.py. Exit code 0: below."""
+    config = ROOT / "tests/support/small_supervised.jsonnet"
+    experiment = Experiment(tmp_path, "small", 2, config)
+    done = experiment.directory.iteration(0) / "metrics.json"
+    ends = {
+        "node launcher": {128 + signal.SIGKILL},
+        "rank": {128 + signal.SIGKILL, 1},  # 1 where the other rank's end is seen first
+        "signal": {128 + signal.SIGINT},
+    }
+    for what, expected in ends.items():
+        running = experiment.start()
+        over = (experiment.directory.iteration(5) / "metrics.json").is_file
+        running.freeze(done.is_file, over, "the first iteration")
+        if what == "signal":
+            os.killpg(running.launcher.pid, signal.SIGINT)  # as Ctrl-C in a terminal
+        else:
+            launchers = [p for p, words in running.seen.items() if "deepspeed.launcher.launch" in words]
+            os.kill((launchers if what == "node launcher" else running.ranks())[0].pid, signal.SIGKILL)
+        running.signal_ranks(signal.SIGCONT)
+        assert running.wait() in expected, f"{what}: {running.tail()}"
+        running.assert_all_gone()
+        experiment.forget_training()
+
+
+def test_a_wrong_configuration_is_told_once_before_any_rank_is_started() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "src/treetune/main.py", "run", "--num_gpus", "2", "--configs"]
+        + ["configs/quickstart/sft.jsonnet", "--override", "{ trainer+: { learning_rat: 1 } }"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("learning_rat")) == (2, 2)  # the key, and what was written
+    assert "did you mean" in done.stderr
+
+
+def test_ranks_are_the_gpus_that_were_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.delenv("NUM_GPUS", raising=False)
+    assert (ranks_here(), ranks_here(1)) == (2, 1)
+    monkeypatch.setenv("NUM_GPUS", "3")
+    with pytest.raises(ValueError, match=r"is 3, and CUDA_VISIBLE_DEVICES=4,6 are 2 GPUs"):
+        ranks_here()
+    monkeypatch.setenv("NUM_GPUS", "two")
+    with pytest.raises(ValueError, match="NUM_GPUS is 'two'"):
+        ranks_here()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("NUM_GPUS")
+    assert ranks_here() == 1, "none: the CPU"
+
+
+@pytest.mark.parametrize("names", ["GPU-8f3c-1,GPU-8f3c-2", "MIG-7a11"])
+def test_gpus_that_are_handed_out_by_name_reach_the_ranks(
+    names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By way of DeepSpeed's own node launcher, whose other command wants numbers."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os; from pathlib import Path\n"
+        "told = [os.environ[name] for name in ('CUDA_VISIBLE_DEVICES', 'LOCAL_RANK', 'WORLD_SIZE')]\n"
+        "Path(__file__).with_suffix('.' + told[1]).write_text(' '.join(told))\n"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+    monkeypatch.delenv("NUM_GPUS", raising=False)
+    monkeypatch.setattr(front_door, "MAIN", program)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    ranks = ranks_here()
+    try:
+        assert front_door.start_ranks([], ranks) == 0
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    told = [program.with_suffix(f".{rank}").read_text() for rank in range(ranks)]
+    assert told == [f"{names} {rank} {ranks}" for rank in range(len(names.split(",")))]
+
+
+def test_a_process_sees_one_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7a11,MIG-7a12")
+    monkeypatch.delenv("NUM_GPUS", raising=False)
+    with pytest.raises(ValueError, match=r"parts of GPUs \(MIG\).* would be 2 ranks: set NUM_GPUS to 1"):
+        ranks_here()
+    assert ranks_here(1) == 1
+
+
+def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert (threads_each(3), threads_each(20)) == ("2", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    with pytest.raises(ValueError, match="OMP_NUM_THREADS is 'many'"):
+        threads_each(1)

@@ -1,0 +1,71 @@
+"""Plans of a small table, and runs that fill it, without running or evaluating anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import treetune.parts  # noqa: F401  (registers numbers of answers)
+from tests.view.report import fabricated
+from treetune.config.build import checked
+from treetune.tables.columns import Column
+from treetune.tables.runs import Plan, PlannedRun, refreshed
+from treetune.tables.settings import Cell, MethodRow, Reproduction, TableExperiment
+
+BY_NAME = {"SFT": "sft", "PPO": "ppo", "Vine_PPO": "vine"}
+ROWS = tuple(MethodRow(name=name, experiment=of) for name, of in BY_NAME.items())
+"""Without published numbers."""
+ACCOUNT = {"command": "the command"}
+
+
+def config(base: Path, seed: int, name: str) -> dict[str, Any]:
+    """As much of an experiment's configuration as a table reads."""
+    directory = str(base / f"seed-{seed}")
+    start = f"{directory}/sft/checkpoints/last/policy"
+    return {
+        "experiment_name": name,
+        "directory": directory,
+        "seed": seed,
+        "iterations": 4,
+        "rollout": {"type": "demonstrations" if name == "sft" else "single_turn"},
+        "model": {"name_or_path": start} if name != "sft" else {},
+    }
+
+
+def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **more: Any) -> Plan:
+    """A plan whose configurations are made here: nothing is evaluated."""
+    settings: dict[str, Any] = {
+        "name": "some",
+        "directory": str(base),
+        "seeds": seeds,
+        "experiments": {
+            "sft": TableExperiment(configs=("sft",)),
+            "ppo": TableExperiment(configs=("ppo", "other"), needs=("sft",)),
+            "vine": TableExperiment(configs=("vine",), overrides=("{ it: 'is' }",), needs=("sft",)),
+        },
+        "rows": (
+            MethodRow(name="SFT", experiment="sft"),
+            MethodRow(name="PPO", experiment="ppo"),
+            MethodRow(
+                name="Vine_PPO", experiment="vine", cells={"test": Cell(published=0.53, source="Table 1")}
+            ),
+        ),
+        "columns": (Column(name="test", evaluation="test", curve="validation"),),
+        "baseline": "PPO",
+    }
+    table = checked(Reproduction(**(settings | more)))
+    runs = [
+        PlannedRun(name, seed, table.experiments[name], base, config(base, seed, name), sets=("test",))
+        for seed in seeds
+        for name in table.order()
+    ]
+    return refreshed(Plan(table, runs))
+
+
+def finish(plan: Plan, shares: Mapping[str, float]) -> Plan:
+    for run in plan.runs:
+        assert run.config is not None
+        if run.name in shares:
+            fabricated.write_run(run.config, shares[run.name] + 0.025 * run.seed)
+    return refreshed(plan)

@@ -1,0 +1,360 @@
+"""A table that asks for a narrow interval gets seeds until it has it, interrupted or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tables.small_table import FAKE, calls, cells, experiment, show, table
+from tests.view.report import fabricated
+from treetune.config.build import checked
+from treetune.config.errors import ConfigError
+from treetune.tables.columns import Area, Column
+from treetune.tables.launch import launch_lines, reproduce
+from treetune.tables.measure import measure
+from treetune.tables.runs import Plan, make_plan
+from treetune.tables.settings import Pair, Reproduction, Seeds, TableExperiment, Until
+from treetune.tables.statistics import WEIGHT, confidence_sequence, normal_sequence, over_seeds
+from treetune.tables.text import main_grid, until_lines
+from treetune.tables.until import Verdict, grown, verdicts
+
+NOISE = (0.0, 0.2, 0.05, 0.15, 0.1, 0.12, 0.08, 0.11)
+"""By which PPO's share differs from GRPO's, seed by seed."""
+
+
+def growing(directory: Path, difference: float, at_most: int | None = None, **more: Any) -> Reproduction:
+    until = Until(difference=difference, bound=0.25, rows=("PPO",), seeds=Seeds(at_least=3, at_most=at_most))
+    settings: dict[str, Any] = {"seeds": tuple(range(1, 9)), "baseline": "GRPO", "until": until}
+    return checked(table(directory, **(settings | more)))
+
+
+def fill(plan: Plan) -> Plan:
+    """Finishes every run that the plan has."""
+    for run in plan.runs:
+        if plan.statuses[run.key].state == "missing":
+            share = 0.4 + (NOISE[run.seed - 1] if run.name == "ppo" else 0.0)
+            assert run.config is not None
+            fabricated.write_run(run.config, share)
+    return grown(make_plan(plan.table))
+
+
+def filled(of: Reproduction) -> Plan:
+    plan = grown(make_plan(of))
+    while len((more := fill(plan)).runs) > len(plan.runs):
+        plan = more
+    return more
+
+
+def seeds(plan: Plan) -> Mapping[str, list[int]]:
+    return {name: [run.seed for run in plan.of(name)] for name in ("sft", "ppo", "grpo")}
+
+
+def test_seeds_are_added_for_the_rows_concerned_until_the_interval_is_that_narrow(tmp_path: Path) -> None:
+    plan = filled(growing(tmp_path, 0.15))
+    (verdict,) = verdicts(plan)
+    assert verdict.reason == "narrow"
+    assert 3 < verdict.seeds < 8
+    assert verdict.known is not None and (verdict.known.half_width or 1) <= 0.15
+    # One seed fewer would not have done.
+    before = Plan(plan.table, [run for run in plan.runs if run.seed < verdict.seeds], plan.statuses)
+    (earlier,) = verdicts(before)
+    assert earlier.next_seed == verdict.seeds
+    assert earlier.known is not None and (earlier.known.half_width or 0) > 0.15
+    count = list(range(1, verdict.seeds + 1))
+    assert seeds(plan) == {"sft": count, "ppo": count, "grpo": count}
+
+
+def test_rows_that_are_not_concerned_have_the_seeds_that_all_have(tmp_path: Path) -> None:
+    plan = filled(growing(tmp_path, 0.15, baseline="SFT"))
+    assert len(plan.of("ppo")) > 3
+    assert seeds(plan)["grpo"] == [1, 2, 3]
+
+
+def test_the_bound_ends_it(tmp_path: Path) -> None:
+    plan = filled(growing(tmp_path, 0.16, at_most=5))
+    (verdict,) = verdicts(plan)
+    assert (verdict.reason, verdict.seeds) == ("at_most", 5)
+    assert verdict.known is not None and (verdict.known.half_width or 1) > 0.16
+
+
+def test_seeds_beyond_those_that_suffice_change_nothing(tmp_path: Path) -> None:
+    """As where a narrower interval was asked for before."""
+    filled(growing(tmp_path, 0.13))
+    later = grown(make_plan(growing(tmp_path, 0.15)))
+    fresh = filled(growing(tmp_path / "fresh", 0.15))
+    assert verdicts(later) == verdicts(fresh)
+    assert seeds(later) == seeds(fresh)
+
+
+def test_a_run_without_result_ends_it_and_says_so(tmp_path: Path) -> None:
+    of = growing(tmp_path, 0.15)
+    fill(grown(make_plan(of)))
+    (stored,) = tmp_path.glob("seed-2/quickstart/ppo/config.json")
+    stored.write_text(json.dumps(json.loads(stored.read_text()) | {"iterations": 7, "context_length": 1}))
+    (verdict,) = verdicts(grown(make_plan(of)))
+    assert verdict == Verdict("PPO", "GRPO", 2, "lacking", verdict.known)
+
+
+def test_one_command_runs_them_all_and_a_second_one_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APP_FAKE_SHARES", json.dumps({"ppo": 0.6}))
+    of = growing(tmp_path, 0.15)
+    assert reproduce(of, show, FAKE, at_once=2) == 0
+    ran = sorted(calls(tmp_path))
+    (verdict,) = verdicts(grown(make_plan(of)))
+    assert verdict.reason == "narrow"
+    expected = [f"{name}:{seed}" for name in ("grpo", "ppo", "sft") for seed in range(1, verdict.seeds + 1)]
+    assert ran == expected
+    assert reproduce(of, show, FAKE, at_once=2) == 0
+    assert calls(tmp_path) == []
+
+
+def test_the_interval_that_ends_the_search_holds_where_runs_collapse_now_and_then() -> None:
+    """Runs whose difference is 0.1, but -0.35 in one of ten: 0.055 on average."""
+    generator = np.random.default_rng(21)
+    held, held_by_student, searches = 0, 0, 100
+    for _ in range(searches):
+        noise = generator.normal(0, 0.02, 64)
+        found = np.where(generator.random(64) < 0.1, -0.35, 0.1) + noise
+        for count in range(8, 65, 4):
+            known = confidence_sequence(found[:count].tolist(), bound=0.5)
+            assert known.low is not None and known.high is not None
+            if known.high - known.low <= 2 * 0.12:
+                break
+        held += known.low <= 0.055 <= known.high
+        of_eight = over_seeds(found[:8].tolist(), "student")
+        assert of_eight.low is not None and of_eight.high is not None
+        held_by_student += of_eight.low <= 0.055 <= of_eight.high
+    assert held >= 0.95 * searches
+    assert held_by_student < 0.7 * searches
+
+
+@pytest.mark.parametrize("chance", [0.02, 0.3])
+def test_the_confidence_sequence_holds_at_all_looks_at_once(chance: float) -> None:
+    generator = np.random.default_rng(3)
+    missed = 0
+    for _ in range(60):
+        found = generator.choice([-1.0, 1.0], p=[chance, 1 - chance], size=40)
+        looks = [confidence_sequence(found[:count].tolist(), bound=1.0) for count in range(4, 41, 6)]
+        missed += any(not one.low <= 1 - 2 * chance <= one.high for one in looks)  # type: ignore[operator]
+    assert missed <= 3
+
+
+def test_the_normal_sequence_holds_at_all_looks_at_once_and_students_interval_does_not() -> None:
+    from scipy.stats import t
+
+    generator = np.random.default_rng(5)
+    missed, missed_by_student, streams = 0, 0, 150
+    for _ in range(streams):
+        found = generator.normal(0.3, 2.0, 40).tolist()
+        looks = [normal_sequence(found[:count]) for count in range(2, 41)]
+        missed += any(one.low is not None and not one.low <= 0.3 <= one.high for one in looks)  # type: ignore[operator]
+        student = [
+            np.mean(found[:count])
+            + np.array([-1, 1]) * t.ppf(0.975, count - 1) * np.std(found[:count], ddof=1) / count**0.5
+            for count in range(2, 41)
+        ]
+        missed_by_student += any(not low <= 0.3 <= high for low, high in student)
+    assert missed <= 0.05 * streams
+    assert missed_by_student > 0.2 * streams
+
+
+@pytest.mark.parametrize("count", [5, 8, 20])
+@pytest.mark.parametrize("level", [0.95, 1 - 0.05 / 3])
+def test_the_normal_sequence_ends_where_the_mixture_of_t_densities_is_so_much_likelier(
+    count: int, level: float
+) -> None:
+    from scipy.integrate import quad
+    from scipy.stats import nct, norm, t
+
+    found = np.random.default_rng(2).normal(0, 1, count)
+    known = normal_sequence(found.tolist(), level)
+    assert known.half_width is not None
+    at = known.half_width / (found.std(ddof=1) / count**0.5)
+    prior = norm(0, WEIGHT**-0.5)
+    mixture, _ = quad(lambda d: nct.pdf(at, count - 1, d * count**0.5) * prior.pdf(d), -8, 12, limit=200)
+    assert mixture / t.pdf(at, count - 1) == pytest.approx(1 / (1 - level), rel=1e-3)
+
+
+def test_numbers_that_say_nothing_of_their_spread_have_no_bounds() -> None:
+    assert normal_sequence([0.4]).low is normal_sequence([0.4] * 9).low is normal_sequence([0, 1]).low is None
+
+
+def test_a_difference_beyond_the_bound_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"0\.6 is outside of ±0\.5: set `bound`"):
+        confidence_sequence([0.1, 0.6], bound=0.5)
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, 1.0])
+def test_the_confidence_sequence_of_equal_numbers_has_them_within(value: float) -> None:
+    known = confidence_sequence([value] * 30, bound=1.0)
+    assert known.low is not None and known.high is not None
+    assert -1 <= known.low <= known.mean == value <= known.high <= 1
+    assert known.high - known.low < 0.4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"baseline": None}, "the table has none"),
+        ({"comparisons": (Pair(row="PPO", to="GRPO"),)}, "there are both"),
+        ({"comparisons": (Pair(row="PPO", to="GRPO"),), "until": None}, "doesn't say until when"),
+        ({"experiments": {"ppo": experiment("ppo", fork="grpo")}, "rows": ()}, "isn't among what it needs"),
+        ({"baseline": "PPO"}, "the baseline is one of its rows"),
+        ({"seeds": (1, 2)}, "asks for 3 to"),
+        (
+            {"until": Until(difference=0.1, rows=("PPO",), seeds=Seeds(at_least=3))},
+            "difference to 0.47",
+        ),
+        ({"baseline": "SFT", "until": Until(difference=1, rows=("POP",), seeds=Seeds(at_least=2))}, "no row"),
+        (
+            {"until": Until(difference=1, rows=("PPO",), seeds=Seeds(at_least=2), column="tset")},
+            "did you mean",
+        ),
+    ],
+)
+def test_what_can_not_be_known_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        growing(tmp_path, 0.1, **changes)
+
+
+def declaring(directory: Path, difference: float, *, losers: bool = False, **more: Any) -> Reproduction:
+    """PPO is compared with GRPO, and no other rows are."""
+    seeds = Seeds(at_least=4, at_most=8)
+    until = Until(difference=difference, assume="normal", seeds=seeds, stop_losers=losers)
+    settings: dict[str, Any] = {"comparisons": (Pair(row="PPO", to="GRPO"),), "until": until}
+    return checked(table(directory, **({"seeds": tuple(range(1, 9)), "baseline": "SFT"} | settings | more)))
+
+
+def test_comparisons_that_were_declared_are_alone_called_better_by_their_sequence(tmp_path: Path) -> None:
+    plan = filled(declaring(tmp_path, 0.125))
+    (verdict,) = verdicts(plan)
+    assert (verdict.row, verdict.to, verdict.reason) == ("PPO", "GRPO", "narrow")
+    assert 4 <= verdict.seeds < 8
+    results = measure(plan)
+    (pair,) = results.pairs
+    assert (pair.declared, pair.called, pair.p, results.comparisons) == (True, None, None, 1)
+    assert pair.difference == verdict.known
+    wide = filled(declaring(tmp_path / "wide", 0.01))
+    assert verdicts(wide)[0].reason == "at_most"
+    assert measure(wide).pairs[0].called == "better"
+    # Further from each other than any two seeds, and declared by nobody.
+    against_the_start = measure(wide).cells["PPO", "test"].against
+    assert against_the_start is not None and against_the_start.called is None
+
+
+def test_while_seeds_run_it_says_what_is_known_and_what_more_would_cost(tmp_path: Path) -> None:
+    of = declaring(tmp_path, 0.15)
+    plan = fill(grown(make_plan(of)))
+    for run in plan.runs:
+        if run.name != "sft" and plan.statuses[run.key].state == "finished":
+            run.record.parent.mkdir(parents=True, exist_ok=True)
+            run.record.write_text(json.dumps({"attempts": [{"seconds": 1800.0, "exit_code": 0}]}))
+        if run.name == "sft":
+            run.record.parent.mkdir(parents=True, exist_ok=True)
+            run.record.write_text(json.dumps({"attempts": [{"seconds": 600.0, "exit_code": 0}]}))
+    (verdict,) = verdicts(plan)
+    assert verdict.reason == "more" and verdict.further is not None
+    line = until_lines(plan)[-1]
+    assert line.startswith("PPO less GRPO: difference +10.0 ± ") and "after 4 seeds" in line
+    hours = verdict.further * 4200 / 3600
+    assert f"{verdict.further} more seeds, about {hours:.1f} h" in line and "of runs, to ± 15.0." in line
+
+
+def test_a_loser_gets_no_further_seeds(tmp_path: Path) -> None:
+    def verdict(losers: bool) -> Verdict:
+        pairs = (Pair(row="GRPO", to="PPO"),)
+        seeds = (4, 5, 6, 7, 8, 3, 1, 2)
+        of = declaring(tmp_path / str(losers), 0.01, losers=losers, comparisons=pairs, seeds=seeds)
+        return verdicts(filled(of))[0]
+
+    stopped = verdict(losers=True)
+    assert stopped.reason == "loses" and stopped.seeds < 8
+    assert verdict(losers=False).reason == "at_most"
+
+
+def test_the_area_under_the_curve_can_be_what_is_compared(tmp_path: Path) -> None:
+    columns = (
+        Column(name="test", evaluation="test"),
+        Column(name="area", area=Area(over="steps", upto=6), curve="validation"),
+    )
+    until = Until(difference=1, assume="normal", seeds=Seeds(at_least=3, at_most=8), column="area")
+    of = declaring(tmp_path, 0.1, columns=columns, until=until)
+    plan = grown(make_plan(of))
+    fill(plan)
+    for run in plan.runs:
+        if run.name != "sft":
+            fabricated.write_answers(run.directory.evaluation(0, "validation"), 0.2, split="validation")
+    (verdict,) = verdicts(grown(make_plan(of)))
+    assert verdict.reason == "narrow" and verdict.known is not None
+    # The test set's differ by 0.083 on average; from one start to there the area's are half of it.
+    assert verdict.known.mean == pytest.approx(np.mean(NOISE[:3]) / 2, abs=0.005)
+
+
+def test_failed_and_collapsed_runs_have_a_column(tmp_path: Path) -> None:
+    plan = filled(growing(tmp_path, 0.15))
+    first = plan.of("ppo")[0]
+    fabricated.write_answers(
+        first.directory.evaluation(1, "validation"), 0.99, split="validation", iteration=1
+    )
+    second = plan.of("grpo")[1]
+    (second.directory.checkpoint(second.iterations) / "state.json").unlink()
+    second.record.parent.mkdir(parents=True, exist_ok=True)
+    second.record.write_text(json.dumps({"attempts": [{"command": "run_iteration_loop", "exit_code": 1}]}))
+    results = measure(make_plan(plan.table))
+    grid = main_grid(results)
+    cells = dict(zip(grid[""], grid["failed, collapsed"], strict=True))
+    assert cells == {"SFT": "0, 0 of 3", "PPO": "0, 1 of 3", "GRPO": "1, 0 of 3"}
+
+
+def forked(directory: Path) -> Reproduction:
+    experiments = table(directory).experiments | {
+        "ppo": experiment("ppo", needs=("grpo",), fork="grpo", seconds_per_iteration=30.0)
+    }
+    return checked(table(directory, experiments=experiments))
+
+
+def test_a_branch_is_forked_from_the_run_of_its_own_seed_and_then_goes_on(tmp_path: Path) -> None:
+    lines = launch_lines(make_plan(forked(tmp_path)), FAKE)
+    (line,) = [line for line in lines if "/seed-2" in line and " fork " in line]
+    assert f" fork {tmp_path}/seed-2/quickstart/grpo && " in line and line.endswith("run_iteration_loop")
+    assert reproduce(forked(tmp_path), show, FAKE) == 0
+    assert [call for call in calls(tmp_path) if call.startswith("ppo")] == [
+        "ppo:1 fork", "ppo:1", "ppo:2 fork", "ppo:2"
+    ]  # fmt: skip
+
+
+def shared_start(directory: Path, **more: Any) -> Reproduction:
+    start = experiment("sft", shared=True)
+    one = table(directory).experiments | {"sft": start}
+    return table(directory, seeds=(3, 4), experiments=one, **more)
+
+
+def test_a_shared_start_is_made_once_and_needed_by_every_seed(tmp_path: Path) -> None:
+    assert reproduce(shared_start(tmp_path), show, FAKE) == 0
+    assert calls(tmp_path) == ["sft:1", "ppo:3", "grpo:3", "ppo:4", "grpo:4"]
+    assert (tmp_path / "shared/quickstart/sft/metrics.jsonl").is_file()
+    found = cells(tmp_path)
+    assert [one["seed"] for one in found["SFT"]["seeds"]] == [1]
+    # Each seed is compared with the start that all share: 0.5 + 0.02 seed, less 0.52.
+    assert found["PPO"]["difference"]["mean"] == pytest.approx(0.05, abs=0.005)
+
+
+def test_what_all_seeds_share_needs_nothing_that_each_has_for_itself(tmp_path: Path) -> None:
+    experiments: Mapping[str, TableExperiment] = table(tmp_path).experiments | {
+        "ppo": experiment("ppo", needs=("sft",), shared=True)
+    }
+    with pytest.raises(ConfigError, match="every seed has its own 'sft'"):
+        checked(table(tmp_path, experiments=experiments))
+
+
+def test_a_run_waits_for_what_it_needs_however_many_are_at_work(tmp_path: Path) -> None:
+    assert reproduce(shared_start(tmp_path), show, FAKE, at_once=4) == 0
+    first, *others = calls(tmp_path)
+    assert (first, sorted(others)) == ("sft:1", ["grpo:3", "grpo:4", "ppo:3", "ppo:4"])

@@ -1,0 +1,165 @@
+"""How written threads are cut, checked, read laxly and taken out again."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.cases import cases
+from tests.support.thread_text import without_threads
+from treetune.threads.format import TAGS, Numbers, TextSegment, faults, outline_numbers, text_segments
+from treetune.vocabulary import Branch
+
+CASES = Path(__file__).parent / "cases/threads.txt"
+BLOCK = (
+    "<Parallel>\n<Outlines>\n<Outline>1: one</Outline>\n<Outline>2: two</Outline>\n</Outlines>\n"
+    "<Thread>\n1: first\n</Thread><Thread>\n2: second\n</Thread>\n</Parallel>"
+)
+CONCLUDED = BLOCK.replace("\n</Parallel>", "\n<Conclusion>\nboth</Conclusion>\n</Parallel>")
+
+
+@dataclass
+class Written:
+    """Text with threads, and beside it the segments and the lines that it was made of."""
+
+    segments: list[TextSegment]
+    lines: list[str]
+
+    @property
+    def text(self) -> str:
+        return "".join(segment.text for segment in self.segments)
+
+
+plain = st.text("ab<T> 1:=\n", max_size=6).filter(lambda text: not any(tag in text for tag in TAGS))
+line = st.text("ab1:= ", min_size=1, max_size=6).filter(lambda text: text.strip() == text)
+
+
+@st.composite
+def answers(draw: st.DrawFn, branch: Branch = (), depth: int = 2) -> Written:
+    """Lines and blocks, as a rollout would have sampled and injected them."""
+    made: list[TextSegment] = []
+    lines = draw(st.lists(line, max_size=2))
+    sampled = "".join(f"{text}\n" for text in lines)
+    for block in range(draw(st.integers(0, 2)) if depth else 0):
+        numbers = draw(st.lists(st.sampled_from(["1", "2", "3", "7", "1.2", "10"]), min_size=1, unique=True))
+        space = draw(st.sampled_from(["", "\n", " \n"]))
+        outlines = "".join(f"<Outline>{number}:{draw(line)}</Outline>{space}" for number in numbers)
+        made.append(TextSegment(f"{sampled}<Parallel>{space}<Outlines>{outlines}</Outlines>", False, branch))
+        made.append(TextSegment("\n", True, branch))
+        for thread, number in enumerate(numbers):
+            inside = (*branch, (block, thread))
+            within = draw(answers(branch=inside, depth=depth - 1))
+            made.append(TextSegment(f"<Thread>\n{number}:", True, inside))
+            *rest, last = within.segments or [TextSegment("", False, inside)]
+            closing = "</Thread>" if last.text.endswith("\n") else "\n</Thread>"
+            made += [*rest, TextSegment(last.text + closing, False, inside)]
+            lines += within.lines
+        concluded = draw(st.booleans())
+        made.append(TextSegment("\n<Conclusion>\n" if concluded else "\n", True, branch))
+        conclusion = draw(line) if concluded else ""
+        lines += [conclusion] if concluded else []
+        sampled = f"{conclusion}</Conclusion>\n</Parallel>\n" if concluded else "</Parallel>\n"
+        behind = draw(st.lists(line, max_size=2))
+        lines += behind
+        sampled += "".join(f"{text}\n" for text in behind)
+    if sampled:
+        made.append(TextSegment(sampled, False, branch))
+    return Written(made, lines)
+
+
+@given(answers())
+def test_a_text_is_cut_into_what_was_sampled_and_what_was_injected(written: Written) -> None:
+    assert text_segments(written.text) == written.segments
+    left = without_threads(written.text)
+    assert [text for text in left.split("\n") if text] == written.lines
+    assert not any(tag in left for tag in TAGS)
+
+
+@given(plain)
+def test_text_without_blocks_is_one_piece_and_stays_as_it_is(text: str) -> None:
+    assert text_segments(text) == ([TextSegment(text, False, ())] if text else [])
+    assert without_threads(text) == text
+    assert faults(text) == []
+
+
+@given(st.lists(st.sampled_from([*TAGS, "1:", "2:", "\n", " ", "a"]), max_size=30).map("".join))
+def test_any_text_at_all_is_cut_without_loss_or_refused(text: str) -> None:
+    without_threads(text)
+    with contextlib.suppress(ValueError):
+        assert "".join(segment.text for segment in text_segments(text)) == text
+
+
+@pytest.mark.parametrize(("right", "wrong", "message"), cases(CASES, "refused"))
+def test_what_a_rollout_would_not_have_made_is_refused(right: str, wrong: str, message: str) -> None:
+    assert right in BLOCK
+    assert text_segments(BLOCK)
+    with pytest.raises(ValueError, match=message):
+        text_segments(BLOCK.replace(right, wrong, 1))
+
+
+@pytest.mark.parametrize(("text", "numbers", "duplicates"), cases(CASES, "outlines"))
+def test_outlines_are_read_as_laxly_as_published(text: str, numbers: list[str], duplicates: int) -> None:
+    assert outline_numbers(f"{text}</Outlines>") == Numbers(tuple(numbers), duplicates)
+
+
+NESTED = BLOCK.replace(" first", f" first\n{BLOCK}")
+INNER = BLOCK.index(" first") + len(" first\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "message"),
+    [
+        (BLOCK.replace("</Parallel>", ""), {}, "1 <Parallel> and 0 </Parallel>"),
+        (NESTED, {}, f"the block at character {INNER} is within another"),
+        (BLOCK.replace("<Outline>2: two</Outline>\n", ""), {}, "has 1 <Outline>, 1 </Outline>, 2 <Thread>"),
+        ("<Parallel></Parallel>", {}, "has 0 <Outline>, 0 </Outline>, 0 <Thread>"),
+        (BLOCK, {"most_threads": 1}, "has 2 threads, more than 1"),
+        (BLOCK, {"conclusions": "required"}, "has no conclusion"),
+        (CONCLUDED, {"conclusions": "refused"}, "has a conclusion"),
+        (CONCLUDED.replace("both", " \n"), {}, "has an empty conclusion"),
+        (CONCLUDED.replace("</Conclusion>", ""), {}, "has 1 <Conclusion> and 0 </Conclusion>"),
+        (BLOCK.replace("<Outline>2:", "<Outline>3:"), {}, "numbers its outlines 1, 3, which should be 1 to"),
+        (BLOCK.replace("\n2: sec", "\n1: sec"), {}, "numbers its threads 1, 1, which should be 1 to 2"),
+        (BLOCK.replace("2: sec", "sec"), {}, "has thread 2 without a number and a colon"),
+        (BLOCK.replace("second", "<Outlines>"), {}, "has <Outlines> in thread 2"),
+        (BLOCK.replace("two", "<Conclusion>"), {}, "<Conclusion>"),
+        (BLOCK.replace("</Thread><Th", "</Thread>and<Th"), {}, "is not <Outlines>, outlines, </Outlines>"),
+        (BLOCK.replace("<Outlines>\n", "", 1), {}, "is not <Outlines>, outlines, </Outlines>"),
+        (BLOCK.replace("</Thread><", "</Thread>\n<"), {"adjacent": True}, "has white space between threads"),
+        (
+            f"{BLOCK}\n<Thread>\n3: more\n</Thread>",
+            {},
+            f"<Thread> at character {len(BLOCK) + 1} is outside of",
+        ),
+    ],
+)
+def test_each_broken_rule_is_named(text: str, given: dict[str, object], message: str) -> None:
+    assert message in "; ".join(faults(text, **given))  # type: ignore[arg-type]
+
+
+def test_well_formed_blocks_have_no_faults_and_nesting_and_white_space_are_allowed_where_they_are() -> None:
+    assert faults(f"a\n{BLOCK}\nb\n{CONCLUDED}\nc", adjacent=True) == []
+    assert faults(BLOCK, conclusions="refused") == []
+    assert faults(CONCLUDED, conclusions="required") == []
+    assert faults(NESTED, nesting=True) == []
+    assert faults(NESTED.replace("</Thread><", "</Thread>\n<"), nesting=True) == []
+    inner_fault = NESTED.replace("second", "<Outlines>", 1)
+    assert faults(inner_fault, nesting=True) == [f"the block at character {INNER} has <Outlines> in thread 2"]
+
+
+@given(answers(depth=1))
+def test_what_a_rollout_makes_breaks_no_rule_but_those_of_numbers(written: Written) -> None:
+    found = [fault for fault in faults(written.text, adjacent=True) if "numbers its" not in fault]
+    assert all("without a number" in fault for fault in found)
+    numbered = all(
+        segment.text[len("<Thread>\n") : -1] == str(segment.branch[-1][1] + 1)
+        for segment in itertools.chain(written.segments)
+        if segment.injected and segment.text.startswith("<Thread>")
+    )
+    assert (faults(written.text) == []) == numbered

@@ -1,0 +1,214 @@
+"""Threads on the real vLLM: every call saw what it should, whatever the policy writes and whoever dies."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.columns import plain
+from tests.rollouts.tabular_mdp import InlinePool, LetterTask
+from tests.runs.in_process import directory_of
+from tests.runs.shared_server import shared_server
+from tests.support.bigram_model import MANY_THREADS, THREADS, BigramModel, bigram_model
+from tests.support.contexts import context_of
+from tests.support.processes import process_named
+from treetune.engine.base import Completion, Engine, EngineLaunch, OnResult, Request
+from treetune.engine.engine import VllmEngine, start_engine
+from treetune.engine.settings import Engines, VllmSettings
+from treetune.models.pretrained import PretrainedModel
+from treetune.objectives.policy_gradient import ClippedPolicyGradient
+from treetune.rollouts.base import Credit
+from treetune.rollouts.credit import Group
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.selection import All
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.commands import run_iteration_loop
+from treetune.tasks.base import Split
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.final_answer import FinalAnswer
+from treetune.threads.fork_join import EVENTS
+from treetune.threads.parallel_threads import ParallelThreads, ThreadStates
+from treetune.trainer.base import Trainer
+from treetune.trainer.batches import Layout
+from treetune.tree import answers_of
+from treetune.vocabulary import Problem, Trajectory, joined, sees
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+Models = dict[str, BigramModel]
+CONTEXT = 2048
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("models")
+    tables = {"threads": THREADS, "many": MANY_THREADS}
+    return {name: bigram_model(table, folder / name, CONTEXT) for name, table in tables.items()}
+
+
+SETTINGS_OF_SERVER = VllmSettings(prefix_caching=True, omp_threads=1, start_timeout=300.0)
+
+
+@pytest.fixture(scope="module")
+def engine(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    logs = tmp_path_factory.mktemp("logs")
+    model = models["threads"]
+    launch = EngineLaunch(model.folder, logs, seed=0, context_length=CONTEXT, end_ids=model.codec.end_ids)
+    found = start_engine(SETTINGS_OF_SERVER, launch)
+    assert isinstance(found, VllmEngine)
+    found.wait_ready()
+    yield found
+    found.close()
+
+
+class Watched(Engine):
+    """Passes everything on, and keeps what was asked and in which order answers came."""
+
+    def __init__(self, engine: VllmEngine, at: int | None = None) -> None:
+        self.engine, self.version, self.at = engine, engine.version, at
+        self.requests: list[Request] = []
+        self.most_waiting = 0
+
+    def generate(
+        self, requests: Sequence[Request], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        self.requests += requests
+        came = itertools.count()
+
+        def told(index: int, completions: list[Completion]) -> Sequence[Request]:
+            if next(came) == self.at:
+                os.kill(process_named("VLLM::EngineCore"), signal.SIGKILL)
+            further = on_result(index, completions) or ()
+            self.requests += further
+            return further
+
+        return self.engine.generate(requests, told)
+
+
+def answered(
+    engine: Engine, model: BigramModel, problems: int, iteration: int = 0, **given: Any
+) -> list[Trajectory]:
+    context = context_of(
+        LetterTask(), engine, InlinePool(), model.codec, seed=7, iteration=iteration, context_length=CONTEXT
+    )
+    asked = [Problem(id=f"train/{i}", prompt="?", gold="") for i in range(problems)]
+    rollout = ParallelThreads(**{"samples": 2, "max_tokens": 300, **given})
+    return answers_of(rollout.run(context, asked)[0])
+
+
+def assert_sampled_after_what_it_saw(trajectory: Trajectory, model: BigramModel) -> None:
+    for place, segment in enumerate(trajectory.segments):
+        if segment.origin == "sampled":
+            before = [s for s in trajectory.segments[:place] if sees(segment.branch, s.branch)]
+            context = plain(joined([trajectory.prompt_ids, *(s.token_ids for s in before)]))
+            assert plain(segment.logprobs) == pytest.approx(
+                model.logprobs(context, plain(segment.token_ids)), abs=2e-3
+            )
+            assert segment.seconds > 0
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "two deep": {"max_depth": 2},
+    "few": {"max_threads": 1, "max_blocks": 1},
+    "short threads": {"thread_tokens": 3},
+    "short threads are dropped": {"thread_tokens": 3, "stragglers": "drop"},
+    "malformed blocks are text": {"malformed": "go_on", "max_tokens": 60},
+    "little room": {"max_tokens": 40, "stragglers": "go_on"},
+    "with conclusions": {"conclusion": True},
+}
+
+
+def test_parts_have_the_probabilities_of_what_they_saw_and_odd_ends_are_met(
+    engine: VllmEngine, models: Models
+) -> None:
+    engine.load(models["threads"].folder, 0)
+    met: set[str] = set()
+    for name, settings in CASES.items():
+        watched = Watched(engine)
+        trajectories = answered(watched, models["threads"], problems=30, **settings)
+        for trajectory in trajectories:
+            assert_sampled_after_what_it_saw(trajectory, models["threads"])
+            assert len(trajectory.response_ids) <= settings.get("max_tokens", 300)
+        sampled = sum(s.origin == "sampled" for t in trajectories for s in t.segments)
+        dropped = sum(t.numbers["threads/dropped"] for t in trajectories)
+        assert len(watched.requests) == sampled + dropped, f"{name}: each call is in an answer once"
+        if name != "little room":
+            assert any(len(t.segments) > 4 for t in trajectories), f"{name}: no answer forked"
+        met.update(event for event in EVENTS for t in trajectories if t.numbers[f"threads/{event}"])
+    assert met == set(EVENTS)
+
+
+def test_an_answer_of_fifty_threads_is_sampled_and_joined_whole(engine: VllmEngine, models: Models) -> None:
+    engine.load(models["many"].folder, 1)
+    trajectories = answered(engine, models["many"], problems=12, max_tokens=2000)
+    most = max(len({s.branch for s in t.segments}) - 1 for t in trajectories)
+    assert most == 50
+    for trajectory in trajectories:
+        assert_sampled_after_what_it_saw(trajectory, models["many"])
+
+
+def test_a_server_killed_in_the_middle_of_joins_changes_no_answer(engine: VllmEngine, models: Models) -> None:
+    engine.load(models["threads"].folder, 2)
+    undisturbed = Watched(engine)
+    expected = answered(undisturbed, models["threads"], problems=100)
+    restarts = engine.restarts
+    killed = Watched(engine, at=len(undisturbed.requests) // 2)
+    assert answered(killed, models["threads"], problems=100) == expected
+    assert engine.restarts == restarts + 1
+    both = [[(one.seed, plain(one.prompt_ids)) for one in run.requests] for run in (killed, undisturbed)]
+    assert sorted(both[0]) == sorted(both[1]), "each call once"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionMarks(LetterTask):
+    """Eight problems, all of them a question mark; right is what ends with one x behind its last tag."""
+
+    grader: Grader = field(default_factory=lambda: FinalAnswer(marker=">"))
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        return [Problem(id=f"{split}/{i}", prompt="?", gold="x") for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("credit", "layout"),
+    [(Group(std=False), "tree"), (MonteCarlo(samples=2, states=ThreadStates()), "packed")],
+    ids=str,
+)
+def test_a_run_trains_on_what_each_call_saw(
+    credit: Credit, layout: Layout, engine: VllmEngine, models: Models, tmp_path: Path
+) -> None:
+    with shared_server() as shared, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "close", lambda: None)  # the server is the module's
+        shared.started.append((SETTINGS_OF_SERVER, engine))
+        experiment = PolicyIteration(
+            task=QuestionMarks(),
+            model=PretrainedModel(name_or_path=str(models["threads"].folder)),
+            engines=Engines(policy=replace(shared, settings=SETTINGS_OF_SERVER)),
+            rollout=ParallelThreads(samples=4, max_tokens=120, max_depth=2),
+            credit=credit,
+            selection=All(),
+            trainer=Trainer(
+                objective=ClippedPolicyGradient(), learning_rate=1e-3, layout=layout, measure_kl=False
+            ),
+            iterations=2,
+            problems_per_iteration=4,
+            context_length=CONTEXT,
+            experiment_name="threads",
+            directory=str(tmp_path),
+        )
+        run_iteration_loop(experiment, {})
+        shared.started.clear()
+    rows = directory_of(experiment).read_metrics()
+    assert [row["iteration"] for row in rows] == [0, 1]
+    for row in rows:
+        assert row["threads/with_parallel"] > 0 and row["train/grad_norm"] > 0
+        # Of the second iteration, this says that what was sampled from the new weights is trained as sampled.
+        assert row["engine/logprob_gap_max"] <= 1e-4

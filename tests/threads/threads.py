@@ -1,0 +1,80 @@
+"""Answers with threads in a language of tags and single letters, without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.rollouts import tabular_mdp as mdp
+from treetune.rollouts.context import RolloutContext
+from treetune.threads.format import TAGS, TagIds
+from treetune.vocabulary import Branch, Grade, Problem, Segment, TextCodec, Trajectory
+
+TOKENS = (*TAGS, *"ab;?0123456789.:\n ")
+
+
+def encode(text: str) -> tuple[int, ...]:
+    ids = []
+    while text:
+        token = next(token for token in TOKENS if text.startswith(token))
+        ids.append(TOKENS.index(token))
+        text = text[len(token) :]
+    return tuple(ids)
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    return "".join(TOKENS[token] for token in token_ids if token < len(TOKENS))
+
+
+CODEC = TextCodec(encode=encode, decode=decode, eos_id=len(TOKENS))
+TAG_IDS = TagIds.of(encode)
+
+
+def context(**given: Any) -> RolloutContext:
+    return mdp.context(**{"codec": CODEC, **given})
+
+
+def part(text: str, seconds: float | None = None, branch: Branch = ()) -> Segment:
+    """What was sampled, if it took time; else what was injected."""
+    sampled = seconds is not None
+    return Segment(
+        encode(text),
+        origin="sampled" if sampled else "injected",
+        logprobs=(-0.5,) * len(encode(text)) if sampled else None,
+        policy_version=0 if sampled else None,
+        branch=branch,
+        seconds=seconds,
+    )
+
+
+def answer(
+    *segments: Segment | str, right: bool = True, problem: str = "train/0", sample: int = 0
+) -> Trajectory:
+    """One answer of these parts; a text is a sample that took a second."""
+    parts = tuple(part(segment, 1.0) if isinstance(segment, str) else segment for segment in segments)
+    length = sum(len(segment.token_ids) for segment in parts)
+    return Trajectory(
+        problem=Problem(id=problem, prompt="?", gold=""),
+        sample=sample,
+        prompt_ids=encode("?"),
+        segments=parts,
+        finish_reason="stop",
+        text=decode([token for segment in parts for token in segment.token_ids]),
+        grade=Grade(float(right), "ok"),
+        step_ends=(length,),
+    )
+
+
+def block(*lengths: int, outlines: int = 0) -> str:
+    """A block with threads of that many letters, as text."""
+    return "<Parallel>" + "b" * outlines + "".join(thread(length) for length in lengths) + "</Parallel>"
+
+
+def thread(length: int) -> str:
+    return f"<Thread>{'a' * length}</Thread>"
+
+
+EXAMPLE = "a" * 5 + "<Parallel>" + "b" * 4 + thread(20) + thread(30) + "b" + "</Parallel>" + "a" * 6
+"""The reference's: 72 tokens, 52 on the critical path."""
+USELESS_THREAD = EXAMPLE.replace("b</Parallel>", f"{thread(30)}b</Parallel>")
+"""The same with a third thread of 30 tokens."""

@@ -1,0 +1,90 @@
+"""LoRA in the trainer: the update of a plain loop over peft's own model, and a state that continues."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.trainer.helpers import (
+    are_same,
+    assert_close,
+    episodes,
+    plain_step,
+    policy_trainer,
+    row_logprobs,
+    tiny_model,
+)
+from treetune.models.lora import Lora
+from treetune.objectives.policy_gradient import ClippedPolicyGradient
+from treetune.trainer.base import Warmup
+from treetune.trainer.core import PolicyTrainer
+
+
+def trainer(**settings: object) -> PolicyTrainer:
+    return policy_trainer(
+        ClippedPolicyGradient(kl_coef=0.1, kl_reduction="token_mean"),
+        **{"learning_rate": 1e-2, "lora": Lora(rank=4, alpha=8.0), "iterations": 3} | settings,
+    )
+
+
+def test_two_steps_equal_a_plain_loop_with_peft_and_a_reference_of_its_own() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    ours, rows = trainer(), episodes(16)
+    start = {name: weight.clone() for name, weight in ours.adapters().items()}
+    for iteration in range(2):
+        metrics = ours.train(iteration, rows)
+    assert metrics["train/kl"] > 0, "the second step begins away from the reference"
+
+    reference = tiny_model()
+    model = get_peft_model(
+        tiny_model(), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.copy_(start[name.replace(".default.", ".")])
+    adapters = [weight for weight in model.parameters() if weight.requires_grad]
+    optimiser = torch.optim.AdamW(adapters, lr=1e-2, eps=1e-4, weight_decay=0.0)
+    total = sum(sum(row.trained) for row in rows)
+    for _ in range(2):
+        loss = torch.zeros(())
+        for row in rows:
+            new, old = row_logprobs(model, row)[1], row_logprobs(reference, row)[1].detach()
+            gap = old - new
+            per_token = -torch.tensor(row.advantages.tolist()) * (new - new.detach()).exp()
+            per_token = per_token + 0.1 * (gap.exp() - gap - 1)
+            loss = loss + (torch.tensor(row.trained) * per_token).sum() / total
+        norm = plain_step(model, loss, optimiser)
+    assert metrics["train/loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
+    assert metrics["train/grad_norm"] == pytest.approx(norm, abs=1e-5)
+    trained = {n.replace(".default.", "."): w for n, w in model.named_parameters() if "lora_" in n}
+    assert_close(trained, ours.adapters())
+    assert_close(model.merge_and_unload().state_dict(), ours)
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_sharding_changes_no_adapter_and_a_saved_state_continues_bit_for_bit(tmp_path, zero_stage) -> None:
+    plain, sharded = trainer(), trainer(zero_stage=zero_stage)
+    for one in (plain, sharded):
+        one.train(0, episodes(16))
+    assert_close(plain.adapters(), sharded.adapters())
+    settings = {"zero_stage": zero_stage, "schedule": Warmup(steps=2), "minibatch_size": 8}
+    through, resumed = trainer(**settings), trainer(**settings)
+    through.train(0, episodes(16))
+    through.save(tmp_path)
+    resumed.load(tmp_path)
+    for one in (through, resumed):
+        one.train(1, episodes(16, seed=1))
+    assert are_same(through, resumed)
+
+
+def test_the_optimiser_holds_the_adapters_alone() -> None:
+    one = trainer()
+    held = [p for group in one.policy.engine.optimizer.param_groups for p in group["params"]]
+    assert sum(p.numel() for p in held) == sum(weight.numel() for weight in one.adapters().values())
+
+
+def test_a_reference_that_is_the_policy_itself_is_not_offloaded() -> None:
+    with pytest.raises(ValueError, match="nothing to offload"):
+        trainer(offload_reference=True)

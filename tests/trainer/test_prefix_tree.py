@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.trainer.helpers import dense_mask
+from treetune.prefix_tree import GrowingTree, PrefixTree
+from treetune.trainer.batches import micro_batch
+from treetune.trainer.tokens import Sequences
+from treetune.vocabulary import Episode, Stretch
+
+ROWS = st.lists(st.lists(st.integers(0, 2), max_size=12), min_size=1, max_size=12)
+"""Of few kinds of tokens, so that many begin alike, and some are whole beginnings of others."""
+
+
+def tree_of(rows: list[list[int]]) -> PrefixTree:
+    return PrefixTree.of([np.array(row, np.int64) for row in rows])
+
+
+def ancestors(tree: PrefixTree, node: int) -> list[int]:
+    """From the root down to the node."""
+    way = []
+    while node >= 0:
+        way.append(node)
+        node = int(tree.parents_T[node])
+    return way[::-1]
+
+
+@given(ROWS)
+def test_every_row_is_found_again_on_the_way_from_the_root(rows):
+    tree = tree_of(rows)
+    for row, path in zip(rows, tree.paths, strict=True):
+        assert [int(tree.token_ids_T[node]) for node in path] == row
+        if row:
+            assert ancestors(tree, int(path[-1])) == path.tolist()
+
+
+@given(ROWS)
+def test_nothing_stands_twice_and_nothing_stands_there_that_no_row_has(rows):
+    tree = tree_of(rows)
+    beginnings = {tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)}
+    found = [
+        tuple(int(tree.token_ids_T[i]) for i in ancestors(tree, n)) for n in range(len(tree.token_ids_T))
+    ]
+    assert len(found) == len(beginnings)
+    assert set(found) == beginnings
+    assert [len(beginning) - 1 for beginning in found] == tree.depths_T.tolist()
+
+
+@given(ROWS)
+def test_the_mask_is_the_relation_of_ancestors(rows):
+    tree = tree_of(rows)
+    count = len(tree.token_ids_T)
+    mask = dense_mask(torch.from_numpy(tree.subtree_last_T))
+    assert [mask[node].nonzero().squeeze(-1).tolist() for node in range(count)] == [
+        ancestors(tree, node) for node in range(count)
+    ]
+
+
+@given(ROWS)
+def test_a_growing_tree_knows_its_size_at_any_time(rows):
+    growing = GrowingTree()
+    for number, row in enumerate(rows):
+        growing.add(np.array(row, np.int64))
+        assert growing.size == len(tree_of(rows[: number + 1]).token_ids_T)
+
+
+def test_branches_stand_in_the_order_in_which_they_came():
+    tree = tree_of([[5, 1], [5, 0, 7], [5, 1, 4], [3]])
+    assert tree.token_ids_T.tolist() == [5, 1, 4, 0, 7, 3]
+    assert tree.parents_T.tolist() == [-1, 0, 1, 0, 3, -1]
+    assert tree.subtree_last_T.tolist() == [4, 2, 2, 4, 4, 5]
+    assert tree.depths_T.tolist() == [0, 1, 2, 1, 2, 0]
+
+
+def test_a_joined_answer_and_its_threads():
+    """The worked example of ThreadWeaver's packing: 27 nodes; the second thread stands once behind its
+    sibling, in the joined answer, and once without it; what it was sampled as is learnt there."""
+    joined = ["Q", "A", "<P>", "\n", "<O>", "</O>", "\n", "<T>", "\n", "1:", "a1", "a2", "</T>"]
+    joined += ["<T>", "\n", "2:", "b1", "b2", "</T>", "\n", "</P>", "post", "EOS"]
+    names = sorted(set(joined))
+    ids = [names.index(name) for name in joined]
+    ends = {
+        5: ((), True),
+        6: ((), False),
+        9: (((0, 0),), False),
+        12: (((0, 0),), True),
+        15: (((0, 1),), False),
+        18: (((0, 1),), True),
+        19: ((), False),
+        22: ((), True),
+    }
+    trained: list[bool] = []
+    for end, (_, sampled) in ends.items():
+        trained += [sampled] * (end - len(trained))
+    episode = Episode(
+        prompt_ids=tuple(ids[:1]),
+        response_ids=tuple(ids[1:]),
+        trained=tuple(trained),
+        reward=1.0,
+        group="p",
+        trajectory="p#0",
+        policy_version=0,
+        stretches=tuple(Stretch(end, branch) for end, (branch, _) in ends.items()),
+    )
+    sequences = Sequences.of([episode])
+    batch = micro_batch(sequences, sequences.rows_of((0,)), "tree", torch.device("cpu"))
+    assert batch.inputs.input_ids_BT.shape == (1, 27)
+    assert batch.computed_tokens == 27
+    assert batch.inputs.input_ids_BT[0, :23].tolist() == ids
+    assert [names[i] for i in batch.inputs.input_ids_BT[0, 23:]] == ["2:", "b1", "b2", "</T>"]
+    assert batch.inputs.position_ids_BT[0].tolist() == [*range(23), 9, 10, 11, 12]
+    mask = dense_mask(batch.inputs.subtree_last_1T[0])
+    for offset in range(4):
+        assert mask[23 + offset].nonzero().squeeze(-1).tolist() == [*range(9), *range(23, 24 + offset)]
+    for node in range(23):
+        assert mask[node].nonzero().squeeze(-1).tolist() == list(range(node + 1))
+    assert [names[i] for i in batch.inputs.labels_N] == [
+        *joined[1:6],  # what was sampled, part after part
+        *("a1", "a2", "</T>"),
+        *("b1", "b2", "</T>"),
+        *("</P>", "post", "EOS"),
+    ]
+    assert batch.inputs.positions_N.tolist() == [*range(5), 9, 10, 11, 23, 24, 25, 19, 20, 21]

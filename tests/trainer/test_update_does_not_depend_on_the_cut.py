@@ -1,0 +1,236 @@
+"""Design rule 2: micro-batch size, number of ranks, layout and sharding change speed, never the update."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import treetune.parts  # noqa: F401  (registers them)
+from tests.trainer import update_program
+from tests.trainer.helpers import launch
+from treetune.objectives.base import Objective
+from treetune.trainer.scoring import SECONDS, SHARE
+
+SETTINGS = {
+    "learning_rate": 1e-3,
+    "minibatch_size": 8,
+    "adam_eps": 1e-4,  # Adam divides by it where a gradient is 0 up to rounding
+    "advantage_normalisation": "whiten",
+    "objective": {"type": "ppo", "kl_coef": 0.01, "entropy_coef": 0.01},
+}
+TOLERANCE = 1e-6
+
+
+def updates(tmp_path: Path, changes: dict[str, dict], ranks: int = 1) -> dict[str, tuple[dict, dict]]:
+    """Several updates by the same processes."""
+    outs = {name: tmp_path / f"{name}.safetensors" for name in changes}
+    settings = json.dumps([SETTINGS | changed for changed in changes.values()])
+    launch(Path(update_program.__file__), [settings, *map(str, outs.values())], ranks)
+    return {
+        name: (load_file(out), json.loads(out.with_suffix(".json").read_text())) for name, out in outs.items()
+    }
+
+
+def assert_same(one: tuple[dict, dict], other: tuple[dict, dict]) -> None:
+    assert one[0].keys() == other[0].keys()
+    for name, tensor in one[0].items():
+        assert (tensor - other[0][name]).abs().max() <= TOLERANCE, name
+    for name in ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "train/clip_fraction"):
+        assert one[1].get(name) == pytest.approx(other[1].get(name), abs=5e-5), name
+    assert one[1]["scores"] == pytest.approx(other[1]["scores"], abs=1e-5)
+
+
+RANK = {"type": "spo", "target": "rank", "divergence": "jsd", "max_rank": 8}
+POSITIVE = {"type": "dpo_positive", "positive_penalty": 5.0, "penalty_band": 0.1}
+OBJECTIVES = {
+    "mle": {"type": "mle", "aggregation": "sequence"},
+    "dual clip, constant length": {
+        "type": "ppo",
+        "dual_clip": 3.0,
+        "aggregation": "constant",
+        "constant_length": 20,
+        "importance_cap": 2.0,
+    },
+    "kl in the reward": {"type": "ppo", "kl_coef": 0.1, "kl_estimator": "k1", "kl_placement": "reward"},
+    "kl in the advantage": {"type": "ppo", "kl_coef": 0.1, "kl_placement": "advantage"},
+    "gspo": {"type": "gspo", "clip_low": 0.01, "clip_high": 0.01},
+    "cispo": {"type": "cispo"},
+    "dpo": {"type": "dpo"},
+    "ipo": {"type": "dpo", "form": "ipo"},
+    "dpo_positive": POSITIVE,
+    "spo_3_1": {"type": "spo", "normalise_by": "batch"},
+    "spo_3_2": {"type": "spo", "detach_target": False, "entropy_coef": -0.5},
+    "spo_3_3": {"type": "spo", "target": "fixed", "mask": "above", "importance_cap": 2.0},
+    "rank": RANK,
+    "corpus": {
+        "type": "spo",
+        "divergence": "jsd",
+        "loss_on": "all",
+        "normalise_by": "batch",
+        "cross_entropy": 0.5,
+    },
+    "one correct answer": {"type": "spo", "target": "rank", "divergence": "jsd", "normalise_by": "batch"},
+}
+
+
+SEQUENCES_SHARED = {
+    "padded": {"gae": True},
+    "packed": {"layout": "packed", "minibatch_size": 5},
+    "pairs": {"minibatch_size": 5, "advantage_normalisation": "none", "objective": POSITIVE},
+    "spo": {"correct": 6, "objective": {"type": "spo"}, "advantage_normalisation": "none"},
+    "lora": {"lora": {"rank": 4}, "gradient_checkpointing": True},
+    # Row by row, so that a rank's stretch may lie in the prompt, with nothing to learn from.
+    "rank": {"correct": 6, "objective": RANK, "advantage_normalisation": "none"},
+}
+
+
+THREADS = {
+    "ppo": {},
+    "gspo": {"objective": OBJECTIVES["gspo"], "minibatch_size": 5},
+    "dpo": {"objective": OBJECTIVES["dpo"], "minibatch_size": 5, "advantage_normalisation": "none"},
+    "rank": {"correct": 6, "objective": RANK, "advantage_normalisation": "none"},
+    "lora": {"lora": {"rank": 4}},
+}
+
+
+EVERY_MATRIX_SHARED = {
+    "zero0": {"resumes": True},
+    "zero1": {"objective": RANK, "correct": 6, "advantage_normalisation": "none"},
+    "zero2": {"gae": True},
+}
+
+
+ALONE = {
+    "ppo": {"sequences_per_micro_batch": 8},
+    # Large enough that ZeRO-3 deals it out, and run in chunks of three positions.
+    "large head": {"model": {"vocabulary": 4096}, "logits_per_chunk": 3 * 4096},
+    **{
+        f"objective {name}": {
+            "objective": given,
+            "minibatch_size": 5,  # one rank has three sequences or pairs, the other two
+            "advantage_normalisation": "none",
+            **({"correct": 1, "minibatch_size": None} if name == "one correct answer" else {}),
+        }
+        for name, given in OBJECTIVES.items()
+    },
+    **{f"shared {name}": changed for name, changed in SEQUENCES_SHARED.items()},
+    **{f"threads {name}": {"threads": True, **changed} for name, changed in THREADS.items()},
+    **{
+        f"matrices {name}": {"model": {"kv_heads": 2, "tied": True}, **changed}
+        for name, changed in EVERY_MATRIX_SHARED.items()
+    },
+}
+CUT = {"sequences_per_micro_batch": 3, "layout": "packed"}
+ON_TWO_RANKS = {
+    # How it is called: of which of the above, and how the work was cut.
+    "packed": ("ppo", CUT),
+    "sharded gradients": ("ppo", {"sequences_per_micro_batch": 3, "zero_stage": 2}),
+    "sharded large head": ("large head", {"sequences_per_micro_batch": 1, "zero_stage": 3}),
+    "sharded parameters": ("ppo", {"sequences_per_micro_batch": 3, "zero_stage": 3}),
+    **{
+        name: (name, CUT | {"sequences_per_micro_batch": 2, "zero_stage": stage})
+        for name, stage in zip(
+            [name for name in ALONE if name.startswith("objective ")], itertools.cycle((0, 2)), strict=False
+        )
+    },
+    **{
+        f"shared {name}": (
+            f"shared {name}",
+            {
+                "sequence_parallel_size": 2,
+                "sequences_per_micro_batch": 1 if name == "rank" else 4,
+                "zero_stage": min(stage, 3),
+            },
+        )
+        for stage, name in enumerate(SEQUENCES_SHARED)
+    },
+    "trees": ("ppo", {"layout": "tree", "tokens_per_micro_batch": 100}),
+    "rows of threads": ("threads ppo", {"layout": "packed", "tokens_per_micro_batch": 300, "zero_stage": 2}),
+    **{
+        f"trees of threads {name}": (
+            f"threads {name}",
+            {
+                "layout": "tree",
+                "tokens_per_micro_batch": 300,
+                "zero_stage": stage % 4,
+                "gradient_checkpointing": stage > 1,
+            },
+        )
+        for stage, name in enumerate(THREADS)
+    },
+    **{
+        f"matrices {name}": (
+            f"matrices {name}",
+            {
+                "tensor_parallel_size": 2,
+                "sequences_per_micro_batch": 3,
+                "zero_stage": stage,
+                **({"layout": "tree"} if stage == 1 else {}),
+            },
+        )
+        for stage, name in enumerate(EVERY_MATRIX_SHARED)
+    },
+}
+
+KEPT = {
+    # What ranks do that have the tokens of the rows that they run alone: from a file that the first one
+    # writes, and with a reference that scored some answers ahead.
+    "critic": {"gae": True, "epochs": 2},
+    "pairs": {"objective": {"type": "dpo_positive"}, "advantage_normalisation": "none"},
+    "threads": {"threads": True, "layout": "packed", "zero_stage": 2},
+    "ahead": {"objective": {"type": "ppo", "kl_coef": 0.1}, "reference_scores": "while_sampling"},
+}
+
+
+@pytest.fixture(scope="module")
+def by_one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict, dict]]:
+    return updates(tmp_path_factory.mktemp("one"), ALONE)
+
+
+@pytest.fixture(scope="module")
+def by_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict, dict]]:
+    kept = {name: {"sequences_per_micro_batch": 3} | changes for name, changes in KEPT.items()}
+    changes = (
+        {f"part {name}": given | {"stored": True, "heard": True} for name, given in kept.items()}
+        | {f"all {name}": given | {"keeps_all": True} for name, given in kept.items()}
+        | {name: ALONE[of] | cut for name, (of, cut) in ON_TWO_RANKS.items()}
+    )
+    return updates(tmp_path_factory.mktemp("two"), changes, ranks=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_TWO_RANKS)
+def test_two_ranks_make_the_same_update_as_one(name, by_one_rank, by_two_ranks):
+    """Packed; with every objective, also where a rank has no correct answer; with ZeRO, which reduces in
+    every backward pass, so that ranks with unequal work must not drift apart; and where they share each
+    sequence (Ulysses): with a critic, with sequences of one row kept apart, for losses of whole answers.
+    And with threads, of which one answer has 50: row by row, and as prefix trees that are cut. And where
+    they share every matrix (AutoTP), also on prefix trees.
+    """
+    assert_same(by_one_rank[ON_TWO_RANKS[name][0]], by_two_ranks[name])
+
+
+def test_no_objective_is_left_out_of_the_above():
+    assert {given["type"] for given in OBJECTIVES.values()} == set(Objective.registered())
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_ranks_that_keep_what_they_run_come_to_the_bits_of_ranks_that_keep_everything(name, by_two_ranks):
+    """With scoring before training, two epochs and a critic, with pairs of rows that come twice, with
+    threads, and with a reference that scored some answers ahead."""
+    (weights, metrics), (all_weights, all_metrics) = (
+        by_two_ranks[f"{kind} {name}"] for kind in ("part", "all")
+    )
+    assert weights.keys() == all_weights.keys()
+    assert all((tensor == all_weights[name]).all() for name, tensor in weights.items())
+    own = {SHARE, SECONDS}
+    shares = [one.get(SHARE, 0.0) for one in (metrics, all_metrics)]
+    assert (0 < shares[0] < 1, shares[1]) == (name == "ahead", 0)
+    assert all((one.get(SECONDS, 0.0) > 0) == (name == "ahead") for one in (metrics, all_metrics))
+    assert {k: v for k, v in metrics.items() if k not in own} == {
+        k: v for k, v in all_metrics.items() if k not in own
+    }

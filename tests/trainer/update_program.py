@@ -1,0 +1,115 @@
+"""Trains one iteration under given settings and writes the weights: run by tests on 1 or 2 ranks.
+
+Several settings, each with a file of its own, share one start of the processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+PAIR_TO_SCORE = ((1, 2, 3), (4, 5, 6, 7))
+
+
+def made(type: str, **settings: Any) -> Any:
+    """The objective that a configuration would choose."""
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune.objectives.base import Objective
+
+    return Objective.registered()[type](**settings)
+
+
+def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from tests.trainer.helpers import critic_of, episodes, paired_episodes, threaded_episodes, tiny_model
+    from treetune.engine.base import Completion, Request, SamplingParams
+    from treetune.models import logprobs
+    from treetune.models.lora import Lora
+    from treetune.rollouts.credit import Gae
+    from treetune.rollouts.storage import write_episodes
+    from treetune.runtime.generation import stored_for_all
+    from treetune.trainer import core
+    from treetune.trainer.base import Trainer
+    from treetune.trainer.core import PolicyTrainer
+    from treetune.trainer.tokens import Sequences
+
+    logprobs.LOGITS_PER_CHUNK = settings.pop("logits_per_chunk", 2**24)
+    gae = Gae() if settings.pop("gae", False) else None
+    resumes = settings.pop("resumes", False)
+    of_rank = core.sequences_of_rank
+    if settings.pop("keeps_all", False):
+        core.sequences_of_rank = lambda episodes, *_, **__: Sequences.of(episodes)
+    heard = settings.pop("heard", False)
+    model = settings.pop("model", {})
+    objective = made(**settings.pop("objective"))
+    threads = settings.pop("threads", False)
+    rows = [row for row, _ in threaded_episodes()] if threads else episodes(16)
+    if objective.needs_pairs:
+        rows = paired_episodes(of=rows)
+    if (correct := settings.pop("correct", None)) is not None:
+        rows = [dataclasses.replace(row, score=float(i < correct)) for i, row in enumerate(rows)]
+    if "lora" in settings:
+        settings["lora"] = Lora(**settings["lora"])
+
+    if settings.pop("stored", False):
+        path = out.with_suffix(".arrow")
+        if ranks.is_first:
+            write_episodes(path, rows)
+        rows = stored_for_all(ranks, path)  # type: ignore[assignment]
+
+    def trainer() -> PolicyTrainer:
+        return PolicyTrainer(
+            Trainer(objective=objective, **settings),
+            lambda: tiny_model(**model),
+            ranks=ranks,
+            seed=0,
+            temperature=0.8,
+            iterations=2,
+            **critic_of(gae),
+        )
+
+    first = trainer()
+    if heard and first.prefetch is not None:
+        for row in list(rows)[ranks.rank :: 3]:  # ranks hear of other answers, and nobody of some
+            asked = Request(row.prompt_ids, 0, 1, SamplingParams(20))
+            first.prefetch.on_result(asked, [Completion(row.response_ids, None, "stop", 0)])
+    metrics: dict[str, Any] = first.train(0, rows)
+    metrics["scores"] = first.score([PAIR_TO_SCORE], temperature=0.7)[0]
+    weights = {name: tensor.float().cpu().clone() for name, tensor in first.weights().items()}
+    weights |= {
+        f"critic.{name}": tensor.float().cpu().clone() for name, tensor in first.critic_weights().items()
+    }
+    if ranks.is_first:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, out)
+        out.with_suffix(".json").write_text(json.dumps(metrics))
+    if resumes:
+        first.save(out.with_suffix(".state"))
+        first.train(1, rows)
+        second = trainer()
+        second.load(out.with_suffix(".state"))
+        second.train(1, rows)
+        one, other = first.weights(), second.weights()
+        assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    core.sequences_of_rank = of_rank
+    ranks.barrier("written")
+
+
+def main() -> None:
+    from treetune.trainer.ranks import Ranks
+
+    ranks = Ranks.join(deadline_s=120)
+    everyone = range(ranks.world_size)
+    given = ranks.hand_out("greetings", [f"{ranks.rank} to {other}" for other in everyone])
+    assert given == [f"{other} to {ranks.rank}" for other in everyone]
+    for settings, out in zip(json.loads(sys.argv[1]), sys.argv[2:], strict=True):
+        update(settings, Path(out), ranks)
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What a report shows of answers: turns, trees, and what credit gives their steps."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.domains import turns
+from tests.domains.turns import Letters, lent, rollout
+from tests.view.report.page import Page
+from tests.view.report.synthetic import EPISODES, episode, report, write_experiment
+from treetune.domains.environments.pool import EnvironmentPool
+from treetune.lab.analyzers.step_credit import step_credit
+from treetune.rollouts.credit import Group
+from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens
+from treetune.tree import answers_of
+from treetune.view.report import write_report
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+NINE = step_credit([2, 4], 0.0, [0.25, 0.25, -0.75, -0.75], [2, 4], (0.5, 0.75), (0.1, math.inf)).plain()
+GROUP = step_credit([2, 4], 0.0, [-0.001] * 4).plain()
+
+
+def microscope(path: Path) -> tuple[str, str]:
+    """Its HTML and its text."""
+    written = write_report([path])
+    html = written.read_text().partition("Credit microscope</h3>")[2].partition("<h3>")[0]
+    return html, Page(written).text.partition("Credit microscope")[2].partition("Episodes")[0]
+
+
+def analysed(path: Path, numbers: dict[str, Any]) -> Path:
+    """A run with a result of the microscope."""
+    folder = write_experiment(path) / "analyses" / "credit_microscope"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps({"analyzer": "credit_microscope", "numbers": numbers}))
+    return path
+
+
+def looked_at(path: Path, credit: dict[str, Any], truth: int = 0, **more: Any) -> Path:
+    answer = {
+        "answer": f"train/7#{HOSTILE}", "prompt": HOSTILE, "reward": 0.0, "correct": False,
+        "unfinished": True, "steps": [f"{HOSTILE}\n", "second"], "credit": credit, **more,
+    }  # fmt: skip
+    found = {"costs": {"K=9": {"tokens_per_answer": 812.4}}, "answers": [answer]}
+    return analysed(path, {"truth": truth, "by_iteration": {"4": found}})
+
+
+def test_methods_stand_side_by_side_with_values_intervals_and_costs(tmp_path: Path) -> None:
+    html, text = microscope(looked_at(tmp_path / "run", {"K=9": NINE, "GRPO": GROUP}, truth=64))
+    assert "iteration 5" in text and "Truth: 64 continuations" in text and "reward 0, unfinished" in text
+    assert "812 tokens an answer" in text and "V 0.50 [0.30, 0.70]" in " ".join(text.split())
+    assert "+0.25" in text and "-0.75" in text
+    assert text.count("-0.00") == 0, "next to nothing has no sign"
+    assert html.count('<div class="note">V ') == 1, "no value where the step is credited with the one before"
+    # Each method's largest advantage has the full colour, and its side one of two.
+    assert 'class="signed down s10">-0.75' in html and 'class="signed up s3">+0.25' in html
+
+
+def test_what_a_model_wrote_is_text_a_newline_is_one_line_and_an_end_token_is_seen(tmp_path: Path) -> None:
+    html, text = microscope(looked_at(tmp_path / "run", {HOSTILE: NINE}))
+    assert HOSTILE not in html
+    assert text.count(HOSTILE) == 4, "as the id, the prompt, a step and a method's name"
+    html, text = microscope(looked_at(tmp_path / "other", {"K=9": NINE}, steps=["\n<i>", ""]))
+    assert "↵ &lt;i&gt;</span>" in html and "(end)" in text
+
+
+def test_without_an_analysis_the_runs_own_values_stand_with_its_episodes_and_their_intervals(
+    tmp_path: Path,
+) -> None:
+    episodes = tuple(replace(one, step_errors=(0.1,) * len(one.step_ends)) for one in EPISODES)
+    page = report(write_experiment(tmp_path / "run", episodes=episodes))
+    assert "Credit microscope" not in page.text and "credit_microscope.jsonnet" in page.text
+    assert "V 0.600 [0.40, 0.80]" in page.words and page.count("article", "episode") == 3
+    # Of runs from before errors were kept, values alone.
+    page = report(write_experiment(tmp_path / "older"))
+    assert "V 0.600" in page.text and "0.40" not in page.text
+
+
+def test_a_damaged_analysis_is_missing_and_no_end_of_the_report(tmp_path: Path) -> None:
+    text = report(analysed(tmp_path / "run", {})).text
+    assert "analyses/credit_microscope/result.json can't be read" in text and "V 0.600" in text
+
+
+ANSWERS = (
+    episode("46\n102\n#102", (0.5, 0.7, 0.9), 1.0, "train/7"),
+    replace(episode("46\n103\n<b>", (0.5, 0.7, 0.1), 0.0, "train/7"), trajectory="train/7#1"),
+    replace(episode("46\n102\n#102", (0.5, 0.7, 0.9), 1.0, "train/7"), trajectory="train/7#2"),
+)
+
+
+def test_steps_that_answers_share_stand_once_with_the_value_of_the_state_behind_them(tmp_path: Path) -> None:
+    page = report(write_experiment(tmp_path / "run", episodes=(*EPISODES, *ANSWERS)))
+    drawn = page.text.partition("A problem's tree")[2].partition("Episodes")[0]
+    once = (
+        "the prompt · value behind it 0.500", "46 ↵", "102 ↵", "· value behind it 0.700", "behind it 0.100",
+        "mean reward 1.000", "mean reward 0.000",
+    )  # fmt: skip
+    assert {own: drawn.count(own) for own in once} == dict.fromkeys(once, 1), drawn
+    assert "train/7" in drawn and "<b>" in drawn, "escaped"
+
+
+def test_a_tree_has_values_and_two_answers_or_more_and_all_of_them(tmp_path: Path) -> None:
+    plain = [replace(one, step_values=None) for one in ANSWERS]
+    assert "A problem's tree" not in report(write_experiment(tmp_path / "alone")).text
+    assert "A problem's tree" not in report(write_experiment(tmp_path / "plain", episodes=plain)).text
+    many = [replace(ANSWERS[i % 2], trajectory=f"train/7#{i}") for i in range(40)]
+    assert "All 40 answers" in report(write_experiment(tmp_path / "many", episodes=many)).text
+
+
+def test_each_turn_is_a_line_with_its_reward_and_what_was_said_to_it_is_marked(tmp_path: Path) -> None:
+    with EnvironmentPool() as environments:
+        context = lent(Letters(golds=("",) * 2), turns.engine(), environments)
+        trees, _ = rollout(samples=4).run(context, context.task.problems("train"))
+    path = write_experiment(tmp_path / "run", iterations=1, episodes=())
+    write_episodes(path / "iterations/0000/episodes.arrow", Group().assign(context, trees)[0], turns.CODEC)
+    write_tokens(path / TOKENS, turns.CODEC, len(turns.ALPHABET) + 1)
+    page = report(path)
+    said = sum(one.text.count("+") + one.text.count("-") for one in answers_of(trees))
+    assert len(page.texts("injected")) == said + 1, "and one in the words that explain it"
+    assert "injected and not sampled" in page.text
+    first = next(one for one in answers_of(trees) if one.step_rewards)
+    assert [reward for reward in first.step_rewards if f"r {reward:+.3g}" not in page.text] == []

@@ -1,0 +1,57 @@
+"""Reports and tables fit their windows and can be read: nothing is cut off at a side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.browser import MISSING, browser
+from tests.support.looking import wrong_with
+from tests.tables.plans import ACCOUNT, finish, plan_of
+from tests.view.report.synthetic import write_experiment
+from treetune.tables.columns import Column, Panel
+from treetune.tables.curves import curves, panel_curves
+from treetune.tables.measure import measure
+from treetune.tables.settings import Cell, MethodRow
+from treetune.tables.write import as_html
+from treetune.view.report import write_report
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+BEYOND = """
+return [...document.querySelectorAll(".cards, h1, h2, .facts, .legend, figcaption")].filter(
+  (one) => one.getBoundingClientRect().right > innerWidth || one.scrollWidth > one.clientWidth + 1
+).map((one) => one.innerText.slice(0, 40));
+"""
+CUT_OFF = """
+const all = [...document.querySelectorAll(".scroll")];
+return [all.length > 0, all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)];
+"""
+
+
+def wide_table(folder: Path) -> str:
+    """With several columns and panels."""
+    columns = tuple(Column(name=f"MATH DeepSeekMath-7B {i}", evaluation="test") for i in range(4))
+    panels = tuple(Panel(name=f"length of sampled answers {i}", metric="train/entropy") for i in range(5))
+    cells = {column.name: Cell(published=0.5, source="a paper") for column in columns}
+    rows = tuple(
+        MethodRow(name=f"{name}, with a name of its own", experiment=name, cells=cells)
+        for name in ("sft", "ppo", "vine")
+    )
+    plan = plan_of(folder, columns=columns, panels=panels, rows=rows, baseline=rows[0].name)
+    plan = finish(plan, {"sft": 0.4, "ppo": 0.5, "vine": 0.6})
+    return as_html(measure(plan), curves(plan), ACCOUNT, panel_curves(plan))
+
+
+def test_reports_fit_wide_and_narrow_windows_and_tables_1200_pixels(tmp_path: Path) -> None:
+    path = tmp_path / "a_long_name_without_any_place_where_it_could_be_broken_into_lines"
+    report = write_report([write_experiment(path)])
+    page = tmp_path / "page.html"
+    page.write_text(wide_table(tmp_path / "runs"))
+    with browser() as window:
+        for width, dark in ((1400, False), (420, True)):
+            window.open(report.as_uri(), width=width, dark=dark)
+            assert window.script("return document.querySelectorAll('.cards td').length") > 5
+            assert wrong_with(window) == [] == window.script(BEYOND)
+        window.open(page.as_uri(), width=1200)
+        assert window.script(CUT_OFF) == [True, []]

@@ -1,0 +1,137 @@
+"""Curves: one for each experiment or each setting, with bands that say what they are, and events."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.view.recorded import begin_run, record_evaluation, record_iteration, recorded_run
+from treetune.runtime.console import Console
+from treetune.view.curves import (
+    MOST_POINTS,
+    Bunch,
+    bunches,
+    chosen_charts,
+    evaluation_charts,
+    events_of,
+    events_of_several,
+    usual_charts,
+)
+from treetune.view.store import Store
+
+
+def bunched(store: Store, together: bool = False) -> list[Bunch]:
+    return bunches({run.name: store.experiment(run) for run in store.runs()}, together=together)
+
+
+def test_pass_at_1_has_its_interval_over_problems(store: Store, folder: Path) -> None:
+    recorded_run(folder / "run", iterations=3)
+
+    [chart] = evaluation_charts(bunched(store))
+
+    shown = (chart.title, chart.better, chart.band)
+    assert shown == ("pass@1 on validation", "up", "95 % interval over problems")
+    [line] = chart.series
+    assert [x for x, _ in line.points] == [1, 2, 3]
+    assert all(line.interval[x][0] <= y <= line.interval[x][1] for x, y in line.points)
+
+
+def test_one_experiment_beside_several_seeds_has_no_band_of_another_kind(store: Store, folder: Path) -> None:
+    for seed in (1, 2):
+        recorded_run(folder / f"seed-{seed}" / "ppo", iterations=2, seed=seed)
+    recorded_run(folder / "seed-1" / "grpo", iterations=2, credit={"type": "group"})
+
+    [chart] = evaluation_charts(bunched(store, together=True))
+
+    assert "t-interval" in chart.band
+    assert [bool(line.interval) for line in chart.series] == ["seeds" in line.name for line in chart.series]
+    assert len(chart.series) == 2
+
+
+def test_seeds_together_have_the_interval_of_their_mean(store: Store, folder: Path) -> None:
+    for seed, reward in ((1, 0.2), (2, 0.4), (3, 0.9)):
+        run = begin_run(folder / f"seed-{seed}" / "ppo", seed=seed)
+        record_iteration(run, 0, **{"episodes/reward": reward})
+    other = begin_run(folder / "seed-1" / "grpo", credit={"type": "group"})
+    record_iteration(other, 0, **{"episodes/reward": 0.7})
+
+    made = bunched(store, together=True)
+    [chart] = chosen_charts(made, ["episodes/reward"])
+
+    assert [(one.name, len(one.members)) for one in made] == [("seed-1/grpo", 1), ("ppo (3 seeds)", 3)]
+    alone, three = chart.series
+    assert not alone.interval
+    # Student's t with two degrees of freedom: 4.303 standard errors.
+    error = math.sqrt(((0.2 - 0.5) ** 2 + (0.4 - 0.5) ** 2 + (0.9 - 0.5) ** 2) / 2 / 3)
+    [(x, y)] = three.points
+    assert y == pytest.approx(0.5)
+    assert three.interval[x] == pytest.approx((0.5 - 4.303 * error, 0.5 + 4.303 * error), abs=1e-3)
+    assert "over up to 3 seeds" in chart.band
+
+
+def test_a_chart_of_two_metrics_has_one_colour_and_two_kinds_of_line(store: Store, folder: Path) -> None:
+    recorded_run(folder / "run")
+
+    charts = {chart.title: chart for chart in usual_charts(bunched(store))}
+
+    [both] = [chart for title, chart in charts.items() if title.startswith("|engine")]
+    assert "dashed" in both.title
+    lines = both.as_json()["lines"]
+    assert [(line["colour"], line["dash"]) for line in lines] == [(0, 0), (0, 1)]
+
+
+def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder: Path) -> None:
+    run = begin_run(folder / "run", planned=9)
+    for iteration, (restarts, sign) in enumerate([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)]):
+        more = {"engine/restarts": restarts} if restarts else {}
+        record_iteration(run, iteration, **{"diagnostics/kl": sign, **more})
+    console = Console(run.logs / "run.log", visible=False)
+    console.say("continuing after iteration 2 of 9")
+    console.say("warning: kl in iterations 1 to 3: it is above 9; lower the learning rate")
+    console.close()
+    manifest = {"continued": [{"after": 3, "changed": {"iterations": "iterations was 4 and is 9"}}]}
+    (run.path / "manifest.json").write_text(json.dumps(manifest))
+
+    record_evaluation(run, 4)
+    one = store.experiment(store.run("run"))
+
+    found = [(event.x, event.kind, event.words) for event in events_of(one)]
+    assert [(x, kind) for x, kind, _ in found] == [
+        (2, "restart"), (2, "resume"), (3, "resume"), (3, "sign"), (4, "evaluation"), (4, "sign")
+    ]  # fmt: skip
+    assert found[3][2] == "kl begins: it is above 9; lower the learning rate"
+    assert found[5][2] == "kl is over"
+    several = events_of_several({"a": one, "b": one})
+    assert len(several) == 2 * (len(found) - 1) and "evaluation" not in {event.kind for event in several}
+    assert several[0].words == "a: the engine was started again"
+
+
+def test_long_curves_keep_their_peaks(store: Store, folder: Path) -> None:
+    run = begin_run(folder / "run", planned=5000)
+    rows = [{"iteration": i, "train/loss": 100.0 if i == 3333 else 0.1} for i in range(5000)]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    [chart] = chosen_charts(bunched(store), ["train/loss"])
+
+    [line] = chart.series
+    assert len(line.points) <= MOST_POINTS + 2 and (line.points[0][0], line.points[-1][0]) == (1, 5000)
+    assert (3334.0, 100.0) in line.points
+
+
+def test_curves_are_drawn_over_what_was_spent_by_then(store: Store, folder: Path) -> None:
+    for seed, seconds in ((1, 10.0), (2, 30.0)):
+        run = begin_run(folder / f"seed-{seed}" / "ppo", seed=seed)
+        for iteration in range(2):
+            record_iteration(
+                run, iteration, **{"seconds/total": seconds, "episodes/reward": seed + iteration}
+            )
+    experiments = {run.name: store.experiment(run) for run in store.runs()}
+
+    apart = chosen_charts(bunches(experiments, False, "seconds in iterations"), ["episodes/reward"])
+    [together] = chosen_charts(bunches(experiments, True, "seconds in iterations"), ["episodes/reward"])
+
+    assert [one.points for one in apart[0].series] == [[(10, 1), (20, 2)], [(30, 2), (60, 3)]]
+    [line] = together.series
+    assert line.points == [(20, 1.5), (40, 2.5)] and set(line.interval) == {20, 40}
+    assert together.x_name == "seconds in iterations"

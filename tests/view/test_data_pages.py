@@ -1,0 +1,116 @@
+"""Pages about data: what an address asks for is shown, hostile rows are text, judge and rule are compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from tests.view.conftest import Shown, Viewer, mark_of
+from tests.view.prepared import ROWS, SAMPLES, estimate, prepared
+from tests.view.recorded import begin_run, record_iteration, trajectory
+from tests.view.test_hostile_answers import Elements
+from treetune.view.app import SEEN as MARK
+from treetune.vocabulary import Trajectory
+
+
+def judged(judge: float | None, rule: float, number: int, domain: str) -> Trajectory:
+    """An answer with both verdicts, or with the rule's alone."""
+    numbers = {"rule": rule} if judge is None else {"judge": judge, "rule": rule}
+    made = trajectory(number, 0, f"#{number:03}")
+    score = rule if judge is None else judge
+    return replace(
+        made,
+        grade=replace(made.grade, reward=score, numbers=numbers),
+        problem=replace(made.problem, domain=domain),
+    )
+
+
+def link_with(page: str, words: str) -> str:
+    """The first link whose address begins with these words in its first 200 characters."""
+    return next(unescape(part.split('"')[0]) for part in page.split('href="')[1:] if words in part[:200])
+
+
+def test_data_sets_are_listed_and_followed(viewer: Viewer) -> None:
+    assert "No data set is known" in viewer.page("/data")
+    prepared(viewer.folder / "data")
+    viewer.record()
+    page = viewer.page("/data")
+    mark = {MARK: mark_of(page)}
+    assert viewer.get("/data", mark).status_code == 204
+    assert "data/sums.parquet" in page
+    assert "trips" not in viewer.page("/data?search=parquet")
+    assert "Nothing is like that" in viewer.page("/data?search=zzz")
+    with (viewer.folder / "data" / "trips.jsonl").open("a") as file:
+        file.write("\n")
+    assert viewer.get("/data", mark).status_code == 200
+
+
+def test_rows_are_filtered_sorted_and_counted_in_bars_that_lead_to_them(viewer: Viewer) -> None:
+    prepared(viewer.folder / "data")
+    rows = {"data": "data/sums.parquet"}
+    asked = {**rows, "where": "pass_rate >= 0.5; data_source has MATH", "sort": "prompt.characters"}
+    page = viewer.page("/rows", **asked, order="down", size=20)
+    assert "<b>10</b> rows" in page and page.index(">23</a>") < page.index(">2</a>")
+    assert "<b>" in viewer.page(link_with(viewer.page("/histograms", **asked), "pass_rate+%3C"))
+    for key, words in (
+        ("sort", "rows can&#39;t be sorted"),
+        ("where", "is no condition"),
+        ("histogram", "is no column of numbers"),
+        ("page", "whole number"),
+    ):
+        assert words in viewer.refusal("/rows", 400, **rows, **{key: "zzz"})
+    viewer.refusal("/rows", 404, data=str(viewer.folder / "data/sums.parquet"))
+    viewer.refusal("/row", 404, **rows, row=ROWS)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [("data/sums.parquet", 0), ("data/trips.jsonl", 1), ("weak", 0)],
+)
+def test_a_hostile_row_adds_no_element(viewer: Viewer, name: str, row: int) -> None:
+    prepared(viewer.folder / "data")
+    estimate(viewer.folder / "weak")
+    for path in (f"/rows?data={name}", f"/row?data={name}&row={row}"):
+        page = viewer.page(path)
+        found = Elements(page).found
+        elements = {"img", "iframe", "object", "embed", "base", "video", "style"}
+        assert not {tag for tag, _ in found} & elements
+        assert not [own for _, own in found if own.startswith("on") or own in ("style", "srcdoc")]
+        assert page.count("<script") == page.count('<script src="/assets/')
+
+
+def test_answers_of_an_estimate_stand_beneath_their_row(viewer: Viewer) -> None:
+    estimate(viewer.folder / "weak")
+    page = viewer.page("/row?data=weak&row=3")
+    assert f"<b>3</b> of {SAMPLES} right" in page and page.count("the grader took") == SAMPLES
+    assert "What is 3 + 3?" in page
+
+
+def test_answers_that_judge_and_rule_see_differently_are_a_click_away(viewer: Viewer) -> None:
+    verdicts = [(1.0, 1.0)] * 5 + [(0.0, 0.0)] * 3 + [(1.0, 0.0)] * 2 + [(None, 1.0)]
+    made = [judged(judge, rule, n, "math" if n % 2 else "logic") for n, (judge, rule) in enumerate(verdicts)]
+    record_iteration(begin_run(viewer.folder / "run"), 0, made)
+    viewer.record("plain")
+    page = viewer.page("/answers?run=run")
+    assert "<b>2</b> answers" in viewer.page(link_with(page, "number.judge+%3E%3D+1%3B+number.rule+%3C+1"))
+    assert "judge alone" not in viewer.page("/answers?run=plain")
+
+
+def test_data_pages_are_drawn_in_a_browser_and_fit(shown: Shown, folder: Path) -> None:
+    prepared(folder / "data")
+    estimate(folder / "weak")
+    for path in (
+        "/data",
+        "/rows?data=data/sums.parquet",
+        "/row?data=data/sums.parquet&row=0&as=rendered",
+        "/row?data=weak&row=0",
+    ):
+        shown.open(path, width=420, dark=True)
+        assert shown.wrong() == [], path
+    shown.open("/rows?data=weak", width=1400)
+    shown.wait("document.querySelectorAll('.histogram a').length > 5")
+    shown.press("gd")
+    shown.wait("location.pathname === '/data'")

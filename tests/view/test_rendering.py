@@ -1,0 +1,64 @@
+"""Mathematics, code and tables are rendered, calculations stay as written; what would harm stays text."""
+
+import pytest
+from markupsafe import Markup, escape
+
+from treetune.view.text import DEEPEST_FORMULA, rendered
+
+
+def test_mathematics_and_bold_type_are_marked_up() -> None:
+    made = rendered("**So** $x_1 < 2$ and \\(a_b\\).\n\n\\[\nx^2\n\\]\n\n- \\boxed{4}")
+
+    assert "<strong>So</strong>" in made
+    assert '<span class="formula">x_1 &lt; 2</span>' in made and '<span class="formula">a_b</span>' in made
+    assert '<span class="formula" data-display>' in made
+    assert '<p>- <span class="formula">\\boxed{4}</span></p>' in made
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12*3 = 36, 12*3*2 = 72", "2**3 + 4**2 = 24", "2 *3 + 4* 2", "a_1 _b_ __init__", "~~5~~",
+        "#### 72", "# 72", "so it is\n====", "3 apples\n---", "- 5\n+ 7\n* 2", "  12\n-  5\n=  7",
+        "4. 5\n7) 8", "> 5", r"\$5 and \$x$ and \% \, \{", "&lt; &amp; &#42;", "a\\b",
+    ],
+)  # fmt: skip
+def test_a_calculation_comes_out_as_it_was_written(text: str) -> None:
+    made = rendered(f"First:\n{text}\nand on")
+
+    assert made == Markup(f"<p>First:\n{escape(text)}\nand on</p>\n").replace("&#34;", "&quot;")
+    assert "**" not in rendered("**12*3** is **36**") and "12*3" in rendered("**12*3** is **36**")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a](javascript:x)", "![a](http://a/b.png)", "<http://a/>", "<img src=x>", "http://a/ www.a.b",
+        "[r]: http://a/\n\n[r]",
+    ],
+)  # fmt: skip
+def test_nothing_leads_elsewhere(text: str) -> None:
+    made = rendered(text)
+
+    assert not any(sign in made for sign in ("<a", "<img", "href", "src=x>")) or "&lt;" in made
+    assert "<a" not in made and "<img" not in made
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        r"\def\x#1{\x{#1#1}}\x{a}",
+        r"\newcommand{\y}{\y\y}\y",
+        r"\sqrt{" * (DEEPEST_FORMULA + 1) + "x" + "}" * (DEEPEST_FORMULA + 1),
+        r"\left(" * (DEEPEST_FORMULA + 1) + "x" + r"\right)" * (DEEPEST_FORMULA + 1),
+        "x" * 5000,
+    ],
+)
+def test_formulas_that_grow_without_end_stay_text(formula: str) -> None:
+    assert "formula" not in rendered(f"${formula}$")
+
+
+def test_prices_are_no_formula_and_written_braces_no_groups_and_tables_have_no_styles() -> None:
+    assert "formula" not in rendered("it costs $5 and $7, or $ 8 $")
+    assert "formula" in rendered("$" + r"\{" * 50 + "$")
+    assert "<td>1</td>" in rendered("| a |\n|:-:|\n| 1 |")
