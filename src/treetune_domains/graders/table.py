@@ -38,6 +38,8 @@ class TableGrader(Grader):
     Other answers are compared as texts, in any case. Nothing is evaluated.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     tolerance: Annotated[float, Ge(0), Lt(0.1)] = 1e-3
     """Relative, of numbers that are not whole."""
     percent: Literal["written", "asked"] = "written"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 import time
@@ -110,11 +111,11 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         """Returns whether two answers, as they were extracted, are equal to the problem's grader; None
         where it can't say: it compares no answers, or hung on these."""
         grader = self.grader.of(problem)
-        if not grader.votes_by_value or grader.isolation == "service":
+        if not grader.votes_by_value:
             return None
         with self._lock:
             comparing = self._comparing.setdefault(id(grader), Comparing(grader))
-        grade = self._submit(comparing, answer, replace(problem, gold=other)).result()
+        grade = self._submit(comparing, json.dumps([answer, other]), problem).result()
         return grade.correct if grade.outcome == "ok" else None
 
     @property
@@ -198,11 +199,12 @@ class GraderPool(AbstractContextManager["GraderPool"]):
 
 
 class Comparing(Grader):
-    """Compares an answer that was extracted already with the gold, as another grader does."""
+    """Asks another grader whether two answers are the same. Its responses are the two, as a JSON list."""
 
     def __init__(self, grader: Grader) -> None:
         self.grader = grader
-        self.isolation = grader.isolation  # type: ignore[misc]
+        # A comparison asks no service: it is a computation that might hang.
+        self.isolation = "inline" if grader.isolation == "inline" else "process"  # type: ignore[misc]
         self.deadline = grader.deadline
 
     def prepare(self) -> None:
@@ -211,8 +213,9 @@ class Comparing(Grader):
     def extract(self, response: str, problem: Problem) -> str | None:
         return response
 
-    def verdict(self, extracted: str, problem: Problem) -> Grade | float:
-        return self.grader.verdict(extracted, problem)
+    def verdict(self, extracted: str, problem: Problem) -> float:
+        answer, other = json.loads(extracted)
+        return float(self.grader.same_answer(answer, other, problem))
 
 
 @dataclass(frozen=True)
