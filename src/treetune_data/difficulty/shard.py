@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,8 @@ class _Shard:
             answer |= {"outcome": reply.outcome, "message": reply.why[:500]}
         else:
             answer |= {"text": reply.text, "complete": reply.complete, "tokens": reply.tokens}
+            if reply.begins_in_thought:
+                answer["begins_in_thought"] = True
         self._answers.add(answer)
         self._answered += 1
         self._grade(answer)
@@ -165,7 +167,10 @@ class _Shard:
             return
         text = before_stop(answer["text"], self._pipeline.answers.stop)
         kept = {name: answer[name] for name in ("complete", "tokens")}
-        future = self._pool.submit(text, self._problems[answer["row"]])
+        problem = self._problems[answer["row"]]
+        if answer.get("begins_in_thought"):
+            problem = replace(problem, is_thought_open=True)
+        future = self._pool.submit(text, problem)
         self._waiting[place] = future, kept
         future.add_done_callback(lambda _: self._done.append(place))
 

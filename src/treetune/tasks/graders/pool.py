@@ -77,16 +77,20 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         for part in (part for part in grader.parts() if part.isolation != "inline"):
             self._number(part)
 
-    def submit(self, response: str, problem: Problem, *, decided: bool = False) -> Future[Grade]:
+    def submit(
+        self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True
+    ) -> Future[Grade]:
         """Returns the future grade. Does not block, nor raise for what the answer is.
 
         `decided` says that the answer earns what it earns whatever its grade is (it was cut off): then no
-        service is asked about it, and it has no answer.
+        service is asked about it, and it has no answer. `follows_prompt` says that the response stands behind
+        the prompt, which may have opened its thought; the last of several turns doesn't.
 
         The future raises WorkerStartError if no worker can load the grader; so does `submit` from
         then on. Raises ValueError if the pool is closed.
         """
-        problem = self._with_open_thought(problem)
+        if follows_prompt:
+            problem = self._with_open_thought(problem)
         grader = self.grader.of(problem)
         if decided and grader.isolation == "service":
             spared: Future[Grade] = Future()
