@@ -43,7 +43,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Reply:
+class PolicyReply:
     """An answer; `complete`: it was not cut off. `tokens` is None where nobody said it. `begins_in_thought`:
     its prompt ended with what opens a thought."""
 
@@ -65,7 +65,7 @@ class NoReply:
     why: str
 
 
-Keep = Callable[[Question, Reply | NoReply | None], None]
+Keep = Callable[[Question, PolicyReply | NoReply | None], None]
 """Called with every answer as it comes; None for a question that can't be asked: its prompt is too long."""
 
 Ask = Callable[[Sequence[Question], Keep], None]
@@ -169,7 +169,7 @@ class Served(Policy):
                             text, complete = codec.decode(one.token_ids), one.finish_reason == "stop"
                             question = asked[index]
                             opened = ends_in_thought(codec.framed(question.problem))
-                            keep(question, Reply(text, complete, len(one.token_ids), opened))
+                            keep(question, PolicyReply(text, complete, len(one.token_ids), opened))
 
                         if requests:
                             engine.generate(requests, came)
@@ -229,9 +229,9 @@ class AtAddresses(Policy):
     send_seed: bool = True
     """Whether requests say the seed with which an answer is to be drawn."""
     template_opens_thought: bool = False
-    """Whether the chat template of the addresses' server ends with what opens a thought, and the server leaves
-    the thought in the answer. An answer without the thought's end, since it was cut off, is all thought then.
-    Of ``completions`` the prompt itself says it."""
+    """Whether the chat template of the addresses' server ends with what opens a thought, and the server
+    leaves the thought in the answer. An answer without the thought's end, since it was cut off, is all
+    thought then. Of ``completions`` the prompt itself says it."""
 
     def identity(self) -> object:
         return [(one.model, one.api, one.extra) for one in self.addresses]
@@ -242,8 +242,8 @@ class AtAddresses(Policy):
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
 
         def ask(questions: Sequence[Question], keep: Keep) -> None:
-            def keep_marked(question: Question, reply: Reply | NoReply | None) -> None:
-                if isinstance(reply, Reply) and self._opens_thought(settings, question.problem):
+            def keep_marked(question: Question, reply: PolicyReply | NoReply | None) -> None:
+                if isinstance(reply, PolicyReply) and self._opens_thought(settings, question.problem):
                     reply = replace(reply, begins_in_thought=True)
                 keep(question, reply)
 
@@ -309,7 +309,7 @@ async def _ask(
             if reply.why_empty is not None:
                 keep(question, NoReply(EMPTY, reply.why_empty))
             else:
-                keep(question, Reply(reply.text, reply.complete, reply.output_tokens))
+                keep(question, PolicyReply(reply.text, reply.complete, reply.output_tokens))
 
     async with Client.of(settings, lambda: failure is not None) as client:
         waiting = iter(questions)

@@ -21,7 +21,7 @@ from treetune.store.journal import Journal, read_rows
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.rows import RowsTask
 from treetune.vocabulary import Grade, Problem
-from treetune_data.difficulty.answering import EMPTY, REFUSED, AskingShard, NoReply, Question, Reply
+from treetune_data.difficulty.answering import EMPTY, REFUSED, AskingShard, NoReply, PolicyReply, Question
 from treetune_data.pipelines import EstimateDifficulty
 from treetune_domains.domain_rows import Row, read_domain_rows, row_key
 
@@ -136,7 +136,7 @@ class _Shard:
         write_json(self._folder / DONE, done)
         self._tell(now=True)
 
-    def _keep(self, question: Question, reply: Reply | NoReply | None) -> None:
+    def _keep(self, question: Question, reply: PolicyReply | NoReply | None) -> None:
         """Writes the answer down, so that a killed job doesn't lose it, and has it graded."""
         answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
         if reply is None:
