@@ -192,12 +192,8 @@ class Grader(Registrable):
 
         Asked where `votes_by_value` is set, of two answers that are spelled differently.
         """
-        try:
-            verdict = self.verdict(answer, replace(problem, gold=other))
-        except ValueError:
-            return False
-        grade = verdict if isinstance(verdict, Grade) else Grade(reward=verdict, outcome="ok")
-        return grade.correct
+        # Not written here: a grader that has `grade` alone would count as one that lacks a verdict.
+        return is_right_by(self, answer, replace(problem, gold=other))
 
     def without_answer(self, problem: Problem) -> Grade:
         """Grades a response that gives no answer."""
@@ -216,3 +212,13 @@ class Grader(Registrable):
         if not math.isfinite(verdict):
             raise ValueError(f"{type(self).__name__} gave {verdict} for {extracted[:100]!r}")
         return Grade(reward=float(verdict), outcome="ok", extracted=extracted)
+
+
+def is_right_by(grader: Grader, answer: str, problem: Problem) -> bool:
+    """Returns whether an answer that was extracted is right; not where the gold can't be read."""
+    try:
+        verdict = grader.verdict(answer, problem)
+    except ValueError:
+        return False
+    grade = verdict if isinstance(verdict, Grade) else Grade(reward=verdict, outcome="ok")
+    return grade.correct
