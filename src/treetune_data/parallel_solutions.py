@@ -36,6 +36,7 @@ _ABBREVIATION = re.compile(
     r"|\b[\u03b1-\u03c9]\.[\u03b1-\u03c9])\.\Z",
     re.IGNORECASE,
 )
+_BEFORE_A_NUMBER = re.compile(r"[.!?](?=\s+\d)")
 _THOUGHT = re.compile(r"\A(?P<opening>\s*<think>\n?)?(?P<body>.*?)(?P<rest></think>.*)?\Z", re.DOTALL)
 
 
@@ -273,7 +274,12 @@ def _checked_outline(item: object, where: str, known: str, thread: str, count: i
 
 def sentences(text: str) -> int:
     """Counts sentences in any script; a dot within a number, a formula or an abbreviation ends none."""
-    return 1 + sum(1 for _ in sentence_ends(text, formulas(text), _ABBREVIATION))
+    ends = set(sentence_ends(text, formulas(text), _ABBREVIATION))
+    # A sentence of an outline may begin with a number, too.
+    for stop in _BEFORE_A_NUMBER.finditer(text):
+        if not _ABBREVIATION.search(text[: stop.end()]):
+            ends.add(stop.end())
+    return 1 + len(ends)
 
 
 def results_in(outline: str, known: str, thread: str, count: int) -> list[str]:

@@ -143,6 +143,8 @@ def test_a_result_in_an_outline_is_one_that_only_the_thread_finds() -> None:
         ("Check cf. Eq. 3 first", 1),
         ("Find A. Then find B. Compare them.", 3),
         ("Solve $f(x). G = 1$ for x. Check it.", 2),
+        ("Multiply 3.5 by 2. 7 is added then, see Eq. 3 there. Stop.", 3),
+        ("Encuentra x. ¿Es par? ¡Súmalo!", 3),
         ("先求第一个数。再求第二个数。最后相加。", 3),
         ("まず3.5倍する。次に足す！", 2),
         ("Найти корни. Проверить их, см. Рис. 2. Сложить.", 3),

@@ -111,11 +111,12 @@ def test_a_step_is_a_sentence_or_a_line_and_begins_with_its_white_space() -> Non
     [
         ["Znajdujemy wartość liczby x w równaniu.", " Żądamy, by była parzysta."],
         ["Ta tính giá trị của x trước.", " Để kết thúc, ta cộng lại."],
+        ["Primero hallamos el valor buscado.", " ¿Es un número par?", " ¡Entonces lo sumamos!"],
         ["Önce x değerini buluyoruz.", " İkinci adımda onu topluyoruz."],
     ],
-    ids=["Polish", "Vietnamese", "Turkish"],
+    ids=["Polish", "Vietnamese", "Spanish", "Turkish"],
 )
-def test_capitals_beyond_western_europe_begin_sentences(sentences: list[str]) -> None:
+def test_sentences_of_languages_beyond_english_are_steps(sentences: list[str]) -> None:
     assert steps(Sentences(), "".join(sentences)) == sentences
 
 
