@@ -16,6 +16,7 @@ from treetune.vocabulary import Problem, Trajectory, token_array
 from treetune_data.rules.alike import word_list
 from treetune_domains.graders.multiple_choice import MultipleChoice
 from treetune_domains.graders.puzzles import GridGrader
+from treetune_domains.graders.table import TableGrader
 from treetune_domains.graders.tagged import F1, ExactMatch
 from treetune_domains.math_tasks import Sentences
 
@@ -255,6 +256,13 @@ def test_an_answer_that_cannot_be_read_leaves_the_others_comparable() -> None:
         assert pool.same_answer("no grid", "11/11", problem) is False
         assert pool.same_answer("11/11", "no grid", problem) is False
         assert pool.same_answer("11/11", "[[1, 1], [1, 1]]", problem) is True
+
+
+def test_an_answer_is_no_gold_of_a_table_which_may_be_json() -> None:
+    grader, problem = TableGrader(), Problem("p", "?", "7")
+    assert grader.same_answer("[5]", "[5]", problem)
+    assert not grader.same_answer("[" * 3000, "[" * 3000 + "1", problem)
+    assert not grader.same_answer("1|" * 3000, "1 |" * 3000, problem), "nobody compares so many"
 
 
 def test_programs_are_not_compared() -> None:
