@@ -382,19 +382,33 @@ def test_a_scorer_that_raises_on_an_answer_goes_on_with_the_next(keeping: Scorer
     assert keeping.score("x", compared).score == 2.0
 
 
-@needs_reasoning_gym
-def test_no_scorer_that_reads_python_is_proven_to_only_compare() -> None:
-    program = """
+PROVEN = """
 import json, sys
-from treetune_domains.sandbox.inside import reasoning_gym_scores as scores
+from treetune_domains.sandbox.inside import reading, reasoning_gym_scores as scores
 names = json.loads(sys.argv[1])
-print(json.dumps([name for name in names if scores._only_compares(scores._data_set(name, "{}"))]))
+data_sets = {name: scores._data_set(name, "{}") for name in names}
+if sys.argv[2] == "taught":
+    reading.teach("reasoning_gym")
+print(json.dumps([name for name in names if scores._only_compares(data_sets[name])]))
 """
+
+
+@needs_reasoning_gym
+@pytest.mark.parametrize(
+    ("how", "that_read_literals"),
+    [
+        ("untaught", []),
+        ("taught", ["n_queens", "binary_matrix", "spiral_matrix", "string_insertion"]),
+    ],
+)
+def test_scorers_that_read_python_are_proven_to_only_compare_where_our_reader_makes_plain_values_of_it(
+    how: str, that_read_literals: list[str]
+) -> None:
     names = json.dumps([*THAT_READ_PYTHON, "chain_sum", "zebra_puzzles"])
     done = subprocess.run(
-        [sys.executable, "-c", program, names], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", PROVEN, names, how], capture_output=True, text=True, timeout=120, check=True
     )
-    assert json.loads(done.stdout.splitlines()[-1]) == ["chain_sum", "zebra_puzzles"]
+    assert json.loads(done.stdout.splitlines()[-1]) == [*that_read_literals, "chain_sum", "zebra_puzzles"]
 
 
 @needs_reasoning_gym

@@ -26,6 +26,7 @@ import types
 
 TYPE_CHECKING = False  # as from `typing`, which takes as long to import as all of this
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
     Function = ast.FunctionDef | ast.Lambda
@@ -87,21 +88,22 @@ class NotProven(Exception):
     """Says at what the proof gave up."""
 
 
-def prove_only_compares(method: Any, package: str) -> None:
-    """Proves it of a bound method of an object of the library.
+def prove_only_compares(method: Any, package: str, harmless: Collection[Any] = ()) -> None:
+    """Proves it of a bound method of an object of the library, which may also call the `harmless` functions.
 
     Raises NotProven with the first thing of which it isn't sure.
     """
     if not inspect.ismethod(method):
         raise NotProven(f"{method!r} is no method")
-    _Proof(package).examine(method.__func__, type(method.__self__), frozenset({0}))
+    _Proof(package, harmless).examine(method.__func__, type(method.__self__), frozenset({0}))
 
 
 class _Proof:
     """What has been proven on the way. Functions may call each other in circles."""
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package: str, harmless: Collection[Any]) -> None:
         self.package = package
+        self.harmless = harmless
         self._examined: set[tuple[types.CodeType, type | None, frozenset[int]]] = set()
 
     def is_own_function(self, value: Any) -> bool:
@@ -343,6 +345,8 @@ class _Body:
                 self._give_up(node, "is a module that isn't known to be harmless")
         elif self._proof.is_own_function(value):
             self._examine_function(value)
+        elif any(value is function for function in self._proof.harmless):
+            pass
         elif callable(value) and not _is_of_module(value) and not _is_harmless_class(value):
             self._give_up(node, "is not known to be harmless")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune_domains.sandbox.inside.comparing import NotProven, prove_only_compares
-from treetune_domains.sandbox.inside.reading import teach
+from treetune_domains.sandbox.inside.reading import read_literal, teach
 
 _TUPLE, _PAIRS, _FRACTION = "(tuple)", "(pairs)", "(fraction)"
 
@@ -88,9 +88,9 @@ def _scorer_of(problem: Mapping[str, Any]) -> tuple[Callable[[str], float], bool
     entry = {"question": problem["question"], **unpacked(problem["entry"])}
     key = (problem["dataset"], problem["config"])
     if key not in _ONLY_COMPARES:
+        teach(PACKAGE)
         _ONLY_COMPARES[key] = _only_compares(data_set)
         # What a scorer imports and fills caches with at its first use, all children then have from the start.
-        teach(PACKAGE)
         with contextlib.suppress(Exception):
             data_set.score_answer(entry["answer"], entry)
 
@@ -105,8 +105,9 @@ _ONLY_COMPARES: dict[tuple[str, str], bool] = {}
 
 
 def _only_compares(data_set: Any) -> bool:
+    """Returns whether its scorer only compares answers, where our reader stands in the place of `eval`."""
     try:
-        prove_only_compares(data_set.score_answer, PACKAGE)
+        prove_only_compares(data_set.score_answer, PACKAGE, harmless=(read_literal,))
     except NotProven:
         return False
     return True
