@@ -168,12 +168,19 @@ def test_no_grader_runs_a_hostile_answer(tmp_path: Path) -> None:
     report = _watched(tmp_path, "attacks")
     assert report.pop("evaluates"), "the watch doesn't see a grader that evaluates answers"
     assert {"math", "minerva", "countdown", "cruxeval", "livebench"} <= report.keys()
+    assert {"judge's verdict", "weighted", "tools by JSON", "threads' faults", "a page"} <= report.keys()
     assert {name: faults for name, faults in report.items() if faults} == {}
 
 
 def test_inline_graders_end_on_long_answers(tmp_path: Path) -> None:
     report = _watched(tmp_path, "long")
     assert {"final_answer", "multiple_choice", "exact_match", "livebench"} <= report.keys()
+    assert {name: late for name, late in report.items() if late} == {}
+
+
+def test_what_is_read_in_the_runs_own_process_ends_on_long_texts(tmp_path: Path) -> None:
+    report = _watched(tmp_path, "read")
+    assert {"judge's verdict", "tools by JSON", "threads' faults", "a page", "a terminal"} <= report.keys()
     assert {name: late for name, late in report.items() if late} == {}
 
 
