@@ -362,7 +362,8 @@ def reading_faults(read: Callable[[str], Any], folder: Path, watch: Watch) -> li
     """Returns what a reader did with hostile texts that it must not, and which errors it raised."""
     found = []
     for payload in payloads(folder):
-        for text in (payload, f"<tool_call>{payload}</tool_call>", f"<repeat>{payload}</repeat>"):
+        calls = (f"<tool_call>{payload}</tool_call>", f"<repeat>{payload}</repeat>")
+        for text in (payload, *calls, f"\\boxed{{{payload}}}", f"<Outline>{payload}", f"data: {payload}"):
             with watch:
                 error = _error_of(read, text)
             if watch.seen or (folder / MARKER).exists():
@@ -426,7 +427,7 @@ def main() -> None:
             grader.prepare()
             report[name] = attacked(grader, case.problem, case.wrong[0], folder, watch)
         for name, read in readers().items():
-            read("1")  # what it imports when it is first called
+            _error_of(read, "1")  # what it imports when it is first called
             report[name] = reading_faults(read, folder, watch)
     elif what == "read":
         signal.signal(signal.SIGVTALRM, _is_late)
