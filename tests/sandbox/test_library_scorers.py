@@ -344,6 +344,10 @@ def score(answer):
         os._exit(3)
     if answer == "raise":
         raise ValueError(answer)
+    if answer == "fill" or (answer == "need memory" and len(STATE) > 1):
+        raise MemoryError
+    if answer == "end once" and len(STATE) > 1:
+        os._exit(3)
     return float(len(STATE))
 """
 
@@ -374,6 +378,14 @@ def test_a_process_that_compares_ends_with_an_answer_that_does_more(keeping: Sco
     assert keeping.score("x", compared).score == 1.0
     assert keeping.score(answer, compared).score is None
     assert keeping.score("x", compared).score == 1.0
+
+
+@pytest.mark.parametrize("answer", ["need memory", "end once"])
+def test_what_other_answers_left_of_a_process_is_no_answers_fault(keeping: Scorer, answer: str) -> None:
+    compared = {"only_compares": True}
+    assert keeping.score("x", compared).score == 1.0
+    assert keeping.score(answer, compared).score == 1.0
+    assert keeping.score("fill", compared).message == "the scorer raised MemoryError"
 
 
 def test_a_scorer_that_raises_on_an_answer_goes_on_with_the_next(keeping: Scorer) -> None:

@@ -51,6 +51,7 @@ _ANSWERS_OF_A_CHILD = 2000
 _REPLY_BYTES = 4096
 _MESSAGE = 300
 _LEFT_IN = (".", "/dev/shm")
+_OUT_OF_MEMORY = {"raised": "MemoryError"}
 
 
 def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confined: bool) -> None:
@@ -122,6 +123,7 @@ class _Server:
         self._confined = confined
         self._descriptors = descriptors
         self._child: _Child | None = None
+        self._has_scored_others = False
 
     def answer(self, request: bytes) -> dict[str, Any]:
         modules = len(sys.modules)
@@ -147,10 +149,19 @@ class _Server:
             _empty_work_folder()
 
     def _asked(self, request: bytes) -> dict[str, Any]:
+        reply = self._asked_once(request)
+        # A process that has scored others may have ended between the two, or be full: that says nothing of
+        # this answer.
+        if self._has_scored_others and ("crashed" in reply or reply.get("told") == _OUT_OF_MEMORY):
+            self._end_child()
+            reply = self._asked_once(request)
+        return reply
+
+    def _asked_once(self, request: bytes) -> dict[str, Any]:
+        self._has_scored_others = self._child is not None
         if self._child is None:
             self._child = _Child(self._make_score, self._descriptors)
-        deadline = time.monotonic() + self._seconds
-        line, is_late = self._child.ask(request, deadline)
+        line, is_late = self._child.ask(request, time.monotonic() + self._seconds)
         if is_late:
             return {"late": True}
         try:
@@ -222,7 +233,7 @@ def _be_the_child(make_score: MakeScore, requests: int, verdicts: int) -> None:
             try:
                 told = {"score": float(score(asked["answer"]))}
             except MemoryError:
-                told = {"raised": "MemoryError"}
+                told = dict(_OUT_OF_MEMORY)
             except Exception as error:
                 told = {"raised": repr(error)[:_MESSAGE]}
             if refused:
