@@ -162,6 +162,12 @@ class Data:
     def _memo(self):
         return self.memo
 
+    def _same(self, thing):
+        return thing
+
+    def _keep(self, answer, seen=CACHE):
+        seen[answer] = 1
+
     @property
     def watched(self):
         return self.memo
@@ -172,6 +178,9 @@ def same(left, right):
 def remembers(left, right):
     CACHE[left] = right
     return left == right
+
+def same_thing(thing):
+    return thing
 
 def with_default(answer, seen=[]):
     seen.append(answer)
@@ -192,6 +201,9 @@ COMPARE = [
     "entry['metadata']['seen'] = answer\nreturn 0.0",
     "try:\n    return float(Fraction(answer))\nexcept (ValueError, ZeroDivisionError):\n    return 0.0",
     "return sorted(answer, key=lambda c: -ord(c)) == entry['answer'] and bool(NUMBER.findall(answer))",
+    "rows = self._rows(answer)\nrows.pop()\nreturn rows == self._rows(entry['answer'])",
+    "same_thing(json.loads(answer)).append(1)\nprint(answer)\nreturn 'x{}'.format(answer) == entry['answer']",
+    "return next(c for c in answer if c == 'a') == entry['answer']",
     "def norm(text):\n    return text.lower()\nreturn norm(answer) == norm(entry['answer'])",
 ]
 
@@ -210,7 +222,14 @@ DO_MORE = [
     "return vars()[answer]",
     "return answer.format(self)",
     "return ().__class__",
-    "return print(answer)",
+    "return print(answer, file=SEEN)",
+    "return list(map(print, answer))",
+    "return next(self.memo)",
+    "return next(iter(answer))",
+    "return '{.score_answer}'.format(self)",
+    "m = self._same(self.memo)\nm[answer] = 1",
+    "m = same_thing(CACHE)\nm[answer] = 1",
+    "return self._keep(answer)",
     "self.last = answer",
     "self.memo[answer] = 1",
     "self.memo.update(json.loads(answer))",

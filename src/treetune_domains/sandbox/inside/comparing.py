@@ -27,7 +27,7 @@ import types
 TYPE_CHECKING = False  # as from `typing`, which takes as long to import as all of this
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from typing import Any
+    from typing import Any, NoReturn
 
     Function = ast.FunctionDef | ast.Lambda
 
@@ -55,7 +55,7 @@ _READING = frozenset({
     "translate", "union", "upper", "values", "zfill",
 })  # fmt: skip
 """Methods of texts, numbers, containers, patterns and matches that change nothing. `format` is none of them:
-a text that is filled in reaches attributes."""
+a text that is filled in may reach attributes."""
 
 _CHANGING = frozenset({
     "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft",
@@ -104,7 +104,7 @@ class _Proof:
     def __init__(self, package: str, harmless: Collection[Any]) -> None:
         self.package = package
         self.harmless = harmless
-        self._examined: set[tuple[types.CodeType, type | None, frozenset[int]]] = set()
+        self._returns_lasting: dict[tuple[types.CodeType, type | None, frozenset[int]], bool] = {}
 
     def is_own_function(self, value: Any) -> bool:
         return isinstance(value, types.FunctionType) and self.is_own_module(value.__module__)
@@ -112,13 +112,16 @@ class _Proof:
     def is_own_module(self, name: str) -> bool:
         return name.partition(".")[0] == self.package
 
-    def examine(self, function: Any, owner: type | None, lasting: frozenset[int]) -> None:
-        """Proves it of a function; `lasting` are the positions of parameters that may be parts of lasting
-        things, and `owner` is the class of its `self`."""
+    def examine(self, function: Any, owner: type | None, lasting: frozenset[int]) -> bool:
+        """Proves it of a function, and returns whether what it returns may be a part of lasting things.
+
+        `lasting` are the positions of parameters that may be such parts, and `owner` is the class of its
+        `self`.
+        """
         key = (function.__code__, owner, lasting)
-        if key in self._examined:
-            return
-        self._examined.add(key)
+        if key in self._returns_lasting:
+            return self._returns_lasting[key]
+        self._returns_lasting[key] = True  # where it calls itself, nothing better is known yet
         if function.__closure__ and function.__code__.co_freevars != ("__class__",):
             raise NotProven(f"{function.__qualname__} is made within another function")
         try:
@@ -127,7 +130,9 @@ class _Proof:
             raise NotProven(f"{function.__qualname__} has no source: {error}") from error
         if not isinstance(tree, ast.FunctionDef):
             raise NotProven(f"{function.__qualname__} is no plain function")
-        _Body(self, function, owner, tree, lasting).check()
+        body = _Body(self, function, owner, tree, lasting)
+        self._returns_lasting[key] = body.check()
+        return self._returns_lasting[key]
 
 
 class _Body:
@@ -162,7 +167,8 @@ class _Body:
         self._called: set[int] = set()
         """The expressions (`id`) that are called."""
 
-    def check(self) -> None:
+    def check(self) -> bool:
+        """Returns whether what it returns may be a part of lasting things."""
         nodes = [node for statement in self._tree.body for node in ast.walk(statement)]
         for node in nodes:
             self._collect(node)
@@ -173,8 +179,10 @@ class _Body:
         self._spread()
         for node in nodes:
             self._check_node(node)
+        returns = [node.value for node in nodes if isinstance(node, ast.Return) and node.value is not None]
+        return any(map(self._reaches, returns))
 
-    def _give_up(self, node: ast.AST, why: str) -> None:
+    def _give_up(self, node: ast.AST, why: str) -> NoReturn:
         raise NotProven(f"{self._name}: {ast.unparse(node)[:80]!r} {why}")
 
     # Names
@@ -255,11 +263,26 @@ class _Body:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             name = node.func.id
             if name in self._globals and name not in self._locals:
-                # A function of the library may return what lasts.
+                if self._proof.is_own_function(self._globals[name]):
+                    return self._examine_call(node, self._globals[name], None)
                 return not _is_of_module(self._globals[name]) or self._any_reaches(node)
             if name in _SCALARS and name not in self._locals:
                 return False
+        if isinstance(node, ast.Call) and self._is_harmless_of_module(node.func):
+            return self._any_reaches(node)
+        if isinstance(node, ast.Call) and self._is_own_method(node.func):
+            return self._examine_method(node, inspect.getattr_static(self._owner, node.func.attr, None))  # type: ignore[attr-defined]
         return any(self._reaches(child) for child in ast.iter_child_nodes(node))
+
+    def _is_harmless_of_module(self, function: ast.expr) -> bool:
+        """Returns whether it is a function of a module that changes nothing, such as ``json.loads``."""
+        module = self._module(function.value) if isinstance(function, ast.Attribute) else None
+        return module is not None and function.attr in _OF_MODULES.get(module.__name__, ())  # type: ignore[attr-defined]
+
+    def _is_own_method(self, function: ast.expr) -> bool:
+        """Returns whether it is ``self.name``."""
+        is_attribute = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
+        return self._self is not None and is_attribute and function.value.id == self._self  # type: ignore[attr-defined]
 
     def _any_reaches(self, call: ast.Call) -> bool:
         return any(self._reaches(argument) for argument in _arguments(call))
@@ -336,7 +359,8 @@ class _Body:
         if node.id not in self._globals:
             value = getattr(builtins, node.id, None)
             is_error = isinstance(value, type) and issubclass(value, BaseException)
-            if not is_error and node.id not in _SCALARS | _CONTAINERS | {"super"}:
+            is_called = id(node) in self._called and node.id in ("super", "print", "next")
+            if not is_error and not is_called and node.id not in _SCALARS | _CONTAINERS:
                 self._give_up(node, "is not known to be harmless")
             return
         value = self._globals[node.id]
@@ -344,7 +368,8 @@ class _Body:
             if value.__name__ not in _OF_MODULES and not self._proof.is_own_module(value.__name__):
                 self._give_up(node, "is a module that isn't known to be harmless")
         elif self._proof.is_own_function(value):
-            self._examine_function(value)
+            if id(node) not in self._called:  # else it is examined with what it is given
+                self._examine_function(value)
         elif any(value is function for function in self._proof.harmless):
             pass
         elif callable(value) and not _is_of_module(value) and not _is_harmless_class(value):
@@ -354,15 +379,23 @@ class _Body:
         self._check_callbacks(node)
         function = node.func
         if isinstance(function, ast.Name):
+            if function.id == "print" and node.keywords:
+                self._give_up(node, "may print into something")
+            if function.id == "next" and not (node.args and self._may_change(node.args[0])):
+                self._give_up(node, "changes what lasts")
             if function.id in self._locals and function.id not in self._inner:
                 self._give_up(node, "calls what it was given")
+            if function.id not in self._locals and self._proof.is_own_function(
+                self._globals.get(function.id)
+            ):
+                self._examine_call(node, self._globals[function.id], None)
             return
         if not isinstance(function, ast.Attribute):
             self._give_up(node, "calls what is computed")
             return
         receiver = function.value
-        if isinstance(receiver, ast.Name) and receiver.id == self._self:
-            self._check_method(node, function.attr)
+        if self._is_own_method(function):
+            self._examine_method(node, inspect.getattr_static(self._owner, function.attr, None))
         elif _is_super(receiver):
             self._check_super(node, function.attr)
         elif self._module(receiver) is not None:
@@ -370,7 +403,7 @@ class _Body:
         elif function.attr in _CHANGING:
             if not self._may_change(receiver):
                 self._give_up(node, "changes what lasts")
-        elif function.attr not in _READING:
+        elif function.attr not in _READING and not _fills_in_plainly(function):
             self._give_up(node, "calls a method that is not known to be harmless")
 
     def _check_callbacks(self, node: ast.Call) -> None:
@@ -385,10 +418,6 @@ class _Body:
             if isinstance(callback, ast.Name) and callback.id in self._locals - self._inner:
                 self._give_up(callback, "is called by others")
 
-    def _check_method(self, node: ast.Call, name: str) -> None:
-        assert self._owner is not None
-        self._examine_method(node, inspect.getattr_static(self._owner, name, None), self._owner)
-
     def _check_super(self, node: ast.Call, name: str) -> None:
         assert self._owner is not None
         defining = self._name.rpartition(".")[0]
@@ -396,21 +425,24 @@ class _Body:
         behind = [kind.__qualname__ for kind in classes].index(defining) + 1
         for kind in classes[behind:]:
             if name in vars(kind):
-                self._examine_method(node, vars(kind)[name], self._owner)
+                self._examine_method(node, vars(kind)[name])
                 return
         self._give_up(node, "calls nothing that is there")
 
-    def _examine_method(self, node: ast.Call, method: Any, owner: type) -> None:
+    def _examine_method(self, node: ast.Call, method: Any) -> bool:
+        """Examines a method of the class with what a call gives it; returns what `examine` does."""
         is_static = isinstance(method, staticmethod)
         function = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
         if not isinstance(function, types.FunctionType):
             self._give_up(node, "calls no method of the class")
-            return
+        return self._examine_call(node, function, None if is_static else self._owner)
+
+    def _examine_call(self, node: ast.Call, function: Any, owner: type | None) -> bool:
         if self._any_reaches(node):
             lasting = _all_parameters(function)
         else:
-            lasting = frozenset() if is_static else frozenset({0})
-        self._proof.examine(function, None if is_static else owner, lasting)
+            lasting = frozenset() if owner is None else frozenset({0})
+        return self._proof.examine(function, owner, lasting)
 
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
@@ -421,6 +453,12 @@ def _parameters(function: Function) -> list[str]:
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     rest = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
     return [argument.arg for argument in (*named, *rest)]
+
+
+def _fills_in_plainly(function: ast.Attribute) -> bool:
+    """Returns whether it is `format` of a text in the source that reaches no attributes or elements."""
+    template = function.value.value if isinstance(function.value, ast.Constant) else None
+    return function.attr == "format" and isinstance(template, str) and not set(template) & set(".[!:")
 
 
 def _all_parameters(function: types.FunctionType) -> frozenset[int]:
