@@ -319,6 +319,7 @@ def readers() -> dict[str, Callable[[str], Any]]:
     weighted = Weighted(graders={"math": MathGrader(), "numeric": LABELLED["numeric"].grader})
     tagged = Tools(tools=(Function(path=HARMLESS_TOOL),))
     native = Tools(tools=(Function(path=HARMLESS_TOOL),), format="hermes")
+    assert not [*tagged.missing(), *native.missing()], "the tool is imported, before anything is watched"
     instructions = {
         "instruction_id_list": [
             "detectable_format:json_format", "detectable_content:number_placeholders", "startend:quotation",
