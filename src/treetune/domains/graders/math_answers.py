@@ -312,7 +312,7 @@ def _transposed(text: str, depth: int) -> Answer | None:
 
 _NUMBER_SETS = r"\\mathbb ?\{ ?[ZNQRC] ?\}(?:\^?[+*]|_[^ ]{1,8}|\^\{\+\})?"
 _CONDITION_IN_WORDS = re.compile(
-    r"(?P<value>.*?\S)[ ,;(]*(?P<condition>(?:\\text ?\{ ?,? ?\(?"
+    r"(?P<value>.*?[^\s,;(])[ ,;(]*+(?P<condition>(?:\\text ?\{ ?,? ?\(?"
     r"(?:for|where|if|when|with|such that|whenever|provided)\b"
     r"|\\forall(?![a-z])|(?<![A-Za-z\\])(?:for (?:all|any|every|each)|where|whenever)\b).*)",
     re.DOTALL,

@@ -45,6 +45,8 @@ _LABELLED = re.compile(
     r"\s*(?:the )?(?:(?:correct|right|final|best) )?(?:answer|option|choice)\s+(?=\W*[A-Z]\W*$)",
     re.IGNORECASE,
 )
+_LONGEST_LABEL = 100
+"""Characters of a label with its letter; the pattern takes time quadratic in white space."""
 _TAG = re.compile(r"<answer>(?P<text>[^<]{0,2000})(?:</answer>|\Z)", re.IGNORECASE)
 _FORMULA_OF_LETTERS = re.compile(r"\s*[A-Za-z](?:\s*[-+*=^]\s*[A-Za-z\d]{1,20})+\s*")
 _FORMULA = re.compile(r"[+=^<>|\\\d]|[A-Za-z]\s*[-*]\s*[A-Za-z]")
@@ -136,12 +138,14 @@ class MultipleChoice(Grader):
         is_one_line = sum(bool(line.strip()) for line in lines) == 1
         if is_one_line and "<answer" not in answer and "boxed" not in answer:
             whole = answer.strip()
-            letter, rest = self._letter(_LABELLED.sub("", whole))
+            # A label stands before a letter at the very end: what is long before that is left as it is.
+            before_label, end = whole[:-_LONGEST_LABEL], whole[-_LONGEST_LABEL:]
+            letter, rest = self._letter(before_label + _LABELLED.sub("", end))
             return None if letter is None else (answer.index(whole), letter, rest)
         named: list[tuple[int, str]] = []
         position = 0
         for line in lines:
-            text = _LABELLED.sub("", line) if len(line) < 100 else ""
+            text = _LABELLED.sub("", line) if len(line) < _LONGEST_LABEL else ""
             plain = _ALONE.fullmatch(_DRESS.sub("", text).strip())
             letter, _ = self._letter(text)
             if letter is not None and plain is not None and plain["letter"] == letter and "boxed" not in line:
