@@ -454,6 +454,8 @@ the magnitudes of all parts add up to (`_digits_for`), so that a small part besi
 never lost."""
 
 MOST_COMPUTED_DIGITS = 12_000
+MOST_DIGITS_OF_A_FACTORIAL = 400
+"""Digits to which a factorial of a fraction is computed, at most: some 0.1 s."""
 
 
 def same_value(one: Any, other: Any, tolerance: float = 0.0) -> bool:
@@ -495,13 +497,44 @@ def _agree(one: Any, other: Any, tolerance: float) -> bool | None:
     import mpmath
 
     digits = _digits_for(one, other)
-    given, meant = _value(one, digits), _value(other, digits)
-    if given is None or meant is None:
+    if digits > _DIGITS:
+        if _differ_in_first_digits(one, other, tolerance):
+            return False
+        if digits > MOST_DIGITS_OF_A_FACTORIAL and _has_factorials_of_fractions(one, other):
+            raise Absurd("factorials of fractions whose difference shows in too many digits")
+    first_value, second_value = _value(one, digits), _value(other, digits)
+    if first_value is None or second_value is None:
         return None
     with mpmath.workdps(digits):
-        distance = abs(given - meant)
-        largest = max(abs(given), abs(meant))
+        distance = abs(first_value - second_value)
+        largest = max(abs(first_value), abs(second_value))
         return bool(distance < tolerance or distance <= largest * mpmath.mpf(10) ** (_SPARE_DIGITS - digits))
+
+
+def _differ_in_first_digits(one: Any, other: Any, tolerance: float) -> bool:
+    """Returns whether 40 digits show already that two numbers differ. Most that differ do so early, and
+    thousands of digits of a factorial or of a power's parts take seconds."""
+    import mpmath
+
+    values = [_value(number, _DIGITS, needs_all_digits=True) for number in (one, other)]
+    if values[0] is None or values[1] is None:
+        return False
+    with mpmath.workdps(_DIGITS):
+        distance = abs(values[0] - values[1])
+        largest = max(abs(values[0]), abs(values[1]))
+        return bool(distance > 2 * tolerance and distance > largest * mpmath.mpf(10) ** (-_DIGITS / 2))
+
+
+def _has_factorials_of_fractions(*expressions: Any) -> bool:
+    """Returns whether a factorial stands at a number that is no integer, as where n is a fraction in ``(2n)!``:
+    this is the gamma function, of which 1,000 digits take a second."""
+    import sympy
+
+    return any(
+        not factorial.args[0].is_Integer
+        for expression in expressions
+        for factorial in expression.atoms(sympy.factorial, sympy.gamma)
+    )
 
 
 def _digits_for(*expressions: Any) -> int:
@@ -542,16 +575,23 @@ def _magnitude(number: Any) -> float:
 _SMALL_EXPONENT = 20
 
 
-def _value(expression: Any, digits: int = _DIGITS) -> Any:
-    """Returns the value as an mpmath number of so many digits; None where there is no finite one."""
+def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = False) -> Any:
+    """Returns the value as an mpmath number of so many digits; None where there is no finite one.
+
+    Where parts cancel each other, fewer digits than asked for may be right: None with `needs_all_digits`.
+    """
     import mpmath
     import sympy
 
     try:
         value = expression.evalf(digits, maxn=digits + 400)
         real, imaginary = value.as_real_imag()
-        if not (real.is_Float or real.is_Rational) or not (imaginary.is_Float or imaginary.is_Rational):
-            return None
+        for part in (real, imaginary):
+            if not (part.is_Float or part.is_Rational):
+                return None
+            # sympy gives a number of which it knows fewer digits a lower precision.
+            if needs_all_digits and part.is_Float and mpmath.libmp.prec_to_dps(part._prec) < digits:
+                return None
         with mpmath.workdps(digits):
             number = mpmath.mpc(sympy.Float(real, digits)._mpf_, sympy.Float(imaginary, digits)._mpf_)
             return number if mpmath.isfinite(number) else None
