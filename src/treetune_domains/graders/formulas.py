@@ -21,6 +21,11 @@ DEEPEST = 40
 LARGEST_EXPONENT = 10_000
 LARGEST_EXPONENT_OF_A_SUM = 2500
 LARGEST_EXPONENT_OF_A_FUNCTION = 300
+LARGEST_DEGREE = 10_000
+"""The largest product of exponents within each other: ``((x^{2000})^{2000}`` has four millions."""
+MOST_BITS_OF_A_POWERED_FACTOR = 400_000
+MOST_NESTED_FUNCTIONS = 3
+"""Functions of functions: the time in which sympy finds the sign of a logarithm grows tenfold with each."""
 LARGEST_ROOT = 300
 LARGEST_FACTORIAL = 3000
 LARGEST_TOP = 5000
@@ -308,6 +313,8 @@ class _Parser:
 
     def _function(self, name: str, depth: int) -> Any:
         sympy = self._sympy
+        if self._angles >= MOST_NESTED_FUNCTIONS:
+            raise Absurd(f"more than {MOST_NESTED_FUNCTIONS} functions within each other")
         base = sympy.Integer(10)
         if name == "log" and self._is("_"):
             self._take()
@@ -329,6 +336,8 @@ class _Parser:
                 argument = argument * sympy.pi / 180
             else:
                 argument = self._raised(argument, self._argument(depth, power=True))
+        if name in ("sinh", "cosh", "tanh"):
+            self._refuse_huge(argument)
         if name == "log":
             value = sympy.log(argument, base)
         elif name == "exp":
@@ -351,19 +360,25 @@ class _Parser:
         )
 
     def _raised(self, base: Any, exponent: Any) -> Any:
-        if exponent.is_number:
-            size = abs(exponent.evalf(5)) if exponent.is_comparable else 0
-            if not size <= self._largest_exponent(base) or (
-                exponent.is_Rational and exponent.q > LARGEST_ROOT
-            ):
-                raise Absurd("an exponent beyond every answer's")
-            if base.is_Rational and exponent.is_Rational and exponent.q > 1:
-                return self._root(base, exponent)
-            if base.is_Rational:
-                bits = max(abs(base.p), base.q).bit_length()
-                if bits * max(float(size), 1) > MOST_BITS:
-                    raise Absurd("a power of too many digits")
+        if not exponent.is_number:
+            return self._checked(base**exponent)
+        size = abs(exponent.evalf(5)) if exponent.is_comparable else 0
+        if not size <= self._largest_exponent(base) or (exponent.is_Rational and exponent.q > LARGEST_ROOT):
+            raise Absurd("an exponent beyond every answer's")
+        if not base.is_Rational:
+            degree, bits = _degree_and_bits(base)
+            if not (size * degree <= LARGEST_DEGREE and size * bits <= MOST_BITS_OF_A_POWERED_FACTOR):
+                raise Absurd("powers of powers beyond every answer's")
+        elif exponent.is_Rational and exponent.q > 1:
+            return self._root(base, exponent)
+        elif _bits(base) * max(float(size), 1) > MOST_BITS:
+            raise Absurd("a power of too many digits")
         return self._checked(base**exponent)
+
+    def _refuse_huge(self, argument: Any) -> None:
+        """Refuses the argument of a function that grows as a power of e does."""
+        if argument.is_number and argument.is_comparable and not abs(argument.evalf(5)) <= LARGEST_EXPONENT:
+            raise Absurd("an exponent beyond every answer's")
 
     def _largest_exponent(self, base: Any) -> int:
         """Returns the largest exponent of a base: sums and functions cost more to evaluate than numbers."""
@@ -394,6 +409,23 @@ class _Parser:
         if value.is_Rational and max(abs(value.p), value.q).bit_length() > MOST_BITS:
             raise Absurd("a number of too many digits")
         return value
+
+
+def _degree_and_bits(base: Any) -> tuple[float, int]:
+    """Returns the largest product of exponents within each other, and the bits of the largest number in it.
+
+    ``((2n)^{50} + 1)^{10}`` has degree 500, and 51 bits in ``2^{50}``.
+    """
+    if base.is_Rational:
+        return 1.0, _bits(base)
+    degree, bits = 1.0, 1
+    for part in base.args:
+        part_degree, part_bits = _degree_and_bits(part)
+        degree, bits = max(degree, part_degree), max(bits, part_bits)
+    if base.is_Pow and base.exp.is_Rational:
+        base_degree, _ = _degree_and_bits(base.base)
+        degree = max(degree, base_degree * abs(float(base.exp)))
+    return degree, bits
 
 
 class _ResidueParser(_Parser):
@@ -454,6 +486,7 @@ the magnitudes of all parts add up to (`_digits_for`), so that a small part besi
 never lost."""
 
 MOST_COMPUTED_DIGITS = 12_000
+LARGEST_POWER_THAT_IS_MULTIPLIED_OUT = 100
 MOST_DIGITS_OF_A_FACTORIAL = 400
 """Digits to which a factorial of a fraction is computed, at most: some 0.1 s."""
 
@@ -477,7 +510,7 @@ def same_value(one: Any, other: Any, tolerance: float = 0.0) -> bool:
     unknowns = sorted(one.free_symbols | other.free_symbols, key=str)
     if not unknowns:
         agree = _agree(one, other, tolerance)
-        return bool(sympy.simplify(one - other) == 0) if agree is None else agree
+        return _is_zero_when_simplified(one - other) if agree is None else agree
     seen = 0
     for index, (top, bottom) in enumerate(_POINTS):
         values = {
@@ -487,7 +520,21 @@ def same_value(one: Any, other: Any, tolerance: float = 0.0) -> bool:
         if agree is False:
             return False
         seen += agree is not None
-    return seen >= _FEWEST or bool(sympy.simplify(one - other) == 0)
+    return seen >= _FEWEST or _is_zero_when_simplified(one - other)
+
+
+def _is_zero_when_simplified(difference: Any) -> bool:
+    """Simplifies a difference. Raises Absurd where sympy would multiply out a power of a sum."""
+    import sympy
+
+    for power in difference.atoms(sympy.Pow):
+        if (
+            power.base.is_Add
+            and power.exp.is_Rational
+            and abs(power.exp) > LARGEST_POWER_THAT_IS_MULTIPLIED_OUT
+        ):
+            raise Absurd("a power of a sum that would have to be multiplied out")
+    return bool(sympy.simplify(difference) == 0)
 
 
 def _agree(one: Any, other: Any, tolerance: float) -> bool | None:
@@ -526,8 +573,8 @@ def _differ_in_first_digits(one: Any, other: Any, tolerance: float) -> bool:
 
 
 def _has_factorials_of_fractions(*expressions: Any) -> bool:
-    """Returns whether a factorial stands at a number that is no integer, as where n is a fraction in ``(2n)!``:
-    this is the gamma function, of which 1,000 digits take a second."""
+    """Returns whether a factorial stands at a number that is no integer, as where n is a fraction in
+    ``(2n)!``: this is the gamma function, of which 1,000 digits take a second."""
     import sympy
 
     return any(

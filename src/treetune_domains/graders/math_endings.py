@@ -15,7 +15,7 @@ LONGEST = 2000
 """Characters of an answer that are looked at: no data set has one of 500."""
 
 _BETWEEN_BOXES = re.compile(
-    r"(?:[\s$,;&.*]|\\[()\[\],;:!\\]|\\q?quad(?![a-z])|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-z])(?:and|or)(?![a-z])"
+    r"(?:[\s$,;&.*]|\\[()\[\],;:!\\]|\\q?quad(?![a-z])|\\text\s*\{\s*(?:,\s*)?(?:and|or)\s*\}|(?<![a-z])(?:and|or)(?![a-z])"
     r"|(?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w\}?)?\s*=)*"
 )
 """Text between boxes that are parts of one answer: commas, "and", the names of values."""
@@ -27,7 +27,7 @@ _BOLD = re.compile(r"(?<![\w)\]}*])(\*\*|__)(?=[^\s*])([^*\n]{1,200}?)(?<=\S)\1(
 _MARKER = re.compile(
     r"\banswers?\b[^.,\n:：=]{0,40}?(?:\b(?:is|are|be|equals)\b|[:：=])\s*[:：]?\s*"
     r"|solutions?\s*(?:is|are|[:：=])\s*[:：]?\s*"
-    r"|^[#>\s]*(?:(?:the|my)\s+)?(?:final\s+)?answer\s*$"
+    r"|^(?:[#>]|[^\S\n])*+(?:(?:the|my)\s+)?(?:final\s+)?answer\s*$"
     r"|答案\s*(?:就?是|为|為|应为)?\s*[:：]?\s*|答え\s*は?\s*[:：]?\s*|(?<!\w)答\s*[:：]\s*"
     r"|(?<!\w)(?:ответ|réponse|respuesta|antwort|resposta|risposta|정답|답)[^\S\n]*(?:est|es|ist|é|è|은|는)?\s*[:：]?\s*",
     re.IGNORECASE | re.MULTILINE,
@@ -39,7 +39,7 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"\A[A-Za-z]{2,}\b.*\s(?:is|are|equals)\s+(?P<end>.+)\Z")
-_REASON = re.compile(r",?\s+(?:because|since)\b.*\Z", re.IGNORECASE)
+_REASON = re.compile(r"(?:,|(?<!\s))\s++(?:because|since)\b.*\Z", re.IGNORECASE)
 _INSTRUCTION = re.compile(r"[Tt]he (?:final )?answer is:?\s*")
 
 
