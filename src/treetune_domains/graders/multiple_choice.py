@@ -13,6 +13,8 @@ from treetune.tasks.graders.extraction import boxes
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
+_LONGEST_LINE = 100
+"""Characters of a line that may be nothing but a letter and its dress."""
 _LONGEST_LABEL = 2000
 """Characters of a text that are searched for a letter at its beginning."""
 
@@ -156,12 +158,15 @@ class MultipleChoice(Grader):
         named: list[tuple[int, str]] = []
         position = 0
         for line in lines:
-            text = _LABELLED.sub("", line) if len(line) < 100 else ""
+            start_of_line = position
+            position += len(line) + 1
+            if not line.strip() or len(line) >= _LONGEST_LINE or "boxed" in line:
+                continue  # an answer may have 100,000 empty lines
+            text = _LABELLED.sub("", line)
             plain = _ALONE.fullmatch(_DRESS.sub("", text).strip())
             letter, _ = self._letter(text)
-            if letter is not None and plain is not None and plain["letter"] == letter and "boxed" not in line:
-                named.append((position, letter))
-            position += len(line) + 1
+            if letter is not None and plain is not None and plain["letter"] == letter:
+                named.append((start_of_line, letter))
         if not named:
             return None
         letters = {letter for _, letter in named}
