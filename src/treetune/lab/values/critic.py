@@ -106,17 +106,17 @@ class ControlVariate(OverAnother):
 
     A step's advantage is V̂(s') − b(s) with the baseline b = V_φ + c·(V̂ − V_φ), where V_φ is the critic's
     value. For any f that doesn't depend on the action taken in s, ∇log π(a|s)·f(s) has the mean 0. So has
-    ∇log π(a|s)·(1 − c)·(V̂ − V_φ)(s), the only difference from the other estimator's gradient: it is a control
-    variate whose mean is known (Greensmith, Bartlett and Baxter, JMLR 5, 2004, section 4). So this is as
-    unbiased as the other estimator, however wrong the critic is: V_φ is only a baseline, and never the value
-    after a step, where its error would bias the gradient.
+    ∇log π(a|s)·(1 − c)·(V̂ − V_φ)(s), the only difference from the other estimator's gradient: it is a
+    control variate whose mean is known (Greensmith, Bartlett and Baxter, JMLR 5, 2004, section 4). So this is
+    as unbiased as the other estimator, however wrong the critic is: V_φ is only a baseline, and never the
+    value after a step, where its error would bias the gradient.
 
     c is learnt. V̂(s') has the mean V(s) and noise of its own, so the least squares of V̂(s') − V_φ(s) on
     V̂(s) − V_φ(s) give the c with the least variance of advantages. They are taken over the iteration's other
     problems, which share no sample with this one: a c from the problem's own answers would depend on their
     actions. c goes from 0 (the baseline is the critic alone) to 1 (the critic plays no part). With one
-    problem alone it is 1. Over an estimator that itself learns from other problems it is **biased** by the weight of
-    one problem among them (of three on the tests' language by 0.6 %).
+    problem alone it is 1. Over an estimator that itself learns from other problems it is **biased** by the
+    weight of one problem among them (of three on the tests' language by 0.6 %).
 
     Half of an advantage's noise is the baseline's. So a perfect critic is worth twice the continuations, and
     no critic does harm on average."""
