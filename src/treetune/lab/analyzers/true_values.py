@@ -78,7 +78,7 @@ class ByEngine(TrueValues):
         self, context: RolloutContext, session: Session, point: int, states: Sequence[State]
     ) -> list[Value]:
 
-        return [mean_and_noise(one.rewards) for one in continued_states(context, states, self.samples, TRUTH)]
+        return [mean_and_noise(one.rewards) for one in continue_states(context, states, self.samples, TRUTH)]
 
     def described(self) -> str:
         return f"continuations {self.samples} {self.samples}"
@@ -91,7 +91,7 @@ def mean_and_noise(rewards: Sequence[float]) -> Value:
     return Value(mean, squares / (len(rewards) - 1) / len(rewards))
 
 
-def found_once(
+def find_values_once(
     truth: TrueValues, context: RolloutContext, session: Session, point: int, states: Sequence[State]
 ) -> list[Value]:
     """Returns true values, those that were found before from the experiment's ``truths``.
@@ -222,7 +222,7 @@ def choose_states(
     return list(chosen.values())
 
 
-def continued(
+def continue_prefixes(
     context: RolloutContext,
     nodes: Sequence[tuple[Trajectory, tuple[int, ...]]],
     samples: int,
@@ -231,10 +231,10 @@ def continued(
     """Returns what `samples` continuations of each (an answer to the problem, prefix ids) earn, sampled as
     the answers were. The prefix need not be the answer's own."""
     states = [State(one.problem, one.prompt_ids, token_array(prefix)) for one, prefix in nodes]
-    return continued_states(context, states, samples, purpose)
+    return continue_states(context, states, samples, purpose)
 
 
-def continued_states(
+def continue_states(
     context: RolloutContext, states: Sequence[State], samples: int, purpose: str
 ) -> list[Estimate]:
     """Returns what `samples` continuations of each state earn."""
@@ -291,7 +291,7 @@ class InProcess(TrueValues):
 
         assert context.settings.sampling is not None
         steps = PolicySteps(policy_at(session, point), context.settings.sampling.temperature)
-        return expanded(steps, context, states, self.samples)
+        return expand_continuations(steps, context, states, self.samples)
 
     def described(self) -> str:
         return f"in_process {self.samples}"
@@ -350,7 +350,7 @@ class _Path:
     text: str = ""
 
 
-def expanded(
+def expand_continuations(
     steps: NextTokens, context: RolloutContext, states: Sequence[State], samples: int
 ) -> list[Value]:
     """Returns the value of each state, from `samples` continuations each. Chance comes from the state and the
