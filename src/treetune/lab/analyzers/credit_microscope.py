@@ -283,7 +283,8 @@ def choose(answers: Sequence[Trajectory], credits: Credits, count: int) -> list[
 
 def _different_problems(answers: Sequence[Trajectory]) -> list[Trajectory]:
     """Returns the first answer to each problem, and then the others."""
-    first, others = [], []
+    first: list[Trajectory] = []
+    others: list[Trajectory] = []
     problems_so_far: set[str] = set()
     for answer in answers:
         (others if answer.problem.id in problems_so_far else first).append(answer)
@@ -313,7 +314,7 @@ def _disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str,
             advantages = by_answer[answer.id].advantages
             advantages_by_method.append([point.value / scales[name] for point in advantages])
         if len(advantages_by_method) > 1:
-            columns = [*zip(*advantages_by_method, strict=True)]  # by step
+            columns = [list(column) for column in zip(*advantages_by_method, strict=True)]  # by step
         else:
             columns = advantages_by_method
         disagreements[answer.id] = fmean(pvariance(column) for column in columns)
