@@ -363,8 +363,8 @@ def _write(stages: _Stages, file_by_number: Mapping[int, str], output: Path, con
 
 
 def order_splits(splits: Sequence[Split]) -> list[Split]:
-    """Returns the splits in the order test, validation, train. A rule keeps the first of equal rows, and the
-    one to keep is a test problem."""
+    """Returns the splits in the order test, validation, train. Rules against duplicates keep the first of
+    equal rows, so that one in the test split stays there."""
     return [name for name in reversed(get_args(Split)) if name in splits]
 
 

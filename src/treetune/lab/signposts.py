@@ -204,17 +204,23 @@ class Signposts(GeneratedTask):
         return int(self.wandering_first and self.wandering > 0)
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
-        """The probability that the teacher, going on from `prefix`, ends with a correct answer.
+        """Returns the probability that the teacher, continuing from `prefix`, ends with a correct answer.
 
         `prefix` is any number of complete lines, by the teacher or by a policy. Raises ValueError where it
-        ends within a line.
+        ends within a line. An answer is correct if each group of lines has a right choice: with the
+        probability p of a right choice in a line, that is Π_groups (1 − Π_lines (1 − p)).
         """
-        *_, rest = prefix.split("\n")
+        *lines, rest = prefix.split("\n")
         if rest:
             raise ValueError(f"the prefix {prefix!r} ends within a line; give complete lines")
-        signs, written = self._signs(problem), prefix.split("\n")[self._first() : -1]
-        right = [int(line[1:2] == str(self.right(sign))) for line, sign in zip(written, signs)]
-        misses = [1.0 - chance for chance in [*right, *map(self.rate, signs[len(right) :])]]
+        signs = self._signs(problem)
+        choices = lines[self._first() :]
+        # The choices so far are right or wrong for sure; the teacher makes the others.
+        chances: list[float] = [
+            int(choice[1:2] == str(self.right(sign))) for choice, sign in zip(choices, signs)
+        ]
+        chances += map(self.rate, signs[len(chances) :])
+        misses = [1.0 - chance for chance in chances]
         return math.prod(1.0 - math.prod(misses[line] for line in group) for group in groups(problem))
 
     def decision(self, problem: Problem, response: str) -> str | None:
@@ -273,18 +279,24 @@ class Decided(ValueEstimator):
     def _of_tree(
         self, context: RolloutContext, tree: Tree, states: Sequence[Sequence[tuple[State, Position]]]
     ) -> list[StepValues]:
-        task, total = context.task.of(tree.problem), sum(leaf.reward for leaf in tree.leaves)
+        """Returns the values of a tree's answers: 0 or 1 where the task knows that the state is decided, and
+        the mean reward of the other answers elsewhere."""
+        task = context.task.of(tree.problem)
+        total_reward = sum(leaf.reward for leaf in tree.leaves)
         if not isinstance(task, KnowsDecisions):
             raise ValueError(
                 "credit.values 'decided' is for tasks that know what decides, such as 'signposts'"
             )
-        found: list[StepValues] = []
-        for leaf, of_leaf in zip(tree.leaves, states, strict=True):
-            others = (total - leaf.reward) / (len(tree.leaves) - 1)
-            begun = (context.codec.decode(leaf.response_ids[: at.length].tolist()) for _, at in of_leaf)
-            known = (task.decided(tree.problem, text) for text in begun)
-            found.append([Value(others if value is None else value, 0.0) for value in known])
-        return found
+        values_by_answer: list[StepValues] = []
+        for leaf, states_of_answer in zip(tree.leaves, states, strict=True):
+            mean_of_others = (total_reward - leaf.reward) / (len(tree.leaves) - 1)
+            values: StepValues = []
+            for _, position in states_of_answer:
+                prefix = context.codec.decode(leaf.response_ids[: position.length].tolist())
+                decided_value = task.decided(tree.problem, prefix)
+                values.append(Value(mean_of_others if decided_value is None else decided_value, 0.0))
+            values_by_answer.append(values)
+        return values_by_answer
 
 
 @lru_cache(maxsize=16)

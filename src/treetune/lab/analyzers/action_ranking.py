@@ -175,7 +175,8 @@ class ActionRanking(OfCheckpoints):
         }
 
     def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Shares right of every estimator, at every checkpoint and over all of them together."""
+        """Returns how often each estimator ranks actions rightly, at every checkpoint and over all of them
+        together."""
         points = sorted({row["checkpoint"] for row in rows})
         return {
             "rollouts": self.rollouts,
