@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from typing_extensions import override
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 KeyPath = tuple[str, ...]
@@ -179,9 +181,11 @@ class Answers(Feature):
     remedy = "set the rollout's samples to 2 or more"
 
     @property
+    @override
     def words(self) -> str:
         return f"{self.count} answer{'s' if self.count > 1 else ''} to each problem"
 
+    @override
     def meets(self, needed: Feature) -> bool:
         return isinstance(needed, Answers) and self.count >= needed.count
 
@@ -196,6 +200,7 @@ class OneLine(Feature):
     remedy = "choose a rollout such as 'single_turn', or a part that is made for threads or turns"
 
     @property
+    @override
     def words(self) -> str:
         if self.turns:
             return "answers in one line (threads don't see their siblings)"
@@ -204,6 +209,7 @@ class OneLine(Feature):
             " turns have an environment's words between them)"
         )
 
+    @override
     def meets(self, needed: Feature) -> bool:
         return isinstance(needed, OneLine) and (needed.turns or not self.turns)
 
@@ -237,9 +243,11 @@ class Advantages(Feature):
     remedy = "choose a credit that gives them, such as 'group'"
 
     @property
+    @override
     def words(self) -> str:
         return "advantages" + (" that are there before training begins" if self.before_training else "")
 
+    @override
     def meets(self, needed: Feature) -> bool:
         return isinstance(needed, Advantages) and (self.before_training or not needed.before_training)
 

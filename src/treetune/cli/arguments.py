@@ -13,6 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from typing_extensions import override
+
 import treetune.cluster.commands
 import treetune.data.commands
 import treetune.lab.commands
@@ -122,6 +124,7 @@ _SHARED: dict[str, dict[str, Any]] = {
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong, and what was probably meant, in two lines."""
 
+    @override
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}\n{self.prog} --help shows what can be given", file=sys.stderr)
         sys.exit(2)
@@ -138,6 +141,7 @@ def version() -> str:
 
 
 class _Version(argparse.Action):
+    @override
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         print(version())
         parser.exit()

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
+from typing_extensions import override
+
 from treetune.contracts import Part
 
 T = TypeVar("T", bound=type)
@@ -29,6 +31,7 @@ class Registrable(Part):
     """What a whole configuration of this family is called, as in ``class Runtime(Registrable, root="an
     experiment")``. None: configurations hold parts of it."""
 
+    @override
     def __init_subclass__(cls, root: str | None = None, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if Registrable in cls.__bases__:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from typing_extensions import override
+
 from treetune.store.files import whole_file
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
@@ -38,6 +40,7 @@ class Scored:
     unavailable: int
     why: str
 
+    @override
     def __str__(self) -> str:
         graded = self.rows - self.unavailable
         share = self.correct / graded if graded else 0.0

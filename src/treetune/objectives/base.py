@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from typing_extensions import override
+
 from treetune.config.registrable import Registrable
 from treetune.contracts import Need, SampledAnswers, UseOfAdvantages, UseOfPairs
 
@@ -127,6 +129,7 @@ class Objective(Registrable):
         return UseOfPairs() in self.gives
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         if self.importance_cap is None:
             return ()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune import contracts
 from treetune.config.registrable import Registrable
@@ -96,6 +97,7 @@ class Shaping(Registrable):
         return next(name for name, part in Shaping.registered().items() if part is type(self))
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (
             Need(
@@ -169,6 +171,7 @@ class Credit(Registrable):
     """
 
     @property
+    @override
     def gives(self) -> tuple[contracts.Feature, ...]:
         return contracts.Advantages(before_training=True), contracts.CreditForRewards()
 
@@ -247,6 +250,7 @@ class GroupCredit(Credit):
         """Returns one advantage for each answer to a problem, from what they earned."""
         raise NotImplementedError
 
+    @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         from treetune.rollouts.credit import whole_answer
 
@@ -274,6 +278,7 @@ class TokenCredit(Credit):
         of injected tokens, which nobody trains, don't count."""
         raise NotImplementedError
 
+    @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         import numpy as np
 

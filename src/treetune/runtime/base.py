@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Need, Part, SampledAnswers, StaleAnswers
@@ -80,6 +81,7 @@ class EvaluationSet(Part):
         known = {field.name for field in fields(rollout)}  # type: ignore[arg-type]
         return replace(rollout, **{k: v for k, v in given.items() if v is not None and k in known})  # type: ignore[type-var]
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from unfit_name(self.label, "name", "a plain folder name", nested=False)
         yield from unfit_split(self.task or experiment.task, self.split, self.problems, "problems")
@@ -111,6 +113,7 @@ class Evaluation(Part):
     rollout: Rollout | None = None
     """How answers are made where the run's own rollout samples nothing (supervised training)."""
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from twice("sets", [one.label for one in self.sets])
         if self.sets and not (self.rollout or experiment.rollout).needs_engine:
@@ -150,6 +153,7 @@ class ChooseCheckpoint(Part):
     every: Annotated[int, Gt(0)] | None = None
     """Steps between candidates; None: after every epoch."""
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         labels = [one.label for one in experiment.evaluation.sets]
         if self.set not in labels:
@@ -203,6 +207,7 @@ class Preset(Part):
     after: tuple[str, ...] = ()
     """The experiment's parts that stood on its left."""
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         here = "sampled answers" if experiment.rollout.needs_engine else "demonstrations"
         if not {"rollout", "trainer"}.issubset(self.after):
@@ -234,9 +239,11 @@ class StopAfter(Part):
     """Tokens of answers and continuations together."""
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (Need(SampledAnswers(), "it counts sampled tokens", "leave stop_after out"),)
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         if experiment.length_matters is not None:
             yield Finding(
@@ -347,6 +354,7 @@ class PolicyIteration(Runtime):
         for_turns = (words for one in rollouts for part in parts for words in one.missing(part))
         return list(dict.fromkeys([*for_grades, *for_turns]))
 
+    @override
     def examine(self, plain: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"the task reads {name}, which isn't there yet" for name in self.task.missing())
         yield from (f"what answers need isn't here: {missing}" for missing in self.missing_for_grades())
@@ -354,6 +362,7 @@ class PolicyIteration(Runtime):
         yield from prompt_remarks(self)
 
     @classmethod
+    @override
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         keys = {
             "analyzers",
@@ -380,6 +389,7 @@ class PolicyIteration(Runtime):
         not."""
         return None if self.restart == "every_iteration" else self.trainer.length_matters
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from unfit_name(self.experiment_name, "experiment_name", "a relative folder name")
         yield from unfit_split(self.task, "train", self.problems_per_iteration, "problems_per_iteration")

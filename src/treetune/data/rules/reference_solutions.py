@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, MinLen
+from typing_extensions import override
 
 from treetune.data.rules.base import Numbered, Rows, Rule, RuleContext, Verdict
 from treetune.data.templates import NoValue, check_text, check_value, text_of, value_of
@@ -50,6 +51,7 @@ class ReferenceSolutions(Rule):
         check_value(self.reference, "reference")
         check_text(self.answer, "answer")
 
+    @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         if missing := self.grader.missing():
             raise ValueError(f"reference solutions can't be graded here: {'; '.join(missing)}")

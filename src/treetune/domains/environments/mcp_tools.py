@@ -26,6 +26,7 @@ from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.domains.environments.tools import Functions, Tool
 from treetune.tasks.graders.base import Isolation, Unavailable
@@ -86,12 +87,14 @@ class Mcp(Tool):
             raise ValueError("headers are for an MCP server at an address: a command gets variables")
 
     @property
+    @override
     def name(self) -> str:  # type: ignore[override]
         """The command, or the address without what may be secret in it: a user, a query."""
         if self.address is None:
             return " ".join(self.command)
         return re.sub(r"//[^/@]*@", "//", self.address.partition("?")[0])
 
+    @override
     def missing(self) -> Sequence[str]:
         if find_spec("mcp") is None:
             return ["mcp, which tools of MCP servers need, isn't installed: pip install 'treetune[mcp]'"]
@@ -104,9 +107,11 @@ class Mcp(Tool):
             if name not in os.environ
         ]
 
+    @override
     def functions(self) -> Functions:
         return {tool.name: partial(self.call_server, tool.name) for tool in self._offered()}
 
+    @override
     def schemas(self) -> Sequence[Mapping[str, Any]]:
         try:
             offered = self._offered()

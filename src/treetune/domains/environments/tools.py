@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt, MinLen
 from pydantic import ValidationError, validate_call
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Again, Environment, Reward, Turn
@@ -94,9 +95,11 @@ class Function(Tool):
     """Its module and name, ``my_package.tools.weather``."""
 
     @property
+    @override
     def name(self) -> str:  # type: ignore[override]
         return self.path.rpartition(".")[2]
 
+    @override
     def missing(self) -> Sequence[str]:
         try:
             self.functions()
@@ -104,6 +107,7 @@ class Function(Tool):
             return [f"the function {self.path} can't be imported: {error}"]
         return ()
 
+    @override
     def functions(self) -> Functions:
         module, _, name = self.path.rpartition(".")
         return {name: getattr(importlib.import_module(module), name)}
@@ -125,12 +129,15 @@ class Python(Tool):
         if self.state:
             self.console.session()  # refuses sandboxes that keep nothing
 
+    @override
     def missing(self) -> Sequence[str]:
         return self.console.sandbox.missing()
 
+    @override
     def functions(self) -> Functions:
         return {self.name: self.console.session().run if self.state else self.call}
 
+    @override
     def call(self, code: str) -> str:
         """Runs Python code and returns what it printed, and the value of its last line.
 
@@ -156,14 +163,17 @@ class Search(Tool):
     text: str = "text"
     """The key of a passage in its row."""
 
+    @override
     def missing(self) -> Sequence[str]:
         absent = missing_extras("the tool search", "bm25s")
         files = [name for name in self.corpus if not Path(name).is_file()]
         return [*absent, *(f"{name} isn't there, which is searched" for name in files)]
 
+    @override
     def prepare(self) -> None:
         _index(self.corpus, self.text)
 
+    @override
     def call(self, query: str) -> str:
         """Searches passages of text for words.
 
@@ -282,15 +292,18 @@ class Tools(Environment):
         # The end tag may be the stop string, which isn't shown.
         return re.compile(rf"<(?P<tool>{names})>(?P<argument>.*?)(?:</(?P=tool)>|\Z)", re.DOTALL)
 
+    @override
     def prepare(self) -> None:
         for tool in self.tools:
             tool.prepare()
         if self.tokenizer is not None:
             self.calls("")  # imports the parser
 
+    @override
     def missing(self) -> Sequence[str]:
         return [words for tool in self.tools for words in tool.missing()]
 
+    @override
     def offered(self) -> Sequence[Mapping[str, Any]]:
         schemas = [schema for tool in self.tools for schema in tool.schemas()] if self.is_native else []
         names = [schema["function"]["name"] for schema in schemas]
@@ -323,6 +336,7 @@ class Tools(Environment):
         groups = call.groupdict()
         return [Call(groups.get("tool") or self.tools[0].name, groups["argument"] or "")], action
 
+    @override
     def message(self, action: str) -> dict[str, Any]:
         calls, said = self._told_apart(action)
         functions = [{"name": call.tool, "arguments": call.arguments} for call in calls if call.fault is None]
@@ -331,10 +345,12 @@ class Tools(Environment):
         named = [{"id": "", "type": "function", "function": function} for function in functions]
         return {"role": "assistant", "content": said, "tool_calls": named}
 
+    @override
     def reset(self, problem: Problem, seed: int) -> SimpleNamespace:
         kept = {name: one for tool in self.tools if tool.state for name, one in tool.functions().items()}
         return SimpleNamespace(made=0, kept=kept)
 
+    @override
     def step(self, state: SimpleNamespace, action: str) -> Turn:
         results = []
         for call in self.calls(action):

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Lt, MinLen
+from typing_extensions import override
 
 from treetune.domains.graders.code import SPARE_SECONDS
 from treetune.domains.sandbox.base import Limits, Sandbox
@@ -83,22 +84,27 @@ class CodeIO(Grader):
             raise ValueError(f"entry is {self.entry!r}, which is no name of a function")
 
     @property
+    @override
     def isolation(self) -> Isolation:  # type: ignore[override]
         return self.sandbox.isolation if self.program else "process"
 
     @property
+    @override
     def deadline(self) -> float | None:  # type: ignore[override]
         return self.limits.seconds + SPARE_SECONDS if self.program else None
 
+    @override
     def missing(self) -> Sequence[str]:
         return self.sandbox.missing() if self.program else ()
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         blocks = [block for block in fenced_blocks(response) if block.strip()]
         if blocks:
             return blocks[0 if self.block == "first" else -1].strip()
         return next((text for text, _ in values(response)), None)
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold, key = read_gold(problem.gold)
         try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.domains.extras import missing_extras
 from treetune.tasks.graders.base import Grader, Unavailable
@@ -64,6 +65,7 @@ class InstructionFollowing(Grader):
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
     (`tasks.thoughts`). null: all of a response counts."""
 
+    @override
     def missing(self) -> Sequence[str]:
         if absent := missing_extras("the grader instruction_following", "lm_eval", "nltk", "langdetect"):
             return absent
@@ -75,12 +77,15 @@ class InstructionFollowing(Grader):
             return (NO_SENTENCES,)
         return ()
 
+    @override
     def prepare(self) -> None:
         _library()
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         return response.strip() or None
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         texts = [extracted]
         if not self.strict:  # the eight texts that IFEval's loose accuracy tries

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Gt, MinLen
+from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding
 from treetune.domains.endpoints.asking import Answer, AnswerJournal, Asker
@@ -124,6 +125,7 @@ class JudgeGrader(Grader):
         if self.when == "rule_rejects" and self.rule is None:
             raise ValueError("when 'rule_rejects' needs a rule: name a grader, e.g. rule: {type: 'math'}")
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if self.endpoint is None and experiment.engines.judge is None:
             yield Finding(
@@ -132,6 +134,7 @@ class JudgeGrader(Grader):
                 "give {base_url: …, model: …}, or set engines.judge to a model that the run is to serve",
             )
 
+    @override
     def remarks(self, experiment: Experiment) -> Iterable[str]:
         if self.endpoint is not None and (why := self.endpoint.unreachable()) is not None:
             yield (
@@ -140,9 +143,11 @@ class JudgeGrader(Grader):
             )
 
     @property
+    @override
     def best(self) -> float:
         return 1.0 if self.scores is None else max(self.scores.values())
 
+    @override
     def missing(self) -> Sequence[str]:
         missing = [] if self.rule is None else list(self.rule.missing())
         if self.endpoint is not None:
@@ -152,9 +157,11 @@ class JudgeGrader(Grader):
                 missing.append(str(error))
         return missing
 
+    @override
     def serve(self, context: ServiceContext, grade_by: GradeBy) -> Service:
         return Judge(self, context, grade_by)
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         """Returns the part of the response that the judge is shown; None where that is nothing."""
         return response.strip()[-self.last_characters :] or None
@@ -351,6 +358,7 @@ class _Question(Asker):
         self._tried = []
         self.is_new = False
 
+    @override
     async def _ask(
         self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[Answer], bool]
     ) -> Answer:
@@ -383,6 +391,7 @@ class _Question(Asker):
                 judge.count(dollars=judge.grader.prices.dollars(answer.input_tokens, answer.output_tokens))
         return answer
 
+    @override
     def estimated_tokens(self, content: Mapping[str, Any] | str) -> int:
         return 0  # nobody counts with them
 
@@ -541,10 +550,12 @@ class JudgeModel(Asking, ServedModel):
     timeout: Annotated[float, Gt(0)] = 120.0
 
     @classmethod
+    @override
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         # Who judges, and how it is asked, decides on rewards.
         return frozenset({"server", "timeout"})
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         tasks = [
             experiment.task,

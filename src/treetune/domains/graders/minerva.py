@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.domains.graders.formulas import (
     Absurd,
@@ -60,11 +61,13 @@ class Minerva(Grader):
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
     (`tasks.thoughts`). null: all of a response counts."""
 
+    @override
     def prepare(self) -> None:
         import sympy
 
         sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # what it imports when it is first asked
 
+    @override
     def grade(self, response: str, problem: Problem) -> Grade:
         if len(response) > LONGEST:
             message = f"not read: {len(response)} characters, more than {LONGEST}"

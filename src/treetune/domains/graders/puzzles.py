@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from treetune.domains.graders.tagged import Tagged, all_plain, of_parts, plain
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import NoValue, last_box, read_value, values
@@ -43,6 +45,7 @@ class ZebraGrader(Tagged):
     score: Literal["exact", "cells"] = "cells"
     """The reward of a table that isn't right all over: nothing, or the share of asked cells that are."""
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_table(problem.gold)
         # Told are columns named `given` with a number in each cell: a house may also be an attribute, as of
@@ -222,6 +225,7 @@ class OrderingGrader(Tagged):
     score: Literal["exact", "places"] = "exact"
     """The reward of another order: nothing, or the share of places that hold the right name."""
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_names(problem.gold)
         given = read_names(extracted, gold)
@@ -302,6 +306,7 @@ class GridGrader(Tagged):
     score: Literal["exact", "cells"] = "exact"
     """The reward of a grid that is not right all over: nothing, or the share of cells that are."""
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_grid(problem.gold)
         given = read_grid(extracted)

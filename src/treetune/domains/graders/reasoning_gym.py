@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.domains.sandbox.base import Limits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
@@ -53,9 +54,11 @@ class ReasoningGymGrader(Grader):
     """Limits for the scoring of one answer, together with the library."""
 
     @property
+    @override
     def deadline(self) -> float | None:  # type: ignore[override]
         return self.limits.seconds + SPARE_SECONDS
 
+    @override
     def missing(self) -> Sequence[str]:
         if not self.sandbox.can_begin:
             name = type(self.sandbox).__name__
@@ -64,12 +67,15 @@ class ReasoningGymGrader(Grader):
             )
         return self.sandbox.missing()
 
+    @override
     def prepare(self) -> None:
         self._scorer().prepare()
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         asked = {name: problem.data[name] for name in ("dataset", "config", "question", "entry")}
         scored = self._scorer().score(extracted, asked)

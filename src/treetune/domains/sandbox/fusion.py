@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, MinLen
+from typing_extensions import override
 
 from treetune.domains.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
 
@@ -51,9 +52,11 @@ class SandboxFusion(Sandbox):
                 raise ValueError(f"addresses should be such as http://10.0.0.1:8080, not {address!r}")
 
     @property
+    @override
     def concurrency(self) -> int:
         return self.programs
 
+    @override
     def missing(self) -> Sequence[str]:
         try:
             outcome = self.run("print(6 * 7)", limits=Limits(seconds=20))
@@ -63,6 +66,7 @@ class SandboxFusion(Sandbox):
             return (f"SandboxFusion did not run a trial program: {outcome.stderr.strip()[-500:]}",)
         return ()
 
+    @override
     def run(
         self,
         code: str,
