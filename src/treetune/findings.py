@@ -72,7 +72,7 @@ def _children(part: Any) -> list[tuple[str, Any]]:
 
 
 def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Finding]]:
-    """Returns everything that the parts of a configuration find wrong with it, by the keys to change.
+    """Returns everything that the parts of a configuration find, by the keys to change.
 
     In one that is `known_wrong` parts may hold `UNKNOWN` in place of values that couldn't be read, and values
     that their constructors would refuse: what depends on such isn't said.
@@ -94,10 +94,19 @@ def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Findin
     return found
 
 
-def notes(root: Any) -> list[str]:
-    """Returns the notes that the parts of a right configuration have on it."""
-    parts = (placed.part for placed in placed_parts(root) if isinstance(placed.part, Part))
-    return list(dict.fromkeys(note for part in parts for note in part.remarks(root)))
+def missing_requirements(parts: Iterable[Any], root: Any = UNKNOWN, kind: type[Part] = Part) -> list[str]:
+    """Returns what these parts and those within them need and this machine lacks, each with its remedy.
+
+    With a `kind`, parts of that class alone are asked. Without the configuration's root, a part says what it
+    can say without looking at it.
+    """
+    messages: list[str] = []
+    for part in parts:
+        for placed in placed_parts(part):
+            if isinstance(placed.part, kind):
+                told = _known(lambda part: part.check(root), placed.part, (Incomplete,))
+                messages += [finding.what for finding in told if finding.level == "missing"]
+    return list(dict.fromkeys(messages))
 
 
 def _known(ask: Callable[[Part], Iterable[Any]], part: Part, blind: tuple[type[Exception], ...]) -> list[Any]:

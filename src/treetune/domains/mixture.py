@@ -140,7 +140,6 @@ class DomainTask(Task):
         return replace(given, max_tokens=budget, stop=stop)
 
     # All else is as the task has it.
-    missing: ClassVar[Any] = property(attrgetter("task.missing"))
     check_demonstrations: ClassVar[Any] = property(attrgetter("task.check_demonstrations"))
     demonstration: ClassVar[Any] = property(attrgetter("task.demonstration"))
     sequential_demonstration: ClassVar[Any] = property(attrgetter("task.sequential_demonstration"))
@@ -362,10 +361,6 @@ class Mixture(Task):
     def size(self, split: Split) -> int | None:
         sizes = [task.size(split) for task in self._with(split)]
         return None if None in sizes else sum(size for size in sizes if size is not None)
-
-    @override
-    def missing(self) -> Sequence[str]:
-        return list(dict.fromkeys(name for task in self._tasks.values() for name in task.missing()))
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:

@@ -12,11 +12,22 @@ from typing import Annotated, Any
 from annotated_types import Gt
 from typing_extensions import override
 
-from treetune.contracts import Answers, Experiment, Feature, Finding, Need, OneLine, SampledAnswers, Turns
+from treetune.contracts import (
+    Answers,
+    Experiment,
+    Feature,
+    Finding,
+    Need,
+    OneLine,
+    SampledAnswers,
+    Turns,
+    lacking,
+)
 from treetune.domains.conversation import EVENTS, Conversation, Limits, action_of, unpacked
 from treetune.domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune.domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
 from treetune.engine.base import Completion, Later, Request
+from treetune.findings import missing_requirements
 from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import (
     UNGRADED,
@@ -142,6 +153,12 @@ class MultiTurn(GrowingRollout):
                     "observation_format",
                     "leave it out, or leave the environment's format at 'tags'",
                 )
+        yield from lacking(missing_requirements(self._environments(experiment), experiment))
+
+    def _environments(self, experiment: Experiment) -> list[Environment]:
+        """Returns those of all the experiment's problems, those that measure it among them."""
+        measured = [chosen.task for chosen in experiment.evaluation.sets if chosen.task is not None]
+        return [self.environment_of(part) for task in (experiment.task, *measured) for part in task.parts()]
 
     def environment_of(self, task: Task) -> Environment:
         """Returns the environment of answers to the task's problems; in a mixture, some may have none."""
@@ -154,10 +171,6 @@ class MultiTurn(GrowingRollout):
             return None
         before, _, behind = (form or PLAIN).partition(OBSERVATION)
         return lambda observation: f"{before}{observation}{behind}"
-
-    @override
-    def missing(self, task: Task) -> Sequence[str]:
-        return self.environment_of(task).missing()
 
     @override
     def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:

@@ -75,9 +75,9 @@ class RoutedRows(RowsTask):
 
     @override
     def check(self, experiment: Any) -> Iterator[Finding]:
-        seen = list(super().check(experiment))
-        yield from seen
-        if seen:
+        of_all_rows = list(super().check(experiment))
+        yield from of_all_rows
+        if any(finding.level == "error" for finding in of_all_rows):
             return
         names = () if self.source is not None else (*self.train, *self.validation, *self.test)
         paths = [Path(name) for name in names]
@@ -169,7 +169,7 @@ class RoutedRows(RowsTask):
         """Returns the characters of prompts, golds and demonstrations, where the files are small and have
         these."""
         files = [Path(name) for name in (*self.train, *self.validation, *self.test)]
-        if absent := self.missing():
+        if absent := self.missing_files():
             raise ValueError(
                 f"{absent[0]} isn't there yet, whose characters the model would need: make it first"
             )

@@ -63,10 +63,6 @@ class Rollout(Registrable):
         """Returns how many answers there may be at most to an iteration of so many problems."""
         return problems * self.samples
 
-    def missing(self, task: Task) -> Sequence[str]:
-        """Returns messages about what it needs for the task's problems and isn't there, with remedies."""
-        return ()
-
     def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:
         """Returns the JSON schemas of the tools that all prompts of a run offer through the model's chat
         template; empty where none are called so. May start what offers them."""

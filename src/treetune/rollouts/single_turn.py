@@ -24,7 +24,6 @@ from treetune.rollouts.answers import (
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.seeds import derive_seed
-from treetune.tasks.base import Task
 from treetune.tree import Tree
 from treetune.vocabulary import Grade, Metrics, Problem, TextCodec, Trajectory
 
@@ -203,10 +202,6 @@ class RolloutAround(Rollout):
     @override
     def sampler(self) -> Rollout:
         return for_fixed_problems(self.rollout)
-
-    @override
-    def missing(self, task: Task) -> Sequence[str]:
-        return self.rollout.missing(task)
 
     @override
     def prepare(self, codec: TextCodec) -> None:

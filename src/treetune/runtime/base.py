@@ -12,8 +12,9 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Finding, Need, Part, SampledAnswers, StaleAnswers
+from treetune.contracts import Finding, Need, Part, Root, SampledAnswers, StaleAnswers
 from treetune.engine.settings import Engines
+from treetune.findings import missing_requirements
 from treetune.models.sources import ModelSource
 from treetune.rollouts.answers import check_lengths
 from treetune.rollouts.base import Credit, Rollout, Selection, Shaping
@@ -27,7 +28,7 @@ from treetune.tasks.sampling import Replacement
 from treetune.trainer.base import Trainer
 
 
-class Runtime(Registrable, root="an experiment"):
+class Runtime(Registrable, Root, root="an experiment"):
     """The root of an experiment's configuration."""
 
 
@@ -348,16 +349,15 @@ class PolicyIteration(Runtime):
     def missing_for_grades(self) -> list[str]:
         """Returns what graders and environments of all tasks need and isn't there."""
         tasks = [self.task, *(one.task for one in self.evaluation.sets if one.task is not None)]
-        for_grades = (words for task in tasks for part in task.grader.parts() for words in part.missing())
-        rollouts = (self.rollout, for_fixed_problems(self.evaluation.rollout or self.rollout))
-        parts = [part for task in tasks for part in task.parts()]
-        for_turns = (words for one in rollouts for part in parts for words in one.missing(part))
-        return list(dict.fromkeys([*for_grades, *for_turns]))
+        graders = [part for task in tasks for part in task.grader.parts()]
+        rollouts = [rollout for rollout in (self.rollout, self.evaluation.rollout) if rollout is not None]
+        return missing_requirements([*graders, *rollouts], self)
 
     @override
     def examine(self, plain: Mapping[str, Any]) -> Iterator[str]:
-        yield from (f"the task reads {name}, which isn't there yet" for name in self.task.missing())
-        yield from (f"what answers need isn't here: {missing}" for missing in self.missing_for_grades())
+        """Yields what this machine lacks, what runs without a sandbox, and the first prompt."""
+        yield from missing_requirements([self.task], self, Task)
+        yield from (f"what answers need isn't here: {what}" for what in self.missing_for_grades())
         yield from unsafe_remarks(plain)
         yield from prompt_remarks(self)
 

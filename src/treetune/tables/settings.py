@@ -12,12 +12,12 @@ from typing_extensions import override
 
 from treetune.config.errors import did_you_mean
 from treetune.config.registrable import Registrable
-from treetune.contracts import Finding
+from treetune.contracts import Finding, Root
 from treetune.tables.columns import Column, Name, Panel
 from treetune.tables.statistics import LEVEL, Estimate, confidence_sequence, normal_sequence
 
 
-class Table(Registrable, root="a table"):
+class Table(Registrable, Root, root="a table"):
     """The root of a table's configuration."""
 
     @override

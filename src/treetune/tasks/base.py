@@ -78,10 +78,6 @@ class Task(Registrable):
         """Returns metrics of how problems are drawn."""
         return {}
 
-    def missing(self) -> Sequence[str]:
-        """Returns the files that the task reads and that don't exist."""
-        return ()
-
     def examples(self, count: int) -> Sequence[Problem]:
         """Returns up to `count` problems of this kind that are made or read at once; perhaps none."""
         return ()

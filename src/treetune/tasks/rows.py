@@ -16,7 +16,7 @@ from annotated_types import Gt, MinLen
 from typing_extensions import override
 
 from treetune.config.errors import did_you_mean
-from treetune.contracts import Finding
+from treetune.contracts import Finding, lacking
 from treetune.seeds import derived_random
 from treetune.tasks.base import NoSplit, Split, Task
 from treetune.tasks.graders.base import Grader
@@ -95,13 +95,12 @@ class RowsTask(Task):
                 yield Finding.of(error, "validation_size")
         for path in self._files_to_look_at():
             yield from self.first_findings(path)
-
-    @override
-    def remarks(self, experiment: Any) -> Iterator[str]:
+        yield from lacking(f"the task reads {name}, which isn't there yet" for name in self.missing_files())
         if self.source is not None and not isinstance(self.source, InFiles | OnDisk):
-            yield (
+            yield Finding(
                 "whether the rows of the data set are as the task reads them is seen when they are fetched:"
-                " check doesn't fetch them"
+                " check doesn't fetch them",
+                level="warning",
             )
 
     def _files_to_look_at(self) -> Iterator[Path]:
@@ -149,8 +148,8 @@ class RowsTask(Task):
             return None
         return sum(map(count_rows, files))
 
-    @override
-    def missing(self) -> Sequence[str]:
+    def missing_files(self) -> Sequence[str]:
+        """Returns the files that the task reads and that don't exist."""
         names = () if self.source else (*self.train, *self.validation, *self.test)
         return [name for name in names if not Path(name).is_file()]
 

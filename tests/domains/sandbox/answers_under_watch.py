@@ -18,6 +18,7 @@ from types import CodeType
 from typing import Any
 
 from tests.support.grader_cases import LABELLED
+from treetune.findings import missing_requirements
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Problem
 
@@ -290,7 +291,7 @@ def main() -> None:
         watch = Watch()
         graders["evaluates"] = Evaluates(), some_case
         for name, (grader, case) in graders.items():
-            if grader.missing():
+            if missing_requirements([grader]):
                 continue
             grader.prepare()
             report[name] = attacked(grader, case.problem, case.wrong[0], folder, watch)

@@ -84,10 +84,6 @@ class Environment(Registrable):
         """Called once, before the deadlines begin, in the process that all answers' processes are forked off:
         slow imports belong here, and threads don't."""
 
-    def missing(self) -> Sequence[str]:
-        """Returns messages about missing requirements (a package, a sandbox), each with its remedy."""
-        return ()
-
     def offered(self) -> Sequence[Mapping[str, Any]]:
         """Returns the JSON schemas of the tools that prompts offer through the model's chat template."""
         return ()

@@ -17,7 +17,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Gt
 from typing_extensions import override
 
+from treetune.contracts import Finding, lacking
 from treetune.domains.environments.tools import Functions, Tool
 from treetune.tasks.graders.base import Isolation, Unavailable
 
@@ -95,17 +96,21 @@ class Mcp(Tool):
         return re.sub(r"//[^/@]*@", "//", self.address.partition("?")[0])
 
     @override
-    def missing(self) -> Sequence[str]:
+    def check(self, experiment: Any) -> Iterable[Finding]:
         if find_spec("mcp") is None:
-            return ["mcp, which tools of MCP servers need, isn't installed: pip install 'treetune[mcp]'"]
-        if self.command and shutil.which(self.command[0]) is None:
-            return [f"{self.command[0]}, which is to be started as an MCP server, isn't there"]
-        return [
-            f"the environment variable {name}, which headers of the MCP server {self.name} name, isn't set"
-            for value in self.headers.values()
-            for name in _VARIABLE.findall(value)
-            if name not in os.environ
-        ]
+            what = "mcp, which tools of MCP servers need, isn't installed: pip install 'treetune[mcp]'"
+            yield Finding(what, level="missing")
+        elif self.command and shutil.which(self.command[0]) is None:
+            what = f"{self.command[0]}, which is to be started as an MCP server, isn't there"
+            yield Finding(what, level="missing")
+        else:
+            for value in self.headers.values():
+                yield from lacking(
+                    f"the environment variable {name}, which headers of the MCP server {self.name} name,"
+                    " isn't set"
+                    for name in _VARIABLE.findall(value)
+                    if name not in os.environ
+                )
 
     @override
     def functions(self) -> Functions:

@@ -7,7 +7,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from pydantic import ValidationError, validate_call
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
+from treetune.contracts import Finding, lacking
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Again, Environment, Reward, Turn
 from treetune.domains.environments.calls import NATIVE, Call, calls_in, calls_of_turn
 from treetune.domains.extras import missing_extras
@@ -54,10 +55,6 @@ class Tool(Registrable):
     def prepare(self) -> None:
         """Called once in each worker process, before the deadlines begin: slow imports and indices belong
         here."""
-
-    def missing(self) -> Sequence[str]:
-        """Returns messages about missing requirements, each with its remedy."""
-        return ()
 
     def call(self, argument: str) -> str:
         """Returns the result as the policy reads it.
@@ -100,12 +97,11 @@ class Function(Tool):
         return self.path.rpartition(".")[2]
 
     @override
-    def missing(self) -> Sequence[str]:
+    def check(self, experiment: Any) -> Iterable[Finding]:
         try:
             self.functions()
         except (ImportError, AttributeError, ValueError) as error:
-            return [f"the function {self.path} can't be imported: {error}"]
-        return ()
+            yield Finding(f"the function {self.path} can't be imported: {error}", level="missing")
 
     @override
     def functions(self) -> Functions:
@@ -130,8 +126,8 @@ class Python(Tool):
             self.console.session()  # refuses sandboxes that keep nothing
 
     @override
-    def missing(self) -> Sequence[str]:
-        return self.console.sandbox.missing()
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        yield from lacking(self.console.sandbox.missing())
 
     @override
     def functions(self) -> Functions:
@@ -164,10 +160,11 @@ class Search(Tool):
     """The key of a passage in its row."""
 
     @override
-    def missing(self) -> Sequence[str]:
-        absent = missing_extras("the tool search", "bm25s")
-        files = [name for name in self.corpus if not Path(name).is_file()]
-        return [*absent, *(f"{name} isn't there, which is searched" for name in files)]
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        yield from lacking(missing_extras("the tool search", "bm25s"))
+        for name in self.corpus:
+            if not Path(name).is_file():
+                yield Finding(f"{name} isn't there, which is searched", level="missing")
 
     @override
     def prepare(self) -> None:
@@ -298,10 +295,6 @@ class Tools(Environment):
             tool.prepare()
         if self.tokenizer is not None:
             self.calls("")  # imports the parser
-
-    @override
-    def missing(self) -> Sequence[str]:
-        return [words for tool in self.tools for words in tool.missing()]
 
     @override
     def offered(self) -> Sequence[Mapping[str, Any]]:

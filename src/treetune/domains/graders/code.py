@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt, MinLen
 from typing_extensions import override
 
+from treetune.contracts import Finding, lacking
 from treetune.domains.sandbox import inside
 from treetune.domains.sandbox.base import Limits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
@@ -58,8 +59,8 @@ class SandboxedGrader(Grader):
         return self.sandbox.concurrency
 
     @override
-    def missing(self) -> Sequence[str]:
-        return self.sandbox.missing()
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        yield from lacking(self.sandbox.missing())
 
 
 @Grader.register("code")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Lt, MinLen
 from typing_extensions import override
 
+from treetune.contracts import Finding, lacking
 from treetune.domains.graders.code import SPARE_SECONDS
 from treetune.domains.sandbox.base import Limits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
@@ -94,8 +95,9 @@ class CodeIO(Grader):
         return self.limits.seconds + SPARE_SECONDS if self.program else None
 
     @override
-    def missing(self) -> Sequence[str]:
-        return self.sandbox.missing() if self.program else ()
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        if self.program:
+            yield from lacking(self.sandbox.missing())
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:

@@ -7,7 +7,7 @@ import os
 import random
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import MinLen
 from typing_extensions import override
 
+from treetune.contracts import Finding, lacking
 from treetune.domains.extras import missing_extras
 from treetune.tasks.graders.base import Grader, Unavailable
 from treetune.tasks.thoughts import THINK_END
@@ -66,16 +67,16 @@ class InstructionFollowing(Grader):
     (`tasks.thoughts`). null: all of a response counts."""
 
     @override
-    def missing(self) -> Sequence[str]:
+    def check(self, experiment: Any) -> Iterable[Finding]:
         if absent := missing_extras("the grader instruction_following", "lm_eval", "nltk", "langdetect"):
-            return absent
+            yield from lacking(absent)
+            return
         import nltk
 
         try:
             nltk.data.find("tokenizers/punkt_tab/english/")
         except LookupError:
-            return (NO_SENTENCES,)
-        return ()
+            yield from lacking([NO_SENTENCES])
 
     @override
     def prepare(self) -> None:

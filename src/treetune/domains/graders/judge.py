@@ -126,36 +126,36 @@ class JudgeGrader(Grader):
             raise ValueError("when 'rule_rejects' needs a rule: name a grader, e.g. rule: {type: 'math'}")
 
     @override
-    def check(self, experiment: Experiment) -> Iterable[Finding]:
-        if self.endpoint is None and experiment.engines.judge is None:
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        if self.endpoint is not None:
+            yield from self._check_endpoint(self.endpoint)
+        # A data pipeline has no engines: nobody serves a judge there.
+        elif getattr(getattr(experiment, "engines", None), "judge", None) is None:
             yield Finding(
                 "the judge has no endpoint, and the run serves none",
                 "endpoint",
                 "give {base_url: …, model: …}, or set engines.judge to a model that the run is to serve",
             )
 
-    @override
-    def remarks(self, experiment: Experiment) -> Iterable[str]:
-        if self.endpoint is not None and (why := self.endpoint.unreachable()) is not None:
-            yield (
-                f"the judge at {self.endpoint.base_url} is not there now ({why}): answers wait for it, each"
-                f" for up to {self.deadline:g} s, and are left out where it doesn't come"
+    def _check_endpoint(self, endpoint: EndpointSettings) -> Iterator[Finding]:
+        """Yields what keeps the judge from answering now. A server that is down may be up when answers come,
+        and they wait for it; a key that isn't set never comes."""
+        try:
+            endpoint.key()
+        except ValueError as error:
+            yield Finding(str(error), level="missing")
+        why = endpoint.unreachable()
+        if why is not None:
+            yield Finding(
+                f"the judge at {endpoint.base_url} is not there now ({why}): answers wait for it, each"
+                f" for up to {self.deadline:g} s, and are left out where it doesn't come",
+                level="warning",
             )
 
     @property
     @override
     def best(self) -> float:
         return 1.0 if self.scores is None else max(self.scores.values())
-
-    @override
-    def missing(self) -> Sequence[str]:
-        missing = [] if self.rule is None else list(self.rule.missing())
-        if self.endpoint is not None:
-            try:
-                self.endpoint.key()
-            except ValueError as error:
-                missing.append(str(error))
-        return missing
 
     @override
     def serve(self, context: ServiceContext, grade_by: GradeBy) -> Service:

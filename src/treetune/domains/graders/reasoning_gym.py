@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import MinLen
 from typing_extensions import override
 
+from treetune.contracts import Finding, lacking
 from treetune.domains.sandbox.base import Limits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.domains.sandbox.served import Scorer, scorer
@@ -59,13 +60,15 @@ class ReasoningGymGrader(Grader):
         return self.limits.seconds + SPARE_SECONDS
 
     @override
-    def missing(self) -> Sequence[str]:
-        if not self.sandbox.can_begin:
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        if self.sandbox.can_begin:
+            yield from lacking(self.sandbox.missing())
+        else:
             name = type(self.sandbox).__name__
-            return (
+            yield Finding(
                 f"reasoning_gym's scorers need the sandbox 'bubblewrap'; {name} runs whole programs alone",
+                level="missing",
             )
-        return self.sandbox.missing()
 
     @override
     def prepare(self) -> None:

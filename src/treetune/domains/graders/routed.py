@@ -28,10 +28,6 @@ class RoutedGrader(Grader):
         return max(part.best for part in self.parts())
 
     @override
-    def missing(self) -> Sequence[str]:
-        return list(dict.fromkeys(what for part in self.parts() for what in part.missing()))
-
-    @override
     def prepare(self) -> None:
         for part in self.parts():
             part.prepare()
