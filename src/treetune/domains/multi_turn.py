@@ -23,7 +23,7 @@ from treetune.contracts import (
     Turns,
     lacking,
 )
-from treetune.domains.conversation import EVENTS, Conversation, Limits, action_of, unpacked
+from treetune.domains.conversation import EVENTS, Conversation, Limits, actions_of, unpacked
 from treetune.domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune.domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
 from treetune.engine.base import Completion, Later, Request
@@ -278,11 +278,7 @@ class MultiTurn(GrowingRollout):
             start.prompt_ids,
             context.settings.token_budget(start.prompt_ids, sampling.max_tokens),
         )
-        actions = tuple(
-            action_of(context.codec, segment, limits)
-            for segment in start.segments
-            if segment.origin == "sampled"
-        )
+        actions = actions_of(context.codec, start.prompt_ids, start.segments, limits)
         journal = context.find(TurnJournal)
         play = context.get(EnvironmentPool).begin(
             environment,
@@ -303,7 +299,10 @@ class MultiTurn(GrowingRollout):
             if context.grader.grader.of(problem).reads_turns:
                 message = self.environment_of(context.task.of(problem)).message
                 problem = replace(problem, transcript=conversation.transcript(message))
-            return context.grader.submit(conversation.actions[-1], problem, decided=decided)
+            # The action says itself whether its turn began in a thought.
+            return context.grader.submit(
+                conversation.actions[-1], problem, decided=decided, follows_prompt=False
+            )
         last = conversation.turns[-1] if conversation.turns else Turn()
         graded: Future[Grade] = Future()
         graded.set_result(Grade(reward=0.0, outcome=last.outcome, message=last.message, numbers=last.numbers))

@@ -26,7 +26,14 @@ from typing import Any, Literal
 from typing_extensions import override
 
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
-from treetune.processes.pool import START_SECONDS, WorkerStartError, exit_words, pickled_servant, start_worker
+from treetune.processes.pool import (
+    START_SECONDS,
+    WorkerStartError,
+    call_clock,
+    exit_words,
+    pickled_servant,
+    start_worker,
+)
 from treetune.processes.worker import Servant, become_worker, die_with_parent, frame, load, read
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import GradeOutcome, Problem
@@ -48,6 +55,8 @@ class Played:
     snapshot: Snapshot | None = None
     """The state now, for an environment that is copied."""
     seconds: float = 0.0
+    waited: float = 0.0
+    """Seconds that the call waited for its turn at a server, which count against no deadline."""
 
 
 def failure(outcome: GradeOutcome, message: str, seconds: float = 0.0) -> Played:
@@ -137,7 +146,8 @@ class Loaded(Servant):
 
     @override
     def answer(self, world: World, method: str, *arguments: Any) -> Played:
-        return world.call(math.inf, method, *arguments)
+        played = world.call(math.inf, method, *arguments)
+        return replace(played, waited=call_clock().stood_s)
 
 
 class Forks:

@@ -141,6 +141,8 @@ class F1(Tagged):
     `exact_match` is the stricter one.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     @override
     def verdict(self, extracted: str, problem: Problem) -> float:
         answer = words(extracted)
