@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 from annotated_types import Gt
 from typing_extensions import override
@@ -45,6 +45,7 @@ class Rollout(Registrable):
     """Whether it keeps answers from one iteration to the next, in its context's `CarryOver`."""
 
     @property
+    @final
     def needs_engine(self) -> bool:
         return contracts.SampledAnswers() in self.gives
 
@@ -172,14 +173,17 @@ class Credit(Registrable):
         return contracts.Advantages(before_training=True), contracts.CreditForRewards()
 
     @property
+    @final
     def needs_engine(self) -> bool:
         return contracts.Continuations() in self.gives
 
     @property
+    @final
     def needs_critic(self) -> bool:
         return contracts.CriticValues() in self.gives
 
     @property
+    @final
     def asks_critic(self) -> bool:
         """True where `assign` asks the critic, rather than leave its values to the trainer."""
         return self.needs_critic and contracts.Advantages(before_training=True) in self.gives
@@ -190,6 +194,7 @@ class Credit(Registrable):
         return None
 
     @property
+    @final
     def leaves_values_to_trainer(self) -> bool:
         """True where the trainer makes the advantages, with `from_values`, once its critic has valued the
         answers."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
@@ -16,6 +16,8 @@ from treetune.models.lora import Lora
 from treetune.objectives.base import Objective
 
 Layout = Literal["padded", "packed", "tree"]
+
+AdamBeta = Annotated[float, Ge(0), Lt(1)]
 
 
 class Schedule(Registrable):
@@ -134,7 +136,7 @@ class Trainer(Part):
     learning_rate: Annotated[float, Gt(0)]
     """AdamW's, before the `schedule`."""
     schedule: Schedule = field(default_factory=Warmup)
-    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_betas: tuple[AdamBeta, AdamBeta] = (0.9, 0.999)
     """Decay of the running means of the gradient and of its square."""
     adam_eps: Annotated[float, Gt(0)] = 1e-8
     """Added to the root of the mean square that a step is divided by."""
@@ -335,8 +337,6 @@ class Trainer(Part):
                 )
 
     def __post_init__(self) -> None:
-        if not all(0 <= beta < 1 for beta in self.adam_betas):
-            raise ValueError(f"adam_betas {self.adam_betas} must lie in [0, 1)")
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
         if self.offload_parameters and self.zero_stage != 3:

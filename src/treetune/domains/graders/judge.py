@@ -126,11 +126,10 @@ class JudgeGrader(Grader):
             raise ValueError("when 'rule_rejects' needs a rule: name a grader, e.g. rule: {type: 'math'}")
 
     @override
-    def check(self, experiment: Any) -> Iterable[Finding]:
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
         if self.endpoint is not None:
             yield from self._check_endpoint(self.endpoint)
-        # A data pipeline has no engines: nobody serves a judge there.
-        elif getattr(getattr(experiment, "engines", None), "judge", None) is None:
+        elif experiment.engines.judge is None:
             yield Finding(
                 "the judge has no endpoint, and the run serves none",
                 "endpoint",
