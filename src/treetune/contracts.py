@@ -55,15 +55,15 @@ class Finding:
 
     @staticmethod
     def of(error: ValueError, key: str | KeyPath, remedy: str = "") -> Finding:
-        """Returns the finding of an exception, whose message ends in ": " and what would be right, as ours
-        do."""
-        what, colon, words = str(error).rpartition(": ")
+        """Returns the finding of an exception. Messages of ours end in a colon and the remedy: without a
+        `remedy`, what follows the last colon is it."""
+        what, colon, message_remedy = str(error).rpartition(": ")
         if remedy or not colon:
             return Finding(str(error), key, remedy or "give it another value")
-        return Finding(what, key, words)
+        return Finding(what, key, message_remedy)
 
     def path(self, part: KeyPath) -> KeyPath:
-        """The key from the root on, for a finding of the part that stands at `part`."""
+        """Returns the key from the root on, for a finding of the part that stands at `part`."""
         steps = tuple(self.key.split(".")) if isinstance(self.key, str) else self.key
         if steps[:1] == (ROOT,):
             return steps[1:]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from typing_extensions import override
+from treetune.overriding import override
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,8 +13,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from typing_extensions import override
-
 import treetune.cluster.commands
 import treetune.data.commands
 import treetune.lab.commands
@@ -24,6 +22,7 @@ import treetune.view.commands
 import treetune.view.exports.commands
 from treetune.cli import configuration, experiments
 from treetune.cli.command import Argument, Command, say
+from treetune.overriding import override
 
 OWN_MODULES = (
     treetune.cluster.commands,
