@@ -1,6 +1,6 @@
 """Gives `override` to the modules that the command line imports first, whether packages are installed or not.
 
-A Python without our packages imports them too, and is then told what to run. All other modules take `override`
+A Python without our packages imports them too, and is told what to run. All other modules take `override`
 from typing_extensions, since Python 3.11 has none of its own.
 """
 

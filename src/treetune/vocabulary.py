@@ -423,10 +423,6 @@ class Episode(Columnar):
     def correct(self) -> bool:
         return self.score >= CORRECT_SCORE
 
-    @property
-    def length(self) -> int:
-        return len(self.prompt_ids) + len(self.response_ids)
-
 
 Metrics = dict[str, float]
 """Names such as ``episodes/reward`` or ``train/kl``; values are numbers that JSON can hold."""
