@@ -32,7 +32,7 @@ from verifiers_environments import Verifiers
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environments")
-    shutil.copy(Path(__file__).parents[1] / "tasks/programs/foreign_environments.txt", folder / "my_env.py")
+    shutil.copy(Path(__file__).parent / "programs" / "foreign_environments.txt", folder / "my_env.py")
     return folder / "my_env.py"
 
 
