@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
+from typing_extensions import override
+
 from treetune.cluster.jobs import one_at_work
 from treetune.data.making_threads import content_hash
 from treetune.data.pipelines import VERSION, FilterData, PrepareData
@@ -279,9 +281,11 @@ class _RowsLeft(Rows):
     ) -> None:
         self._file, self._total, self._dropped, self._columns = file, total, dropped, columns
 
+    @override
     def __len__(self) -> int:
         return self._total - len(self._dropped)
 
+    @override
     def __iter__(self) -> Iterator[Numbered]:
         with self._file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt
+from typing_extensions import override
 
 from treetune.contracts import Finding, Need, OneLine
 from treetune.lab.analyzers.credit_bench import required_critics
@@ -103,16 +104,19 @@ class CreditMicroscope(OfIterations):
     file = "episodes.arrow"
 
     @property
+    @override
     def needs_engine(self) -> bool:  # type: ignore[override]
         return self.truth > 0 or any(credit.needs_engine for credit in self.methods.values())
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         if not self.truth:
             return super().needs
         one_line = Need(OneLine(), "its truth continues answers from their beginnings", ONE_LINE_REMEDY)
         return (*super().needs, one_line)
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from super().check(experiment)
         yield from required_critics(self.methods, experiment)
@@ -122,6 +126,7 @@ class CreditMicroscope(OfIterations):
         if self.needs_engine:
             yield from unanswered(experiment)
 
+    @override
     def kept(self, directory: ExperimentDirectory) -> list[int]:
         """Returns the iterations with stored answers and, where something is to be sampled, stored weights.
         Those of iteration 0 are the start weights, which need no checkpoint."""
@@ -138,6 +143,7 @@ class CreditMicroscope(OfIterations):
             )
         return iterations
 
+    @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         by_iteration = {str(point): self._analyse_iteration(sampler, point, work) for point in points}
         return Findings({"truth": self.truth, "by_iteration": by_iteration})
@@ -241,6 +247,7 @@ class CreditMicroscope(OfIterations):
         return credit_by_answer
 
     @staticmethod
+    @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         answers = {}
         for name, result in results.items():

@@ -11,6 +11,7 @@ from statistics import pstdev
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt, MinLen
+from typing_extensions import override
 
 from treetune.contracts import Need, OneLine
 from treetune.lab.analyzers.figures import (
@@ -145,6 +146,7 @@ class ValueAccuracy(OfCheckpoints):
     judges_critic = True
     needs = (Need(OneLine(), "it continues answers from their beginnings", ONE_LINE_REMEDY),)
 
+    @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.lab.analyzers.stored import context_at, judged_at
 
@@ -201,6 +203,7 @@ class ValueAccuracy(OfCheckpoints):
             ]
         return means
 
+    @override
     def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Returns the errors of every estimator, at every checkpoint and over all of them together."""
         points = sorted({row["checkpoint"] for row in rows})
@@ -236,6 +239,7 @@ class ValueAccuracy(OfCheckpoints):
         }
 
     @staticmethod
+    @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
 
         return draw_values(results)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Gt, Le
+from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding
 from treetune.lab.literature.token_level import Distributions, OverAnotherCredit
@@ -33,6 +34,7 @@ class ForkingTokens(OverAnotherCredit):
     share: Annotated[float, Gt(0), Le(1)] = 0.2
     """Share of the tokens that keep their advantages."""
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if experiment.credit is self:
             yield Finding(
@@ -41,6 +43,7 @@ class ForkingTokens(OverAnotherCredit):
                 "choose the credit 'probability_mask'",
             )
 
+    @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
         entropies_by_episode = [entropies_T for _, entropies_T in context.get(Distributions).along(episodes)]
         local_entropies: list[float] = []

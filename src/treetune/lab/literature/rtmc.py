@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
+from typing_extensions import override
 
 from treetune.lab.values.sampled import Siblings
 from treetune.rollouts.metrics import mean
@@ -34,6 +35,7 @@ class RolloutTree(Siblings):
     prior: Annotated[float, Ge(0)] = 2.0
     """The weight of the group's mean, in answers."""
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         values_by_tree: list[list[StepValues]] = []
         for tree, rewards_of_tree in zip(valuation.trees, valuation.sibling_rewards(), strict=True):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.contracts import Answers, Need, OneLine
 from treetune.rollouts.base import THREADS_REMEDY
@@ -38,9 +39,11 @@ class Siblings(ValueEstimator):
     )
 
     @property
+    @override
     def continues(self) -> bool:
         return False
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         values_by_tree: list[list[StepValues]] = []
         for rewards_of_tree in valuation.sibling_rewards():
@@ -65,6 +68,7 @@ class ToppedUp(ValueEstimator):
 
     needs = (Need(Answers(2), "it counts the other answers"),)
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         rewards_by_tree = valuation.sibling_rewards()
         missing_by_tree = [
@@ -119,11 +123,13 @@ class UntilSure(Budget):
     pilot: bool = False
 
     @property
+    @override
     def bounds(self) -> tuple[int, int]:
         if self.pilot:
             return self.first + 1, self.first + self.most
         return self.first, max(self.first, self.most)
 
+    @override
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
         if turn == 0:
             return self.first
@@ -144,6 +150,7 @@ class UntilSure(Budget):
         requested = turn * self.first
         return max(0, min(self.first, self.most - requested))
 
+    @override
     def counted(self, rewards: Sequence[float]) -> Sequence[float]:
         return rewards[self.first :] if self.pilot else rewards
 
@@ -167,15 +174,19 @@ class Sequential(ValueEstimator):
     unbiased, at the price of their tokens."""
 
     @property
+    @override
     def unbiased(self) -> bool:  # type: ignore[override]
         return self.pilot
 
+    @override
     def budget(self, samples: int) -> Budget:
         return UntilSure(samples, self.error, max(self.most, samples), self.pilot)
 
+    @override
     def first_states(self, states: int) -> Sequence[int]:
         return range(states)
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         valuation.sample_first(self)
         return valuation.values()
@@ -202,9 +213,11 @@ class Bisect(ValueEstimator):
     """Bounds the continuations of an answer: no part is halved once they have so many tokens. Those of a
     state that several answers share count for each of them. Null: there is no bound."""
 
+    @override
     def first_states(self, states: int) -> Sequence[int]:
         return (0,)
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         searches_by_tree: list[list[_Search]] = []
         for tree, states_of_tree in zip(valuation.trees, valuation.states, strict=True):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Gt, Le
+from typing_extensions import override
 
 from treetune.rollouts.states import OneLineStates
 from treetune.rollouts.values import StateRule
@@ -26,12 +27,15 @@ class EveryNTokens(OneLineStates):
     tokens: Annotated[int, Gt(0)]
     """Tokens of a step."""
 
+    @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return range(0, trajectory.step_ends[-1], self.tokens)
 
+    @override
     def looks_back(self, task: Task) -> bool:
         return True
 
+    @override
     def usual_states(self, tokens: float) -> float:
         return max(1.0, tokens / self.tokens)
 
@@ -55,6 +59,7 @@ class LowProbability(OneLineStates):
     """Whether steps begin with the first, the (n + 1)-th, … such token instead, as in the public code of
     SPO-chain. That code doesn't value prompts: its mask leaves out the tokens before the first such token."""
 
+    @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         unlikely: list[int] = []  # the positions of tokens with a low probability
         length = 0
@@ -73,5 +78,6 @@ class LowProbability(OneLineStates):
         # No step begins after the last token.
         return sorted({0, *(start for start in starts if start < length)})
 
+    @override
     def looks_back(self, task: Task) -> bool:
         return not self.begin_with
