@@ -408,8 +408,8 @@ def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
     for row in rows:
         key = derive_seed(pipeline.seed, row_key(row.row), "split")
         keys_and_numbers.setdefault(row.split, []).append((key, row.number))
-    for split, pairs in keys_and_numbers.items():
-        numbers_by_split[split] = [number for _, number in sorted(pairs)]
+    for name, pairs in keys_and_numbers.items():
+        numbers_by_split[name] = [number for _, number in sorted(pairs)]
     for split in ("test", "validation"):
         count = pipeline.hold_out.get(split, 0)
         train = numbers_by_split.get("train", [])
@@ -423,7 +423,7 @@ def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
             numbers_by_split["train"] = train[count:]
     for split, count in pipeline.sample.items():
         numbers_by_split[split] = numbers_by_split.get(split, [])[:count]
-    return {number: split for split, numbers in numbers_by_split.items() for number in numbers}
+    return {number: name for name, numbers in numbers_by_split.items() for number in numbers}
 
 
 def alone(folder: Path, command: str) -> AbstractContextManager[None]:

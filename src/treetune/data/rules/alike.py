@@ -368,7 +368,7 @@ class _ShortRuns(NamedTuple):
 
     test_set: str
     place: str
-    count: int
+    size: int
 
 
 class _TestProblems:
@@ -428,7 +428,7 @@ class _TestProblems:
         common: Counter[int] = Counter()  # runs in common with each problem
         for key in {hash_number(run, 12) for run in runs(words, OVERLAP_RUN)}:
             common.update(self._by_short_run.get(key, ()))
-        shares = {index: count / self._short_runs[index].count for index, count in common.items()}
+        shares = {index: count / self._short_runs[index].size for index, count in common.items()}
         best = max(shares, key=lambda index: shares[index], default=None)
         if best is None or shares[best] < overlap:
             return None
