@@ -199,7 +199,7 @@ def _graded(waiting: _Waiting, steps: bool) -> dict[str, Any]:
 
 
 def _written(output: Path) -> tuple[list[dict[str, Any]], int]:
-    """The whole rows that stand in the output, and where in the file they end."""
+    """Returns the whole rows of the output so far, and the position in the file at which they end."""
     if not output.exists():
         return [], 0
     done: list[dict[str, Any]] = []
@@ -222,7 +222,7 @@ def _written(output: Path) -> tuple[list[dict[str, Any]], int]:
 def _checked_same(
     output: Path, row: dict[str, Any], source: tuple[str, dict[str, Any]] | None, index: int, steps: bool
 ) -> dict[str, Any]:
-    """The input's row, if that is what was graded."""
+    """Returns the input's row. Raises ValueError where the output's row is the grade of another one."""
     place = f"{output}:{index + 1}"
     if source is None:
         raise ValueError(f"{place}: more rows than the input has: name another output")

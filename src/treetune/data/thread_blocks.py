@@ -72,7 +72,7 @@ tab."""
 
 
 def json_list(text: str) -> list[Any]:
-    """The JSON list in an answer, which may stand between other words or in a code block.
+    """Returns the JSON list in an answer, which may be between other text or in a code block.
 
     Raises Unreadable where there is none.
     """
@@ -119,7 +119,7 @@ class Dropped:
 def cut(
     groups: Sequence[Sequence[Lines]], lines: Sequence[str], rule: Rule
 ) -> tuple[list[Block], list[Dropped]]:
-    """The blocks to keep, in the solution's order, and the others.
+    """Returns the blocks to keep, in the solution's order, and the others.
 
     Kept is a block whose threads follow each other within the solution, two at least of them with text, if at
     least `rule.min_saved` characters of them need not be waited for (all but the longest thread's).

@@ -207,7 +207,7 @@ class Signposts(GeneratedTask):
         return "".join(lines)
 
     def _first(self) -> int:
-        """The line that the way begins on."""
+        """Returns the number of the line on which the answer begins."""
         return int(self.wandering_first and self.wandering > 0)
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
@@ -239,7 +239,7 @@ class Signposts(GeneratedTask):
         return problem.gold[line]
 
     def decided(self, problem: Problem, response: str) -> float | None:
-        """The reward, where it is known before the way's end."""
+        """Returns the reward where it is certain before the answer's end, else None."""
         on_line = len(response) - response.rfind("\n") > 2
         chosen = max(0, response.count("\n") - self._first() + on_line)
         right = [line[1:2] == gold for line, gold in zip(lines_of(problem, response)[:chosen], problem.gold)]

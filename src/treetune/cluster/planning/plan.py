@@ -359,7 +359,7 @@ class Change:
         return str(self.value).lower() if isinstance(self.value, bool) else repr(self.value)
 
     def applied(self, plan: Plan) -> Plan | None:
-        """The plan with it; None where the parts of the configuration refuse it."""
+        """Returns the plan with this change; None where a part of the configuration refuses it."""
         try:
             changed = _with(plan.experiment, self.key.split("."), self.value)
         except ValueError:
@@ -401,8 +401,8 @@ def _as_jsonnet(settings: list[tuple[list[str], str]]) -> str:
 
 
 def remedy(plan: Plan) -> Remedy | None:
-    """The cheapest set of changes, of as few as possible, on this machine; else with the fewest GPUs of the
-    same kind. None where none of them helps."""
+    """Returns the cheapest set of as few changes as possible on this machine, or else with the fewest GPUs of
+    the same kind. None where none of them helps."""
     if plan.fits:
         return Remedy(())
     if (changes := _changes(plan)) is not None:
@@ -552,6 +552,6 @@ def _for_the_engine(plan: Plan) -> Iterator[Change]:
 
 
 def _with(part: Any, path: list[str], value: Any) -> Any:
-    """A copy of a part in which one setting is another; the constructors check it."""
+    """Returns a copy of a part with another value of one setting; the constructors check it."""
     name, *rest = path
     return replace(part, **{name: _with(getattr(part, name), rest, value) if rest else value})

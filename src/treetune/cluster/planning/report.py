@@ -278,7 +278,7 @@ def verdict_of(plan: Plan, found: Remedy | None = None) -> str:
 
 
 def as_data(plan: Plan) -> dict[str, Any]:
-    """The same for programs; sizes in bytes."""
+    """Returns the plan as data for programs; sizes are in bytes."""
     shape, work, machine = plan.shape, plan.work, plan.machine
     found = None if plan.fits else remedy(plan)
     return {

@@ -284,7 +284,8 @@ class TestSet:
         check_text(self.text, "text")
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Each problem's place and text. Raises ValueError."""
+        """Yields each problem's place and text. Raises ValueError where a field of the template is
+        missing."""
         for place, row in self.source.rows(self.split):
             try:
                 yield place, text_of(self.text, row)

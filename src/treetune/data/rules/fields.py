@@ -180,7 +180,8 @@ class Quotas(Rule):
 
 
 def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
-    """`total` cut in proportion to `sizes`, by largest remainders, which add up to it exactly."""
+    """Returns shares of `total` in proportion to `sizes`, rounded by largest remainders so that they add
+    up."""
     whole = sum(sizes.values())
     exact = {group: total * size / whole for group, size in sizes.items()}
     shares = {group: int(share) for group, share in exact.items()}

@@ -251,7 +251,7 @@ def _seed(context: RolloutContext, state: ChosenState) -> int:
 def pairwise(
     truths: Sequence[float], predictions: Sequence[float], errors: Sequence[float] | None = None
 ) -> float:
-    """The share of pairs that the predictions put in the true order; equal predictions count half.
+    """Returns the share of pairs that the predictions put in the true order; equal predictions count half.
 
     Pairs of equal truths have no order and don't count, nor, with the truths' standard `errors`,
     those that differ by less than CLEAR_ERRORS of them. NaN where no pair is left.
@@ -268,6 +268,7 @@ def pairwise(
 
 
 def best(truths: Sequence[float], predictions: Sequence[float]) -> float:
-    """The chance that one of the steps that are predicted best, taken at random, truly is the best."""
+    """Returns the chance that one of the steps with the best prediction, taken at random, truly is the
+    best."""
     ahead = [i for i, value in enumerate(predictions) if value == max(predictions)]
     return sum(truths[i] == max(truths) for i in ahead) / len(ahead)

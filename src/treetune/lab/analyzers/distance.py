@@ -95,7 +95,7 @@ class WeightDistance(OfCheckpoints):
 
 
 def group_of(name: str) -> str:
-    """The part of the model that a weight belongs to."""
+    """Returns the part of the model that a weight belongs to, by its name: ``layer 11``, ``embeddings``, …"""
     layer = _LAYER.search(name)
     if layer:
         return f"layer {layer[1]}"

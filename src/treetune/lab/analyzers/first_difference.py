@@ -326,7 +326,7 @@ def _sample(one: Completion, written: list[Any]) -> dict[str, Any]:
 
 
 def _compare_bytes(first: Path, second: Path) -> Differing:
-    """The first byte, of files that nobody looks into."""
+    """Compares two files byte by byte."""
     at = 0
     with first.open("rb") as one, second.open("rb") as other:
         while True:

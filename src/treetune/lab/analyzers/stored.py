@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def policy_at(session: Session, point: int) -> PreTrainedModel:
-    """The policy after `point` iterations, for scoring."""
+    """Returns the policy after `point` iterations, for scoring."""
     model = session.model.load()
     if point:
         _fill(model, session.directory.checkpoint(point) / "policy", _trusted(session))
@@ -44,7 +44,7 @@ def policy_at(session: Session, point: int) -> PreTrainedModel:
 
 
 def critic_at(session: Session, point: int) -> CriticModule:
-    """The critic after `point` iterations. Raises ValueError where the checkpoint doesn't hold it."""
+    """Returns the critic after `point` iterations. Raises ValueError where the checkpoint doesn't hold it."""
     require_critic(session.config, session.directory, point)
     critic = CriticModule(session.model.load(), derive_seed(session.config.seed, "critic"))
     critic.head.to(session.ranks.device)
@@ -111,7 +111,7 @@ def context_at(
 
 
 def distributions_at(session: Session, point: int) -> Distributions:
-    """The policy's distributions after `point` iterations, computed answer by answer when they are asked."""
+    """Returns the policy's distributions after `point` iterations, which are computed when they are asked."""
 
     def along(rows: Sequence[Episode]) -> list[tuple[Column, Column]]:
         device, found = session.ranks.device, []
@@ -222,7 +222,7 @@ class StoredModels:
 
 
 def state_values(critic: CriticModule, device: torch.device, states: Sequence[TokenIds]) -> list[float]:
-    """The critic's value of each state, given as all tokens up to it (prompt included)."""
+    """Returns the critic's value of each state, given as all tokens up to it (prompt included)."""
     order = sorted(range(len(states)), key=lambda i: len(states[i]))
     values = [0.0] * len(states)
     with torch.no_grad():

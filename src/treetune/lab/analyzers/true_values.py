@@ -64,7 +64,7 @@ class TrueValues(Registrable):
         raise NotImplementedError
 
     def described(self) -> str:
-        """All of its settings that the numbers rest on."""
+        """Returns all settings on which its values depend, as text."""
         raise NotImplementedError
 
 
@@ -171,7 +171,7 @@ def weights_digest(session: Session, point: int) -> bytes:
 
 
 def whole_ids(state: State) -> TokenIds:
-    """Prompt and beginning."""
+    """Returns the tokens of the prompt and of the answer so far."""
     return joined([state.prompt_ids, state.begun_ids])
 
 
@@ -313,7 +313,8 @@ class NextTokens(Protocol):
     def begin(self, ids_BT: np.ndarray) -> np.ndarray: ...
 
     def extend(self, rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
-        """The batch is then those of its rows, a row perhaps several times, each with a token behind it."""
+        """Replaces the batch by these of its rows, where a row may occur several times, each with one more
+        token."""
         ...
 
 
