@@ -23,7 +23,7 @@ from treetune.engine.journal import journal_row, request_key
 from treetune.objectives.base import TokenBatch
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.context import AnswerSettings
-from treetune.rollouts.states import OneLineState
+from treetune.rollouts.states import continuation_request
 from treetune.rollouts.storage import (
     SIGNALS,
     read_token_signals,
@@ -31,7 +31,7 @@ from treetune.rollouts.storage import (
     write_token_signals,
     write_trajectories,
 )
-from treetune.rollouts.values import AnswerPrefix, ContinuationPlan, FixedBudget
+from treetune.rollouts.values import AnswerPrefix
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
@@ -433,10 +433,9 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     run = begin_run(viewer.folder / "run")
     one = trajectory(0, 0, "a\nb\nc")
     record_iteration(run, 0, [one])
-    context: Any = SimpleNamespace(seed=1, iteration=0, settings=AnswerSettings(64), task=AdditionChain())
     beginning = AnswerPrefix.of(one.problem, one.prompt_ids, one.segments, 2)
-    state = OneLineState(context, beginning, ContinuationPlan(FixedBudget(3), SamplingParams(max_tokens=48)))
-    (request,) = state.ask()
+    sampling = AdditionChain().sampling(SamplingParams(max_tokens=48))
+    request = continuation_request(AnswerSettings(64), 1, 0, beginning, sampling, "value", 0, 3)
     sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
     rows = journal_row("another", sampled[:1]), journal_row(request_key(request, 0), sampled)
     with Journal(run.iteration(0) / "journal" / "credit-0.jsonl") as written:

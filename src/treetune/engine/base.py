@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from treetune.contracts import Hook
 from treetune.store.files import write_json
@@ -23,6 +23,8 @@ from treetune.vocabulary import (
     logprob_array,
     token_array,
 )
+
+T = TypeVar("T")
 
 TransferMethod = Literal["file", "shared_memory", "cuda_ipc", "nccl"]
 """The ways of new weights into a server (see `treetune.engine.transfer`)."""
@@ -280,6 +282,29 @@ class Engine:
         configured number of restarts is used up or a deadline passes.
         """
         raise NotImplementedError
+
+    def run(self, program: Coroutine[Any, Any, T]) -> T:
+        """Runs a program that awaits `sample`, with all its tasks, and returns its result::
+
+            async def two_answers() -> list[list[Completion]]:
+                return await asyncio.gather(engine.sample(first), engine.sample(second))
+
+            engine.run(two_answers())
+
+        Raises what the program raises, and what `generate` raises.
+        """
+        from treetune.engine.programs import ProgramLoop  # which builds on the nouns of this file
+
+        # Of all that an event loop may have, it has what tasks, futures and semaphores ask for.
+        return ProgramLoop(self.generate).run(program)  # type: ignore[abstract]
+
+    async def sample(self, request: Request) -> list[Completion]:
+        """Returns the samples of a request, to a program that `run` runs. Other tasks of the program go on
+        meanwhile. What a task asks for next goes before what still waits of its priority, so that what has
+        begun ends first."""
+        from treetune.engine.programs import running_program_loop
+
+        return await running_program_loop().sample(request)
 
     def load(
         self,

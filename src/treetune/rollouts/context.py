@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from treetune.engine.base import Engine, SamplingParams
+from treetune.engine.base import ANSWERS, Engine, SamplingParams
 from treetune.tasks.base import Task
-from treetune.vocabulary import Grade, Problem, TextCodec, TokenIds, Trajectory
+from treetune.vocabulary import Problem, TextCodec, TokenIds, Trajectory
 
 if TYPE_CHECKING:
     from treetune.tasks.graders.pool import GraderPool
@@ -60,6 +59,9 @@ class AnswerSettings:
     reads_logprobs: bool = True
     """Whether anybody reads the engine's log-probs of answers. Training does; evaluation and values only
     grade answers, and the engine is not asked for any. A rollout that reads them itself asks anyway."""
+    priority: int = ANSWERS
+    """The priority of requests for answers, of `ANSWERS` and `CONTINUATIONS`: what is sampled to value
+    others' states waits behind answers."""
 
     def token_budget(self, prompt_ids: TokenIds, max_tokens: int) -> int:
         """Returns how many tokens an answer may have: `max_tokens`, or what the prompt leaves of the context
@@ -144,8 +146,7 @@ class ShapingMemory(dict[str, Any]):
 
 @dataclass(frozen=True)
 class AnswerObserver:
-    """Somebody who wants each answer as soon as it is there, before the others."""
+    """Somebody who wants each answer as soon as it is graded, before the others are there."""
 
-    observe: Callable[[Trajectory, Future[Grade]], None]
-    """Takes an answer, whose own grade says nothing yet, and the grade that it will have. Called within the
-    engine's callbacks."""
+    observe: Callable[[Trajectory], Awaitable[None]]
+    """Takes a graded answer. May await samples of the same engine; the rollout ends when this has ended."""

@@ -187,7 +187,7 @@ class MonteCarlo(Credit):
         return {name: value for name, value in given.items() if value is not None}
 
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
-        if not (self.pipelined and self.states.opens_early(context) and self.values.first_states(1)):
+        if not (self.pipelined and self.states.begins_early(context) and self.values.first_states(1)):
             return None
         return EarlyContinuations(
             rule=self.states,

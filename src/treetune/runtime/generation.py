@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from treetune.engine.base import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
-from treetune.engine.journal import JournaledEngine
-from treetune.engine.pipelined import Call, PipelinedEngine
+from treetune.engine.journal import CallTimes, JournaledEngine
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.context import CarryOver, FurtherProblems, RolloutContext, ShapingMemory
@@ -156,7 +155,8 @@ def _roll_out(
             # Before anything is written: where nothing was graded, the next try asks for grades again.
             unavailable.report(context, f"iteration {iteration + 1}", answers_of(trees))
     if early is not None:
-        metrics |= _move_to_credit(ranks, clock, early.engine)
+        assert isinstance(context.engine, JournaledEngine), "a run's answers are kept"
+        metrics |= _move_to_credit(ranks, clock, context.engine)
     answers: list[Trajectory] = []
     if config.rollout.needs_engine:  # demonstrations cost less to make again than to keep
         sampled = sum(tree.sampled_tokens for tree in trees)
@@ -282,24 +282,24 @@ def _check_answered(sampler: Sampler, request: Request, completions: Sequence[Co
         sampler.reference.on_result(request, completions)
 
 
-def _move_to_credit(ranks: Ranks, clock: Clock, engine: PipelinedEngine) -> Metrics:
+def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metrics:
     """Moves to the phase of credit, from that of generation, the tokens of early continuations and the
     seconds in which no rank sampled answers any more.
 
     ``credit/value_overlap_seconds``: how long continuations were sampled beside answers, the longest of all
     ranks; these seconds stay generation's. Collective."""
-    assert isinstance(engine.engine, JournaledEngine), "a run's answers are kept"
-    own = engine.engine.sampled[CONTINUATIONS], engine.calls
-    of_ranks = ranks.exchange("continuations among answers", own)
+    tokens_and_calls = engine.sampled[CONTINUATIONS], engine.calls
+    of_ranks = ranks.exchange("continuations among answers", tokens_and_calls)
     made = time.time() - engine.now()
-    stretches = [
-        (made + max(one.own_end for one in calls), made + max(one.end for one in calls))
-        for calls in zip_longest(*(calls for _, calls in of_ranks), fillvalue=Call(0.0, 0.0, 0.0))
-    ]
+    stretches = []  # of each call of all ranks: from the last answer on to the end
+    for calls in zip_longest(*(calls for _, calls in of_ranks), fillvalue=CallTimes(0.0, 0.0, 0.0)):
+        answers_end, end = max(call.answers_end for call in calls), max(call.end for call in calls)
+        stretches.append((made + answers_end, made + end))
     clock.move("generation", "credit", stretches, sum(tokens for tokens, _ in of_ranks))
     for call in engine.calls:
         if call.overlap:
-            clock.beside("credit", "generation", made + call.own_end - call.overlap, made + call.own_end)
+            answers_end = made + call.answers_end
+            clock.beside("credit", "generation", answers_end - call.overlap, answers_end)
     overlap = max(sum(call.overlap for call in calls) for _, calls in of_ranks)
     return {"credit/value_overlap_seconds": overlap}
 

@@ -7,7 +7,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -96,68 +96,21 @@ class PolicyTrainer:
         iteration: int,
         episodes: Collection[Episode],
         *,
-        every: int | None = None,
-        after: Callable[[int, bool], bool] | None = None,
         progress: Callable[[int, int], None] | None = None,
         on_signals: OnSignals | None = None,
     ) -> Metrics:
-        """Trains on these episodes, all epochs; every rank is given the same ones, and keeps the tokens of
-        those that it runs. Returns the metrics so far.
-
-        `after` is called at the end of each epoch with the number of epochs, or every so many steps, and
-        after the last one, with the number of steps; and with whether that is all. Training ends where it
-        returns True. Collective.
-        """
-        settings, objective = self.settings, self.settings.objective
-        units = units_of(episodes, in_pairs=objective.needs_pairs)
-        schedule = self._schedule(iteration, units)
-        steps = len(schedule)
-        scores_old = scores_old_logprobs(settings, several_steps=steps > 1)
-        scores_all = settings.token_signals == "all" or (
-            scores_old or settings.keeps_reference or self.critic is not None
-        )
-        sequences = sequences_of_rank(episodes, settings, self.ranks, schedule, scores_all=scores_all)
-        tensors = prepare(
-            settings,
-            episodes,
-            sequences,
-            self,
-            scores_old=scores_old,
-            critic=self.critic is not None,
-            from_values=self.from_values,
-        )
-        scored = tensors
-        if tensors.old_logprobs_N is None and settings.token_signals == "all":
-            # In a copy: training goes on to take the log-probs of its own forward pass for the old ones.
-            scored = dataclasses.replace(tensors)
-            scored.take(self.old_logprobs(sequences))
-        constant = tensors.metrics() | ({} if self.prefetch is None else self.prefetch.metrics)
-        sums: dict[str, float] = defaultdict(float)
-        skipped = number = 0
-        for number, members in enumerate(schedule, start=1):
-            minibatch = Minibatch.of(sequences, members, objective)
-            if not minibatch.units or self._lacks_advantage(minibatch, tensors):
-                skipped += 1
-            else:
-                rate = settings.learning_rate * self._rate_factor(iteration, number - 1, steps)
-                for name, value in self._step(sequences, minibatch, tensors, rate, steps == 1).items():
-                    sums[name] += value
+        """Trains on these episodes, all epochs, and returns the metrics. Every rank is given the same ones,
+        and keeps the tokens of those that it runs. Collective."""
+        training = self.begin(iteration, episodes)
+        for step in training.steps():
             if progress is not None:
-                progress(number, steps)
-            epochs_done, within_epoch = divmod(number * settings.epochs, steps)
-            pauses = within_epoch == 0 if every is None else number % every == 0 or number == steps
-            done = epochs_done if every is None else number
-            if pauses and after is not None and after(done, number == steps):
-                break
-        scored = tensors if scored.old_logprobs_N is None else scored  # which an only step has recorded
-        if settings.token_signals != "none" and on_signals is not None and scored.old_logprobs_N is not None:
-            on_signals(scored.signals(episodes, sequences))
-        metrics = constant | {name: value / (number - skipped) for name, value in sums.items()}
-        if tensors.old_logprobs_N is not None:
-            metrics |= tensors.gap_metrics()
-        metrics |= {"train/steps": float(number - skipped), "train/tokens": float(sequences.n_tokens)}
-        metrics[COMPUTED] = sums[COMPUTED]
-        return metrics | ({"train/skipped_steps": float(skipped)} if skipped else {})
+                progress(step.number, step.of)
+        return training.finish(on_signals)
+
+    def begin(self, iteration: int, episodes: Collection[Episode]) -> IterationTraining:
+        """Returns the training on these episodes for whoever ends it before all epochs are over. Nothing is
+        computed before its first step."""
+        return IterationTraining(self, iteration, episodes)
 
     def _schedule(self, iteration: int, units: Sequence[Unit]) -> list[list[Unit]]:
         """The sequences of each of the iteration's steps: every epoch is shuffled and cut into
@@ -371,3 +324,88 @@ class PolicyTrainer:
         """Ends the scoring beside sampling."""
         if self.prefetch is not None:
             self.prefetch.close()
+
+
+class StepDone(NamedTuple):
+    """How far an iteration's training has come.
+
+    Example: of four epochs of two steps each, three are over::
+
+        StepDone(number=6, of=8, epochs=3)
+    """
+
+    number: int
+    of: int
+    epochs: int | None
+    """The epochs that are over, where one ends with this step; None in the midst of one."""
+
+    @property
+    def is_last(self) -> bool:
+        return self.number == self.of
+
+
+class IterationTraining:
+    """The training of one iteration: `steps` as long as somebody wants more of them, then `finish`."""
+
+    def __init__(self, trainer: PolicyTrainer, iteration: int, episodes: Collection[Episode]) -> None:
+        self._trainer, self._iteration, self._episodes = trainer, iteration, episodes
+        self._sums: dict[str, float] = defaultdict(float)
+        """Metrics, summed over the steps so far."""
+        self._steps_done = self._steps_skipped = 0
+
+    def steps(self) -> Iterator[StepDone]:
+        """Scores the tokens, and then makes one step whenever the next one is asked for. Collective."""
+        trainer, episodes = self._trainer, self._episodes
+        settings, objective = trainer.settings, trainer.settings.objective
+        units = units_of(episodes, in_pairs=objective.needs_pairs)
+        schedule = trainer._schedule(self._iteration, units)
+        steps = len(schedule)
+        scores_old = scores_old_logprobs(settings, several_steps=steps > 1)
+        scores_all = settings.token_signals == "all" or (
+            scores_old or settings.keeps_reference or trainer.critic is not None
+        )
+        sequences = sequences_of_rank(episodes, settings, trainer.ranks, schedule, scores_all=scores_all)
+        tensors = prepare(
+            settings,
+            episodes,
+            sequences,
+            trainer,
+            scores_old=scores_old,
+            critic=trainer.critic is not None,
+            from_values=trainer.from_values,
+        )
+        self._sequences, self._tensors = sequences, tensors
+        self._scored = tensors
+        """What observers of tokens are told."""
+        if tensors.old_logprobs_N is None and settings.token_signals == "all":
+            # In a copy: training goes on to take the log-probs of its own forward pass for the old ones.
+            self._scored = dataclasses.replace(tensors)
+            self._scored.take(trainer.old_logprobs(sequences))
+        self._constant = tensors.metrics() | ({} if trainer.prefetch is None else trainer.prefetch.metrics)
+        for number, members in enumerate(schedule, start=1):
+            minibatch = Minibatch.of(sequences, members, objective)
+            if not minibatch.units or trainer._lacks_advantage(minibatch, tensors):
+                self._steps_skipped += 1
+            else:
+                rate = settings.learning_rate * trainer._rate_factor(self._iteration, number - 1, steps)
+                numbers = trainer._step(sequences, minibatch, tensors, rate, steps == 1)
+                for name, value in numbers.items():
+                    self._sums[name] += value
+            self._steps_done = number
+            epochs_done, within_epoch = divmod(number * settings.epochs, steps)
+            yield StepDone(number, steps, epochs_done if within_epoch == 0 else None)
+
+    def finish(self, on_signals: OnSignals | None = None) -> Metrics:
+        """Returns the metrics of the steps that were made, of which there is one at least."""
+        settings, tensors, sequences = self._trainer.settings, self._tensors, self._sequences
+        # An only step has recorded the old log-probs itself.
+        scored = tensors if self._scored.old_logprobs_N is None else self._scored
+        if settings.token_signals != "none" and on_signals is not None and scored.old_logprobs_N is not None:
+            on_signals(scored.signals(self._episodes, sequences))
+        made = self._steps_done - self._steps_skipped
+        metrics = self._constant | {name: value / made for name, value in self._sums.items()}
+        if tensors.old_logprobs_N is not None:
+            metrics |= tensors.gap_metrics()
+        metrics |= {"train/steps": float(made), "train/tokens": float(sequences.n_tokens)}
+        metrics[COMPUTED] = self._sums[COMPUTED]
+        return metrics | ({"train/skipped_steps": float(self._steps_skipped)} if self._steps_skipped else {})
