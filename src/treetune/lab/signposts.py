@@ -11,12 +11,10 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 from annotated_types import Ge, Gt, Le, MinLen
 
 from treetune.contracts import Answers, Need
-from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.valuation import Position, StepValues, Valuation, Value, ValueEstimator
+from treetune.rollouts.valuation import StepValues, Valuation, Value, ValueEstimator
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Task
 from treetune.tasks.graders.base import Grader
-from treetune.tree import State, Tree
 from treetune.vocabulary import Problem
 
 
@@ -264,27 +262,24 @@ class Decided(ValueEstimator):
     def continues(self) -> bool:
         return False
 
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        return [
-            self._of_tree(valuation.context, tree, states_of_tree)
-            for tree, states_of_tree in zip(valuation.trees, valuation.states, strict=True)
-        ]
-
-    def _of_tree(
-        self, context: RolloutContext, tree: Tree, states: Sequence[Sequence[tuple[State, Position]]]
-    ) -> list[StepValues]:
-        task, total = context.task.of(tree.problem), sum(leaf.reward for leaf in tree.leaves)
-        if not isinstance(task, KnowsDecisions):
-            raise ValueError(
-                "credit.values 'decided' is for tasks that know what decides, such as 'signposts'"
-            )
-        found: list[StepValues] = []
-        for leaf, of_leaf in zip(tree.leaves, states, strict=True):
-            others = (total - leaf.reward) / (len(tree.leaves) - 1)
-            begun = (context.codec.decode(leaf.response_ids[: at.length].tolist()) for _, at in of_leaf)
-            known = (task.decided(tree.problem, text) for text in begun)
-            found.append([Value(others if value is None else value, 0.0) for value in known])
-        return found
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        context = valuation.context
+        values: list[StepValues] = []
+        for answer in valuation.answers:
+            tree, ids = answer.tree, answer.trajectory.response_ids
+            task = context.task.of(tree.problem)
+            if not isinstance(task, KnowsDecisions):
+                raise ValueError(
+                    "credit.values 'decided' is for tasks that know what decides, such as 'signposts'"
+                )
+            total = sum(leaf.reward for leaf in tree.leaves)
+            others = (total - answer.reward) / (len(tree.leaves) - 1)
+            step_values: StepValues = []
+            for at in answer.states:
+                decided = task.decided(tree.problem, context.codec.decode(ids[: at.length].tolist()))
+                step_values.append(Value(others if decided is None else decided, 0.0))
+            values.append(step_values)
+        return values
 
 
 @lru_cache(maxsize=16)
