@@ -67,7 +67,12 @@ ANSWERS, CONTINUATIONS = 0, 1
 @dataclass(frozen=True, eq=False)
 class Request(Columnar):
     """`n` samples from one prompt. Sample i is drawn with ``seed + i`` and depends on nothing else: not on
-    the `priority`, which says what is sampled first, nor on whether somebody `reads_logprobs`."""
+    the `priority`, which says what is sampled first, nor on whether somebody `reads_logprobs`.
+
+    Example: eight answers of at most 64 tokens to a prompt of four::
+
+        Request(prompt_ids=array([17, 10, 17, 28]), seed=5122, n=8, sampling=SamplingParams(max_tokens=64))
+    """
 
     prompt_ids: TokenIds
     seed: int
@@ -84,7 +89,13 @@ class Request(Columnar):
 class Completion(Columnar):
     """A sample: its ids (the end token included), their log-probs if somebody reads them, the policy version
     that sampled them, and the seconds from the request to the answer (with all other samples of the request),
-    which no two runs share."""
+    which no two runs share.
+
+    Example: ``4`` and the end token, by the policy after three iterations::
+
+        Completion(token_ids=array([20, 2]), logprobs=array([-0.11, -0.02]), finish_reason='stop',
+                   policy_version=3, seconds=0.8)
+    """
 
     token_ids: TokenIds
     logprobs: Column | None
@@ -114,6 +125,8 @@ class Later:
 
     Once `ready` is done, with a result or an error, `requests` is called in the thread that generates; its
     requests are treated as those that `OnResult` returns. It may raise, which ends generating.
+
+    Only engines and what stands around them deal with these: a program awaits `result_of(future)`.
     """
 
     ready: Future[Any]

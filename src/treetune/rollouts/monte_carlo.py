@@ -183,8 +183,8 @@ class MonteCarlo(Credit):
         return replace(sampling, **self._overrides()) == sampling  # type: ignore[arg-type]
 
     def _overrides(self) -> dict[str, float]:
-        given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-        return {name: value for name, value in given.items() if value is not None}
+        settings = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        return {name: value for name, value in settings.items() if value is not None}
 
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
         if not (self.pipelined and self.states.begins_early(context) and self.values.first_states(1)):
@@ -280,8 +280,8 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
     ``credit/value_std`` is the mean over states of the standard deviation of their K rewards;
     ``credit/value_decided`` the share of states whose continuations all earned the same.
     """
-    known = [estimate.rewards for estimate in estimates if estimate.rewards]
-    if not known:
+    rewards_by_state = [estimate.rewards for estimate in estimates if estimate.rewards]
+    if not rewards_by_state:
         return {}
     samples = sum(len(estimate.earned) for estimate in estimates)
     return {
@@ -289,15 +289,16 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
         "credit/value_samples": float(samples),
         "credit/value_tokens": float(sum(estimate.tokens for estimate in estimates)),
         "credit/value_unfinished": sum(estimate.unfinished for estimate in estimates) / samples,
-        "credit/value_mean": mean([mean(rewards) for rewards in known]),
-        "credit/value_std": mean([pstdev(rewards) for rewards in known]),
-        "credit/value_decided": mean([float(len(set(rewards)) == 1) for rewards in known]),
+        "credit/value_mean": mean([mean(rewards) for rewards in rewards_by_state]),
+        "credit/value_std": mean([pstdev(rewards) for rewards in rewards_by_state]),
+        "credit/value_decided": mean([float(len(set(rewards)) == 1) for rewards in rewards_by_state]),
     }
 
 
 def _report_lost(context: RolloutContext, estimates: Sequence[Estimate], unvalued: int) -> Metrics:
     """Logs and counts continuations that could not be graded, if there are any. Collective."""
-    lost = sum(one.earned.count(None) for one in estimates)  # of all ranks, so that all decide alike
+    # Of all ranks, so that all decide alike.
+    lost = sum(estimate.earned.count(None) for estimate in estimates)
     if not lost:
         return {}
     total = sum(len(estimate.earned) for estimate in estimates)

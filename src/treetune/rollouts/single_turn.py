@@ -115,24 +115,24 @@ async def _sample_tree(
     announcer: Announcer,
 ) -> Tree:
     """Returns the tree of a problem's graded answers: the samples of the request."""
-    parts = [request]
+    parts = {0: request}  # by the number of their first sample
     if context.find(AnswerObserver) is not None:
-        # Who observes answers wants each as soon as it is there. A request is answered when all its samples
-        # are; and sample i of it is the one sample of a request with ``seed + i``.
-        parts = [replace(request, seed=request.seed + sample, n=1) for sample in range(request.n)]
+        # Who observes answers wants each as soon as it is there, and a request is answered when all its
+        # samples are. Sample i of it is the one sample of a request with ``seed + i``.
+        parts = {i: replace(request, seed=request.seed + i, n=1) for i in range(request.n)}
 
-    async def sample_part(number: int, part: Request) -> list[Trajectory]:
+    async def sample_part(first_sample: int, part: Request) -> list[Trajectory]:
         assert context.engine is not None, "a rollout that samples needs an engine"
         completions = await context.engine.sample(part)
-        first_sample = sum(before.n for before in parts[:number])
         graded = (
             _grade_answer(context, problem, request, sample, completion, unfinished_reward, announcer)
             for sample, completion in enumerate(completions, first_sample)
         )
         return await asyncio.gather(*graded)
 
+    answers_of_parts = await asyncio.gather(*(sample_part(first, part) for first, part in parts.items()))
     tree = Tree(problem, request.prompt_ids)
-    for answers in await asyncio.gather(*(sample_part(number, part) for number, part in enumerate(parts))):
+    for answers in answers_of_parts:
         for answer in answers:
             tree.take(answer)
     return tree

@@ -55,12 +55,12 @@ def estimates(
     wanted: Sequence[ProblemStates],
     rule: StateRule,
     plan: ContinuationPlan,
-    dealt: bool = True,
+    balanced: bool = True,
 ) -> tuple[list[list[Estimate]], list[Estimate]]:
     """Returns the estimates of this rank's states, in their order, and those of all ranks' distinct states.
 
-    An estimate does not depend on the rank that makes it. The work is `dealt` out, or else each state stays
-    with the first rank that has it, where it was opened. Collective.
+    An estimate does not depend on the rank that makes it. The work is `balanced` over the ranks, or else each
+    state stays with the first rank that has it, where it was begun early. Collective.
     """
     gathered = context.ranks.exchange("value-states", [problem.without_logprobs() for problem in wanted])
     of_ranks = [(rank, problem) for rank, of_rank in enumerate(gathered) for problem in of_rank]
@@ -74,7 +74,7 @@ def estimates(
             key = prefix.key
             if key not in distinct:
                 distinct[key] = prefix
-                ranks[key] = len(ranks) % context.ranks.world_size if dealt else rank
+                ranks[key] = len(ranks) % context.ranks.world_size if balanced else rank
     local = [prefix for key, prefix in distinct.items() if ranks[key] == context.ranks.rank]
     made = context.ranks.exchange("value-estimates", rule.estimate(context, local, plan))
     in_order = [iter(estimates_of_rank) for estimates_of_rank in made]
@@ -220,9 +220,11 @@ class Valuation:
             first += len(tree.leaves)
         return by_tree
 
-    def sample(self, wanted: Iterable[AnswerState], budget: Budget | None = None, dealt: bool = True) -> None:
+    def sample(
+        self, wanted: Iterable[AnswerState], budget: Budget | None = None, balanced: bool = True
+    ) -> None:
         """Samples continuations of those of these states that have none yet: `samples` of each, or what the
-        budget says. The work is `dealt` out over the ranks, or else stays where it is. Collective.
+        budget says. The work is `balanced` over the ranks, or else each state stays where it is. Collective.
         """
         missing: list[dict[State, AnswerState]] = [{} for _ in self.trees]
         for wanted_state in wanted:
@@ -241,7 +243,7 @@ class Valuation:
             ],
             self.rule,
             ContinuationPlan(budget or FixedBudget(self.samples), self.sampling),
-            dealt,
+            balanced,
         )
         for of_tree, tree_estimates in zip(missing, local, strict=True):
             self.estimates.update(zip(of_tree, tree_estimates, strict=True))
@@ -255,7 +257,7 @@ class Valuation:
         for answer in self.answers:
             first += [answer.states[index] for index in estimator.first_states(len(answer.states))]
         not_begun = self.context.find(EarlyContinuations) is None
-        self.sample(first, estimator.budget(self.samples), dealt=not_begun)
+        self.sample(first, estimator.budget(self.samples), balanced=not_begun)
 
     def on_any_rank(self, condition: bool) -> bool:
         """Returns whether it is true on any rank. Collective."""
