@@ -3,12 +3,14 @@
 * Each request gets its own samples, in whichever order the engine answers.
 * What a program asks for next, it asks for as soon as it has what it waited for.
 * A future of another thread holds up only whoever waits for it.
-* An error of a program or of the engine ends everything, and every task gives back what it holds.
+* An error or a signal ends everything, and every task gives back what it holds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -165,6 +167,27 @@ def test_the_engines_error_ends_the_program() -> None:
     with pytest.raises(EngineError, match="told to fail"):
         of.run(holds())
     assert given_back == [1]
+
+
+def test_a_signal_ends_the_program_and_every_task_gives_back_what_it_holds() -> None:
+    of, given_back = engine(), list[int]()
+
+    async def holds(seed: int, strike: bool) -> None:
+        try:
+            await turns(of, seed, 3)
+            if strike:
+                os.kill(os.getpid(), signal.SIGINT)
+            await turns(of, seed, 50)
+        finally:
+            given_back.append(seed)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(holds(1, False), holds(2, True), holds(3, False))
+
+    with pytest.raises(KeyboardInterrupt):
+        of.run(all_of_them())
+    assert sorted(given_back) == [1, 2, 3]
+    assert len(of.asked) < 3 * 53
 
 
 def test_samples_are_awaited_by_programs_of_an_engine_alone() -> None:

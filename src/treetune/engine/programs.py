@@ -126,11 +126,14 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         return asked
 
     def _cancel_tasks(self) -> None:
-        """Ends the tasks that an error left waiting, so that they give back what they hold."""
+        """Ends the tasks that an error or a signal left waiting, so that they give back what they hold."""
         for task in asyncio.all_tasks(self):
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):  # `run` raises the first error already
-            self._run_until_all_wait()
+        while self._ready:
+            # `run` raises the first error already; what tasks raise on their way out would hide it, and keep
+            # others from giving back what they hold.
+            with contextlib.suppress(BaseException):
+                self._run_until_all_wait()
 
     # What asyncio's tasks, futures and semaphores ask of their event loop
 
@@ -154,7 +157,10 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        log.warning("a program: %s", context["message"], exc_info=context.get("exception"))
+        error = context.get("exception")
+        if "handle" in context and error is not None:  # of a callback, and so of no task that would raise it
+            raise error
+        log.warning("a program: %s", context["message"], exc_info=error)
 
     def get_debug(self) -> bool:
         return False
