@@ -14,6 +14,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from typing_extensions import override
+
 from treetune.engine.base import (
     ANSWERS,
     Completion,
@@ -87,6 +89,7 @@ class JournaledEngine(EngineWrapper):
         self._in_flight: dict[str, asyncio.Future[None]] = {}
         self._widest: dict[str, tuple[int, str]] = {}
 
+    @override
     def run(self, program: Coroutine[Any, Any, T]) -> T:
         self._answers_end, self._continuations_begin = self.now(), None
         with closing(self._answers), closing(self._continuations):
@@ -99,6 +102,7 @@ class JournaledEngine(EngineWrapper):
         self.calls.append(CallTimes(self._answers_end, self.now(), overlap))
         return result
 
+    @override
     async def sample(self, request: Request) -> list[Completion]:
         """Returns the samples of a request: those of a journal, or else new ones, which are written down."""
         if request.priority != ANSWERS and self._continuations_begin is None:
@@ -126,6 +130,7 @@ class JournaledEngine(EngineWrapper):
         del self._in_flight[key]
         is_known.set_result(None)
 
+    @override
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:

@@ -35,6 +35,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextvars import Context
 from typing import Any, TypeVar, TypeVarTuple
 
+from typing_extensions import override
+
 from treetune.engine.base import Completion, Later, OnResult, Request
 
 T = TypeVar("T")
@@ -137,6 +139,7 @@ class ProgramLoop(asyncio.AbstractEventLoop):
 
     # What asyncio's tasks, futures and semaphores ask of their event loop
 
+    @override
     def call_soon(
         self, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
     ) -> asyncio.Handle:
@@ -144,9 +147,11 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         self._ready.append(handle)
         return handle
 
+    @override
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
 
+    @override
     def create_task(
         self,
         coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
@@ -156,12 +161,14 @@ class ProgramLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Task[T]:
         return asyncio.Task(coro, loop=self, name=name, context=context)
 
+    @override
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if "handle" in context and error is not None:  # of a callback, and so of no task that would raise it
             raise error
         log.warning("a program: %s", context["message"], exc_info=error)
 
+    @override
     def get_debug(self) -> bool:
         return False
 

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from typing_extensions import override
+
 from treetune.contracts import Need, OneLine
 from treetune.engine.base import CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.engine.programs import result_of
@@ -35,9 +37,11 @@ class OneLineStates(StateRule):
 
     needs = (Need(OneLine(), "it continues answers from their beginnings", STATES_REMEDY),)
 
+    @override
     def begins_early(self, context: RolloutContext) -> bool:
         return True
 
+    @override
     async def begin(
         self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan
     ) -> OneLineContinuations:
@@ -51,6 +55,7 @@ class OneLineStates(StateRule):
             await continuations.sample_all_turns(context.engine.sample)
         return continuations
 
+    @override
     def estimate(
         self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
     ) -> list[Estimate]:
@@ -75,9 +80,11 @@ class OneLineStates(StateRule):
 class StepBoundaries(OneLineStates):
     """A state before every step of the answer (Kazemnejad et al., arXiv:2410.01679, section 4)."""
 
+    @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return (0, *trajectory.step_ends[:-1])
 
+    @override
     def looks_back(self, task: Task) -> bool:
         return task.boundaries_look_back
 
@@ -211,10 +218,12 @@ class WholeAnswers(StateRule):
         """Returns the seed of a state's continuations, which derives from the state alone."""
         raise NotImplementedError
 
+    @override
     def begins_early(self, context: RolloutContext) -> bool:
         # What services do for values is counted with the values, whose phase comes later.
         return not context.grader.has_services
 
+    @override
     async def begin(
         self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan
     ) -> list[Trajectory]:
@@ -226,6 +235,7 @@ class WholeAnswers(StateRule):
         starts = self._starts(context, prefix, plan.purpose, range(first_turn))
         return await _rollout(context, plan.sampling).answers(_only_graded(quiet), starts)
 
+    @override
     def estimate(
         self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
     ) -> list[Estimate]:

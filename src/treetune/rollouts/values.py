@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from treetune.config.registrable import Registrable
 from treetune.engine.base import SamplingParams
 from treetune.rollouts.context import AnswerObserver, RolloutContext
@@ -103,6 +105,7 @@ class FixedBudget(Budget):
 
     adaptive = False
 
+    @override
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
         return self.samples if turn == 0 else 0
 

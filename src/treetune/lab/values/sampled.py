@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.contracts import Answers, Need, OneLine
 from treetune.rollouts.base import THREADS_REMEDY
@@ -36,9 +37,11 @@ class Siblings(ValueEstimator):
     )
 
     @property
+    @override
     def continues(self) -> bool:
         return False
 
+    @override
     def values(self, valuation: Valuation) -> list[StepValues]:
         others = valuation.sibling_rewards()
         return [[mean_of(others[at]) for at in answer.states] for answer in valuation.answers]
@@ -57,6 +60,7 @@ class ToppedUp(ValueEstimator):
 
     needs = (Need(Answers(2), "it counts the other answers"),)
 
+    @override
     def values(self, valuation: Valuation) -> list[StepValues]:
         others = valuation.sibling_rewards()
         # Where answers through a state count others differently, the most that one lacks.
@@ -86,11 +90,13 @@ class UntilSure(Budget):
     pilot: bool = False
 
     @property
+    @override
     def bounds(self) -> tuple[int, int]:
         if self.pilot:
             return self.first + 1, self.first + self.most
         return self.first, max(self.first, self.most)
 
+    @override
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
         if turn == 0:
             return self.first
@@ -105,6 +111,7 @@ class UntilSure(Budget):
             return 0
         return max(0, min(self.first, self.most - turn * self.first))
 
+    @override
     def counted(self, rewards: Sequence[float]) -> Sequence[float]:
         return rewards[self.first :] if self.pilot else rewards
 
@@ -128,15 +135,19 @@ class Sequential(ValueEstimator):
     their price."""
 
     @property
+    @override
     def unbiased(self) -> bool:  # type: ignore[override]
         return self.pilot
 
+    @override
     def budget(self, samples: int) -> Budget:
         return UntilSure(samples, self.error, max(self.most, samples), self.pilot)
 
+    @override
     def first_states(self, states: int) -> Sequence[int]:
         return range(states)
 
+    @override
     def values(self, valuation: Valuation) -> list[StepValues]:
         valuation.sample_first(self)
         return valuation.values()
@@ -161,9 +172,11 @@ class Bisect(ValueEstimator):
     """Bounds the continuations of an answer: no part is halved once they have so many tokens. Those of a
     state that it shares with others count for each. None: there is no bound."""
 
+    @override
     def first_states(self, states: int) -> Sequence[int]:
         return (0,)
 
+    @override
     def values(self, valuation: Valuation) -> list[StepValues]:
         searches = [_Search(self, valuation, answer.states, answer.reward) for answer in valuation.answers]
         valuation.sample_first(self)
