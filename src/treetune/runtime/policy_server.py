@@ -18,7 +18,7 @@ from treetune.engine.settings import VllmSettings
 from treetune.models.control_tokens import special_tokens
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
-from treetune.runtime.directory import samples_after
+from treetune.runtime.directory import will_sample_from
 from treetune.runtime.machine import SCORED_WITH_BYTES
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import WeightsFolder
@@ -104,7 +104,7 @@ class PolicyServer:
         """Offers the trainer's weights after `version` iterations, and puts them into the engine now if
         somebody is going to sample from them. Returns the metrics of that. Collective."""
         self.offer(trainer, version)
-        if not samples_after(self._session.config, self._session.directory, version):
+        if not will_sample_from(self._session.config, self._session.directory, version):
             return {}
         with clock.phase("waiting"):
             self._wait()
