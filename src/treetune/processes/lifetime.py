@@ -236,9 +236,9 @@ class GracefulStop:
         finally:
             self._may_interrupt = False
 
-    def ends_at_once(self, number: int) -> bool:
-        """Returns whether this signal ends the process now. If not, asks the loop to end at its next
-        boundary."""
+    def take_signal(self, number: int) -> bool:
+        """Decides on a signal: returns True if it ends the process now. If not, asks the loop to end at its
+        next boundary, starts the grace and reports it."""
         if self._may_interrupt:
             return True
         if self.asked_by in ENDING and number in ENDING:
@@ -279,7 +279,7 @@ class GracefulStop:
         """Stops the timer of the grace, because the checkpoint that follows has no deadline."""
         signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def grace_is_over(self) -> int:
+    def end_grace(self) -> int:
         """Reports that the boundary didn't come in time, and returns the signal that asked for the end."""
         assert self.asked_by is not None, "the timer is started when a signal comes"
         lost = "" if self._would_lose is None else f"; {self._would_lose}"
@@ -331,8 +331,8 @@ def exit_on_signals() -> None:
         if stopped_by is None:
             if _graceful:
                 if number == signal.SIGALRM:
-                    number = _graceful[-1].grace_is_over()
-                elif not _graceful[-1].ends_at_once(number):
+                    number = _graceful[-1].end_grace()
+                elif not _graceful[-1].take_signal(number):
                     return
             if number == signal.SIGALRM:  # the timer of a stop that is over by now
                 return

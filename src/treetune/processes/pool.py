@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import pickle
 import selectors
@@ -79,6 +80,9 @@ _MEAN_STEP = 0.1
 _STUCK_PER_THREAD = 4
 """The threads that may be stuck in calls that don't return, for each that may run. With more, no call is made
 until some of them return."""
+
+_LONGEST_PAUSE_S = 3600.0
+"""The longest that a service call may wait for its turn, which doesn't count towards its deadline."""
 
 
 class WorkerStartError(RuntimeError):
@@ -528,10 +532,67 @@ class WorkerProcess:
                 pipe.close()
 
 
+class CallClock:
+    """Counts the seconds that a service call has until its deadline.
+
+    A servant stops it while the call waits for its turn at something that answers one call after another. The
+    call before it has a clock of its own there.
+    """
+
+    def __init__(self, seconds: float, changed: threading.Condition) -> None:
+        self._remaining_s = seconds
+        self._runs_since: float | None = time.monotonic()
+        """None while the clock is stopped."""
+        self._paused_since = 0.0
+        self._paused_s = 0.0
+        self._changed = changed
+        """Notified when the clock is stopped or started, because the deadline moves."""
+
+    @property
+    def overdue_at(self) -> float:
+        """The time of the deadline."""
+        if self._runs_since is None:
+            return self._paused_since + _LONGEST_PAUSE_S
+        return self._runs_since + self._remaining_s
+
+    @property
+    def stood_s(self) -> float:
+        """The seconds that the clock was stopped so far."""
+        return self._paused_s
+
+    def stop(self) -> None:
+        with self._changed:
+            if self._runs_since is not None:
+                now = time.monotonic()
+                self._remaining_s -= now - self._runs_since
+                self._runs_since, self._paused_since = None, now
+                self._changed.notify_all()
+
+    def start(self) -> None:
+        """Starts the clock again. Safe to call twice, and from any thread."""
+        with self._changed:
+            if self._runs_since is None:
+                now = time.monotonic()
+                self._runs_since = now
+                self._paused_s += now - self._paused_since
+                self._changed.notify_all()
+
+
+_call = threading.local()
+
+
+def call_clock() -> CallClock:
+    """Returns the clock of the service call that this thread answers; a clock without effect if it answers
+    none."""
+    clock: CallClock | None = getattr(_call, "clock", None)
+    return clock or CallClock(math.inf, threading.Condition())
+
+
 class ServiceThreads:
     """Threads that call a servant which waits for something outside of this process, such as a judge.
 
-    At most `concurrency` calls run at a time. A thread can't be stopped from outside: a call that is overdue
+    At most `concurrency` calls run at a time. A servant may stop a call's clock while the call waits for its
+    turn (`call_clock`). A thread can't be stopped from outside: a call that is overdue
     gets the result ``unavailable``, and its thread is *stuck* until the call returns. A stuck thread doesn't
     count among the running ones, so that another one can take its place. Threads end with this process.
     """
@@ -543,8 +604,8 @@ class ServiceThreads:
         self._changed = threading.Condition()
         """Guards all that follows. Notified when a call is added, a call begins, or the pool is closed."""
         self._queue: deque[Work] = deque()
-        self._running: dict[int, tuple[Work, float]] = {}
-        """The call of each running thread and the time of its deadline, by the thread's number."""
+        self._running: dict[int, tuple[Work, CallClock]] = {}
+        """The call of each running thread and its clock, by the thread's number."""
         self._idle_count = 0
         self._stuck_count = 0
         self._started_count = 0
@@ -587,7 +648,8 @@ class ServiceThreads:
                 if self._closed:
                     return
                 work = self._queue.popleft()
-                self._running[number] = work, time.monotonic() + work.deadline
+                _call.clock = CallClock(work.deadline, self._changed)
+                self._running[number] = work, _call.clock
                 self._changed.notify_all()  # the watcher, since this deadline may be the earliest
             result = self._servant.answer(*work.arguments)
             with self._changed:
@@ -604,11 +666,11 @@ class ServiceThreads:
         while not self._closed:
             given_up: list[tuple[Work, str]] = []
             with self._changed:
-                earliest = min((deadline for _, deadline in self._running.values()), default=None)
-                self._changed.wait(None if earliest is None else max(0.0, earliest - time.monotonic()))
+                earliest = min((clock.overdue_at for _, clock in self._running.values()), default=math.inf)
+                self._changed.wait(None if earliest == math.inf else max(0.0, earliest - time.monotonic()))
                 now = time.monotonic()
-                for number, (work, deadline) in list(self._running.items()):
-                    if deadline <= now:
+                for number, (work, clock) in list(self._running.items()):
+                    if clock.overdue_at <= now:
                         del self._running[number]
                         self._stuck_count += 1
                         given_up.append((work, work.too_long))

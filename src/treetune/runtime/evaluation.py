@@ -364,7 +364,7 @@ def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | Non
             comparisons += 1
             is_same = same_answer(answer, other, problem)
             if is_same is None:
-                # The grader hung or refused. Each further comparison might take a whole deadline.
+                # The comparison hung or crashed. Each further comparison might take a whole deadline.
                 comparisons = MOST_COMPARISONS
             elif is_same:
                 representative = other

@@ -151,7 +151,14 @@ class PolicyServer:
         with self._session.console.phase(f"weights after iteration {number} into the engine"):
             folder = self.folder.write_stored(number)
             # No trainer has these weights, so the canary's answers are scored from the files.
-            score = partial(stored_logprobs, self._session.ranks, folder, self._session.temperature)
+            trusted = getattr(self._session.config.model, "trust_remote_code", False)
+            score = partial(
+                stored_logprobs,
+                self._session.ranks,
+                folder,
+                self._session.temperature,
+                trust_remote_code=trusted,
+            )
             self.engine.load(folder, number, _canary(self._session, score))
             self.folder.keep_only(number)
 
@@ -239,7 +246,12 @@ def _canary(session: Session, score: Score) -> Canary:
 
 
 def stored_logprobs(
-    ranks: Ranks, weights: Path, temperature: float, pairs: Sequence[tuple[TokenIds, TokenIds]]
+    ranks: Ranks,
+    weights: Path,
+    temperature: float,
+    pairs: Sequence[tuple[TokenIds, TokenIds]],
+    *,
+    trust_remote_code: bool = False,
 ) -> list[list[float]]:
     """Computes the log-probs of each answer's tokens with stored weights. Collective.
 
@@ -264,6 +276,7 @@ def stored_logprobs(
             model = AutoModelForCausalLM.from_pretrained(
                 weights,
                 dtype=torch.float32,
+                trust_remote_code=trust_remote_code,
                 device_map="sequential",
                 max_memory={"cpu": SCORED_WITH_BYTES},
                 offload_folder=offload_folder,  # for weights that are merged from several in the files

@@ -498,7 +498,7 @@ def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) ->
         raise Collapsed(_message(config, directory, rows, signs))
 
 
-def last_good_checkpoint(config: PolicyIteration, directory: ExperimentDirectory) -> int | None:
+def read_last_good(config: PolicyIteration, directory: ExperimentDirectory) -> int | None:
     """Returns the newest number of finished iterations before any sign of collapse; None if no sign may stop
     the run."""
     rows = history(directory, directory.resumable() or 0)

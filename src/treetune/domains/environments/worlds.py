@@ -27,6 +27,7 @@ from treetune.domains.environments.base import LONGEST_OBSERVATION, Environment,
 from treetune.processes.pool import (
     START_SECONDS,
     WorkerStartError,
+    call_clock,
     describe_exit,
     pickle_servant,
     start_worker,
@@ -52,6 +53,8 @@ class Played:
     snapshot: Snapshot | None = None
     """The state now, for an environment that is copied."""
     seconds: float = 0.0
+    waited: float = 0.0
+    """Seconds that the call waited for its turn at a server, which count against no deadline."""
 
 
 def failure(outcome: GradeOutcome, message: str, seconds: float = 0.0) -> Played:
@@ -139,7 +142,8 @@ class Loaded(Servant):
         self.environment.prepare()
 
     def answer(self, world: World, method: str, *arguments: Any) -> Played:
-        return world.call(math.inf, method, *arguments)
+        played = world.call(math.inf, method, *arguments)
+        return replace(played, waited=call_clock().stood_s)
 
 
 class Forks:
