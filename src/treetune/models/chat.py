@@ -50,12 +50,15 @@ class Chat:
 def chat_frame(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, control: ControlTokens
 ) -> Callable[[str], str]:
-    """Returns the function from a problem's text to the whole prompt's, up to where the assistant's answer
-    begins. Text of the problem that looks like one of the `control` tokens is marked in it.
+    """Returns a function that makes the whole prompt, up to the beginning of the answer, from a problem's
+    text. It marks text of the problem that looks like one of the `control` tokens.
 
-    Raises ValueError, here and not at the first problem, for a tokenizer without a chat template, for
-    an argument that the template doesn't know, for a template that refuses the system message or leaves it or
-    the question out, and for one that writes today's date, since prompts would be others tomorrow.
+    Tries the template at once, so that a run with an unusable one ends here and not at its first problem.
+
+    Raises:
+        ValueError: There is no template, it doesn't read one of the arguments, it refuses the system message
+        or
+            leaves it or the question out, or it writes today's date, so that prompts would differ tomorrow.
     """
     refuse_no_template(tokenizer)
     name = repr(tokenizer.name_or_path)
@@ -68,6 +71,7 @@ def chat_frame(
             f"chat.template_arguments sets {', '.join(unknown)}, which the chat template of {name}"
             " does not read: leave it out"
         )
+    # Templates get the date from `strftime_now`, which is replaced by a function that returns a mark.
     if _DATE in render(tokenizer, chat, [user("1 + 1?")], strftime_now=lambda form: _DATE):
         raise ValueError(
             f"the chat template of {name} writes today's date into every prompt, so that the same run would"
@@ -90,11 +94,12 @@ def chat_frame(
 def chat_conversation(
     tokenizer: PreTrainedTokenizerBase, chat: Chat, control: ControlTokens
 ) -> Callable[[Sequence[Message]], str]:
-    """Returns the function from the messages of a conversation to the whole prompt's text, up to where the
-    assistant's next answer begins. A system message among them takes the place of `chat.system`. Text that
-    looks like one of the `control` tokens is marked. Raises ValueError as `chat_frame`, whose checks it
-    leaves to it, at a conversation that the template refuses, and where it leaves out what the user or the
-    system says.
+    """Returns a function that makes the whole prompt, up to the beginning of the next answer, from the
+    messages of a conversation.
+
+    A system message among them replaces `chat.system`. The function marks text that looks like one of the
+    `control` tokens. It raises ValueError if the template refuses the conversation, or leaves out a message
+    of the user or the system. `chat_frame` checks the template itself.
     """
     without_system = replace(chat, system=None)
 

@@ -286,8 +286,8 @@ class PretrainedModel(ModelSource):
         return model.train()
 
     def _refuse_partial(self, name: str, loading: Mapping[str, Any], path: str) -> None:
-        """Raises ValueError where files lack weights of the model, which would be random ones, or have others
-        besides."""
+        """Raises ValueError if the files lack weights of the model, which would then be random, or contain
+        weights that the model doesn't have."""
         if missing := sorted(loading["missing_keys"]):
             raise ValueError(
                 f"the files in {path} lack weights of a {name}: {some_names(missing)}. They would be drawn,"

@@ -280,9 +280,12 @@ def _gradient_noise(settings: Diagnostics, watched: Watched, rows: Sequence[Row]
     ceiling = settings.gradient_variation_ceiling
     assert ceiling is not None
     norms = [row["train/grad_norm"] for row in rows[-settings.window :]]
-    if len(norms) < settings.window or not (mean := fmean(norms)) > 0:
+    if len(norms) < settings.window:
         return None
-    variation = stdev(norms) / mean
+    mean = fmean(norms)
+    if not mean > 0:  # 0, or NaN
+        return None
+    variation = stdev(norms) / mean  # the coefficient of variation
     if variation <= ceiling:
         return None
     return (

@@ -98,7 +98,7 @@ class Timeline:
                 self._journal.add(*rows)
             except OSError as error:
                 logging.getLogger(LOGGER).warning(
-                    "when what is done is no longer recorded: %s can't be written (%s)",
+                    "the timeline is no longer recorded: %s can't be written (%s)",
                     self._journal.path,
                     error,
                 )
