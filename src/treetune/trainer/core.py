@@ -140,9 +140,11 @@ class PolicyTrainer:
             critic=self.critic is not None,
             from_values=self.from_values,
         )
+        # The tensors with the scores that `on_signals` gets.
         scored = tensors
         if tensors.old_logprobs_N is None and settings.token_signals == "all":
-            # In a copy: training goes on to take the log-probs of its own forward pass for the old ones.
+            # Into a copy, so that training still uses the log-probs of its own forward pass as the old ones,
+            # and its numbers don't depend on whether signals are wanted.
             scored = dataclasses.replace(tensors)
             scored.take(self.old_logprobs(sequences))
         constant = tensors.metrics() | ({} if self.prefetch is None else self.prefetch.metrics)
@@ -163,7 +165,8 @@ class PolicyTrainer:
             done = epochs_done if every is None else number
             if pauses and after is not None and after(done, number == steps):
                 break
-        scored = tensors if scored.old_logprobs_N is None else scored  # which an only step has recorded
+        if scored.old_logprobs_N is None:
+            scored = tensors  # an iteration's only step has recorded its scores there
         if settings.token_signals != "none" and on_signals is not None and scored.old_logprobs_N is not None:
             on_signals(scored.signals(episodes, sequences))
         metrics = constant | {name: value / (number - skipped) for name, value in sums.items()}
