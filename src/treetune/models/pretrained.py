@@ -224,7 +224,10 @@ class PretrainedModel(ModelSource):
             end_ids = GenerationConfig.from_pretrained(path, revision=self._options["revision"]).eos_token_id
         except OSError:  # it has no such file
             end_ids = getattr(AutoConfig.from_pretrained(path, **self._options), "eos_token_id", None)
-        end_ids = () if end_ids is None else [end_ids] if isinstance(end_ids, int) else end_ids
+        if end_ids is None:
+            end_ids = ()
+        elif isinstance(end_ids, int):
+            end_ids = [end_ids]
         return codec_of(tokenizer, begin_of_text=self.begin_of_text, chat=self.chat, end_ids=end_ids)
 
     def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
