@@ -39,6 +39,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from treetune.overriding import override
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -86,6 +88,7 @@ class Columnar:
     The `__eq__` of a dataclass would ask ``array == array`` for one truth value, which NumPy refuses.
     """
 
+    @override
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
@@ -543,10 +546,6 @@ class Episode(Columnar):
     @property
     def correct(self) -> bool:
         return self.score >= CORRECT_SCORE
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt_ids) + len(self.response_ids)
 
 
 Metrics = dict[str, float]

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from treetune.architectures import LengthRule, length_rule, probe_rows
 from treetune.models.attention import PACKED, attention_arguments
@@ -63,6 +64,7 @@ class ModelInputs(NamedTuple):
     """The largest N that any rank has in its micro-batch of the same number, since all ranks compute their
     heads in equally many chunks."""
 
+    @override
     def __eq__(self, other: object) -> bool:
         # DeepSpeed compares the inputs of the ranks of a tensor-parallel group. A tuple's own comparison
         # would ask `tensor == tensor` for one truth value.
@@ -70,6 +72,7 @@ class ModelInputs(NamedTuple):
             return False
         return all(_are_equal(mine, theirs) for mine, theirs in zip(self, other, strict=True))
 
+    @override
     def __ne__(self, other: object) -> bool:
         return not self == other
 

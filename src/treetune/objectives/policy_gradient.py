@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
+from typing_extensions import override
 
 from treetune.contracts import (
     Advantages,
@@ -84,15 +85,18 @@ class PolicyGradient(Objective):
     measures_kl = True
 
     @property
+    @override
     def needs_whole_sequences(self) -> bool:  # type: ignore[override]
         return self.importance_sequence is not None
 
     @property
+    @override
     def gives(self) -> tuple[Feature, ...]:
         weighs = self.importance_cap is not None or self.importance_band is not None
         return (UseOfAdvantages(), StaleAnswers()) if weighs else (UseOfAdvantages(),)
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (
             *super().needs,
@@ -115,9 +119,11 @@ class PolicyGradient(Objective):
             )
 
     @property
+    @override
     def needs_reference(self) -> bool:  # type: ignore[override]
         return self.kl_coef > 0
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if experiment.restart == "every_iteration":
             yield Finding(
@@ -139,6 +145,7 @@ class PolicyGradient(Objective):
         """
         raise NotImplementedError
 
+    @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         # In an iteration's only step the policy is still the old policy. The ratio is then 1, and its
         # gradient is that of log p: the plain policy gradient.
@@ -230,6 +237,7 @@ class ClippedPolicyGradient(PolicyGradient):
     """For positive advantages the gradient ends where the ratio is above 1 + this."""
     dual_clip: Annotated[float, Gt(1)] | None = None
 
+    @override
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         advantages_N = advantages_of(batch)
         ratio_N = ratio_of(log_ratio_N)

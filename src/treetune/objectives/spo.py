@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.contracts import Need, StaleAnswers, WholeBatch
 from treetune.objectives.base import Objective, TokenBatch, ratio_of
@@ -158,6 +159,7 @@ class CorrectPaths(Objective):
             )
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         whole = Need(
             WholeBatch(),
@@ -166,6 +168,7 @@ class CorrectPaths(Objective):
         )
         return (*super().needs, whole) if self.normalise_by == "batch" else super().needs
 
+    @override
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
         is_taken = [self.loss_on == "all" or score >= self.score_threshold for score in scores]
         count = len(lengths) if self.normalise_by == "batch" else max(1, sum(is_taken))
@@ -173,6 +176,7 @@ class CorrectPaths(Objective):
             1 / (count * length) if taken else 0.0 for taken, length in zip(is_taken, lengths, strict=True)
         ]
 
+    @override
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
         """Returns the divergence at each position, and p_c and p_m without gradient."""
         total_C = logits_CV.logsumexp(-1)
@@ -210,6 +214,7 @@ class CorrectPaths(Objective):
         divergence = rank_kl if self.divergence == "kl" else rank_jsd
         return divergence(log_target_CK, logp_CK, counts_CK)
 
+    @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         divergence_N, p_c_N, p_m_N = batch.terms
         metrics = {

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from typing_extensions import override
+
 from treetune.store.timeline import Timeline
 from treetune.vocabulary import Metrics
 
@@ -136,6 +138,7 @@ class LogFile(logging.FileHandler):
 
     _has_printed = False
 
+    @override
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not self._has_printed:
@@ -159,6 +162,7 @@ class Status:
     def set(self, done: int, total: int) -> None:
         self.done, self.total = done, total
 
+    @override
     def __str__(self) -> str:
         passed = time.monotonic() - self._started
         parts = [self.what]

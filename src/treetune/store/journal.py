@@ -20,6 +20,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.store.checksums import Damaged
 from treetune.store.files import sync
 
@@ -73,6 +75,7 @@ class Journal(AbstractContextManager["Journal"]):
         if exclusive:
             self._open()
 
+    @override
     def __exit__(self, *error: object) -> None:
         self.close()
 
