@@ -25,11 +25,12 @@ class RankGroup(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def exchange(self, name: str, own: Any) -> list[Any]:
+    def exchange(self, name: str, value: Any) -> list[Any]:
         """Returns every rank's object, in rank order. Collective."""
 
-    def hand_out(self, name: str, for_each: Sequence[Any]) -> list[Any]:
-        """Given one object for each rank, returns those that all ranks have for this one. Collective."""
+    def hand_out(self, name: str, for_ranks: Sequence[Any]) -> list[Any]:
+        """Sends an object to each rank, and returns those that all ranks have sent to this one.
+        Collective."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,11 @@ class OneRank:
     rank: int = 0
     world_size: int = 1
 
-    def exchange(self, name: str, own: Any) -> list[Any]:
-        return [own]
+    def exchange(self, name: str, value: Any) -> list[Any]:
+        return [value]
 
-    def hand_out(self, name: str, for_each: Sequence[Any]) -> list[Any]:
-        return list(for_each)
+    def hand_out(self, name: str, for_ranks: Sequence[Any]) -> list[Any]:
+        return list(for_ranks)
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from treetune.processes.pool import (
     START_SECONDS,
     WorkerStartError,
     call_clock,
-    exit_words,
-    pickled_servant,
+    describe_exit,
+    pickle_servant,
     start_worker,
 )
 from treetune.processes.worker import Servant, become_worker, die_with_parent, frame, load, read
@@ -159,7 +159,7 @@ class Forks:
     """
 
     def __init__(self, environment: Environment, memory_gib: float | None) -> None:
-        self._pickled = pickled_servant(Loaded(environment), type(environment).__name__)
+        self._pickled = pickle_servant(Loaded(environment), type(environment).__name__)
         self._memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -191,7 +191,7 @@ class Forks:
             if self._orders is not None:
                 try:
                     self._orders.send((order, pid))
-                    return exit_words(self._orders.recv())
+                    return describe_exit(self._orders.recv())
                 except (EOFError, OSError):  # it was killed, and all answers' processes with it
                     self._stop()
         return "was killed"
@@ -222,7 +222,7 @@ class Forks:
             raise WorkerStartError(f"no environment was there within {START_SECONDS:g} s") from error
         except (EOFError, OSError) as error:
             raise WorkerStartError(
-                f"a worker process did not start: it {exit_words(self._process.wait())}"
+                f"a worker process did not start: it {describe_exit(self._process.wait())}"
             ) from error
         self._orders = ours
         return ours
