@@ -18,7 +18,7 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.rollouts.expectations import Choices
 from treetune.engine.base import Engine, Later, OnResult, Request
 from treetune.lab.arena import languages
-from treetune.lab.arena.gain import BATCH, CEILING, at_ratio, best_at, gain, half_width
+from treetune.lab.arena.gain import BATCH, TRUE_ADVANTAGES, at_ratio, best_at, gain, half_width
 from treetune.lab.arena.languages import LANGUAGES, Language, TrueAdvantages, language_of
 from treetune.lab.arena.scores import (
     Method,
@@ -445,7 +445,7 @@ def test_what_a_method_is_worth_depends_on_what_training_costs() -> None:
     assert at_ratio(2.0, 4.0, 2.0) == 1.0
     few = {"gain": {"value": 2.0}, "cost": 1.0}
     many = {"gain": {"value": 9.0}, "cost": 20.0}
-    methods = {"few": few, "many": many, CEILING: {"gain": {"value": 99.0}, "cost": 1.0}}
+    methods = {"few": few, "many": many, TRUE_ADVANTAGES: {"gain": {"value": 99.0}, "cost": 1.0}}
     assert best_at(methods, 0.25)[0] == "few"
     assert best_at(methods, 30.0) == ("many", pytest.approx(9 * 31 / 50))
 

@@ -21,8 +21,8 @@ from treetune.lab.analyzers.true_values import (
     State,
     TrueValues,
     Value,
-    expanded,
-    found_once,
+    expand_continuations,
+    find_values_once,
     mean_and_noise,
 )
 from treetune.lab.arena.languages import Language, fork
@@ -159,7 +159,7 @@ def test_taking_both_ways_where_something_is_decided_gives_the_exact_value(rule:
     task = signposts(rule)
     context = context_of(task)
     places, exact = places_of(task, context)
-    found = expanded(Teacher(task, context), context, places, samples=2)
+    found = expand_continuations(Teacher(task, context), context, places, samples=2)
     assert [known.value for known in found] == pytest.approx(exact, abs=1e-5)
     assert [known.noise for known in found] == pytest.approx([0] * len(exact), abs=1e-9)
 
@@ -176,7 +176,7 @@ def test_values_of_a_task_that_knows_nothing_are_off_by_their_noise(monkeypatch:
     task = signposts("all", chatter=0)
     context = context_of(task)
     places, exact = places_of(task, context)
-    found = expanded(Teacher(task, context), context, places, samples=300)
+    found = expand_continuations(Teacher(task, context), context, places, samples=300)
     off = [(k.value - v) / k.noise**0.5 for k, v in zip(found, exact, strict=True) if k.noise]
     assert len(off) > 5
     assert max(map(abs, off)) < 4
@@ -186,8 +186,8 @@ def test_a_value_does_not_depend_on_what_else_is_asked() -> None:
     task = signposts("last")
     context = context_of(task)
     places, _ = places_of(task, context)
-    alone = [expanded(Teacher(task, context), context, [place], samples=3) for place in places]
-    together = expanded(Teacher(task, context), context, places, samples=3)
+    alone = [expand_continuations(Teacher(task, context), context, [place], samples=3) for place in places]
+    together = expand_continuations(Teacher(task, context), context, places, samples=3)
     assert [one for [one] in alone] == together
 
 
@@ -232,15 +232,15 @@ def test_what_was_found_once_is_not_asked_again_but_for_a_line_that_was_cut_shor
     context = context_of(task)
     places, _ = places_of(task, context)
     distinct = len({(one.problem.id, tuple(one.begun_ids)) for one in places})
-    whole = found_once(truth, context, session, 0, [*places, *places])[: len(places)]
-    assert found_once(truth, context, session, 0, places) == whole
+    whole = find_values_once(truth, context, session, 0, [*places, *places])[: len(places)]
+    assert find_values_once(truth, context, session, 0, places) == whole
     assert truth.asked == [distinct]
     [file] = (tmp_path / "truths").iterdir()
     file.write_bytes(file.read_bytes()[:-9])
     for _ in range(2):
-        assert found_once(truth, context, session, 0, places) == whole
+        assert find_values_once(truth, context, session, 0, places) == whole
         assert truth.asked == [distinct, 1]
-    found_once(truth, context, session, 1, places)
+    find_values_once(truth, context, session, 1, places)
     assert truth.asked == [distinct, 1, distinct], "other weights, other values"
 
 

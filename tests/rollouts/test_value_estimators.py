@@ -18,7 +18,7 @@ from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
 from treetune.lab.values.critic import ControlVariate, CriticValues, critic_values
-from treetune.lab.values.over_another import Filtered, Smoothed, filtered, smoothed
+from treetune.lab.values.over_another import Filtered, Smoothed, filter_values, smooth_walk
 from treetune.lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
 from treetune.lab.values.states import EveryNTokens, LowProbability
 from treetune.rollouts.answers import contiguous_share
@@ -265,14 +265,14 @@ looks = st.lists(
 @given(looks, st.floats(0, 1), st.floats(0.001, 0.5))
 def test_smoothing_is_the_least_squares_answer(path: list[Value | None], reward: float, step: float) -> None:
     path = [Value(0.5, 0.1), *path, Value(reward, 0.2)]
-    found = smoothed(path, step)
+    found = smooth_walk(path, step)
     assert [one is None for one in found] == [one is None for one in path]
     assert [one.value for one in found if one is not None] == pytest.approx(solved(path, step), abs=1e-6)
 
 
 def test_filtering_sees_values_from_behind_and_baselines_from_before() -> None:
     along: list[Value | None] = [Value(0.4, 0.1), None, Value(0.8, 0.1)]
-    first, between, last = filtered(along, 1.0, behind=0.5, before=0.25)
+    first, between, last = filter_values(along, 1.0, behind=0.5, before=0.25)
     assert between is None
     assert (last.value, first.value) == pytest.approx((0.9, (0.4 + 0.9) / 2))
     assert (first.baseline_or_value, last.baseline_or_value) == pytest.approx((0.4, 0.75 * 0.8 + 0.25 * 0.4))
@@ -298,7 +298,7 @@ def test_smoothing_lowers_the_error_of_few_continuations_where_values_walk() -> 
         looks: list[Value | None] = [mean_of([float(rng.random() < v) for _ in range(3)]) for v in truth]
         path = [*looks, Value(float(rng.random() < truth[-1]), 0.2)]
         raw += [(one.value - v) ** 2 for one, v in zip(looks, truth, strict=True) if one]
-        smooth += [(one.value - v) ** 2 for one, v in zip(smoothed(path, 0.01), truth) if one]
+        smooth += [(one.value - v) ** 2 for one, v in zip(smooth_walk(path, 0.01), truth) if one]
     assert fmean(smooth) < 0.5 * fmean(raw)
 
 

@@ -220,7 +220,8 @@ class GivenServer(Server):
                     self._changed.wait(AWAY_S if self._address is None else LOOK_S)
 
     def _look(self) -> None:
-        """Raises ServerFailure if it isn't the same server, or has other weights."""
+        """Checks a server that was there. Raises ServerFailure if another process answers, or if it has other
+        weights."""
         description = self._ask()
         with self._changed:
             if self._loading or self._address is None:

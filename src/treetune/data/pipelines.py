@@ -307,9 +307,10 @@ class PrepareData(DataPipeline):
         yield from (("prompt", text) for text in turns)
 
     def rows_of(self, fields: Mapping[str, Any]) -> list[Row | str]:
-        """The rows that a source's row becomes; in place of one that a filter drops, the filter's name.
+        """Returns the rows that a row of the source becomes: several where `expand` makes several of it. In
+        place of a row that a filter drops stands the filter's name.
 
-        Raises NoValue or ValueError for a row that lacks something.
+        Raises NoValue or ValueError where a field is missing.
         """
         expanded: Any = fields
         if self.expand is not None:
@@ -317,8 +318,8 @@ class PrepareData(DataPipeline):
             expanded = _function(self.expand)(dict(fields), derive_seed(self.seed, content, "expand"))
         if not expanded:
             return ["expand"]
-        several = expanded if isinstance(expanded, list) else [expanded]
-        return [self._row(one) for one in several]
+        fields_of_rows = expanded if isinstance(expanded, list) else [expanded]
+        return [self._row(fields_of_row) for fields_of_row in fields_of_rows]
 
     def _row(self, fields: Mapping[str, Any]) -> Row | str:
         for one in self.filters:

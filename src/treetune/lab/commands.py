@@ -141,12 +141,12 @@ def credit_worth(options: argparse.Namespace) -> int:
     options.configs = [*(options.configs or ()), "analyzers/credit_worth.jsonnet"]
     config, root = load_experiment(options)
     from treetune.lab.analyzers.command import run_analyzers
-    from treetune.lab.arena.worth import words_of
+    from treetune.lab.arena.worth import describe_worth
     from treetune.runtime.directory import ExperimentDirectory
 
     if code := run_analyzers(root, config.data):
         return code
-    for line in words_of(ExperimentDirectory.of(cast("PolicyIteration", root))):
+    for line in describe_worth(ExperimentDirectory.of(cast("PolicyIteration", root))):
         say(line)
     return 0
 

@@ -52,11 +52,14 @@ class Step:
     sampled_tokens: int
 
 
-def compared(steps: Mapping[str, Step]) -> dict[str, Any]:
-    """Norms of gradients and of changes, cosines between the two variants, and how alike advantages are."""
+def compare_steps(steps: Mapping[str, Step]) -> dict[str, Any]:
+    """Returns the norms of gradients and of changes of weights for each step ("own" as the run took it, and
+    "other" as changed), the cosines between both, and the correlation of their advantages."""
     own, other = steps["own"], steps.get("other")
-    result: dict[str, Any] = {
-        name: {
+    result: dict[str, Any] = {}
+    for name, step in steps.items():
+        metrics = {key: value for key, value in step.metrics.items() if key.startswith(("train/", "credit/"))}
+        result[name] = {
             "episodes": len(step.episodes),
             "gradient_norm": float(step.gradient.norm()),
             "change_norm": float(step.change.norm()),
@@ -64,12 +67,8 @@ def compared(steps: Mapping[str, Step]) -> dict[str, Any]:
             "parted": step.parted,
             "unlike_record": step.unlike_record,
             "sampled_tokens": step.sampled_tokens,
-            "metrics": {
-                key: value for key, value in step.metrics.items() if key.startswith(("train/", "credit/"))
-            },
+            "metrics": metrics,
         }
-        for name, step in steps.items()
-    }
     if other is not None:
         result["cosine_of_gradients"] = _cosine(own.gradient, other.gradient)
         result["cosine_of_changes"] = _cosine(own.change.double(), other.change.double())
@@ -209,7 +208,7 @@ def replay(
         state = _state_before(session, point, work / STATE if exact else None)
         for name, variant in variants.items():
             steps[name] = _step(sampler, variant, point, state, work, place)
-        result = compared(steps)
+        result = compare_steps(steps)
         if session.ranks.is_first:
             work.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(work / STATE, ignore_errors=True)
