@@ -53,8 +53,8 @@ Snapshot = tuple[int, bytes]
 """A pickled state, behind the number of actions that had led to it."""
 
 Order = Literal["fork", "kill", "dies"]
-"""``kill`` ends a process at once, and ``dies`` one that has closed its connection: it gets `_LAST_WORDS_S` to
-end by itself."""
+"""``kill`` ends a process at once. ``dies`` ends one that has closed its connection, after `_LAST_WORDS_S` in
+which it may end by itself."""
 _LAST_WORDS_S = 1.0
 """Seconds that a process which has closed its connection has to end by itself."""
 

@@ -150,7 +150,7 @@ class _Server:
             _empty_work_folder()
 
     def _ask_child(self, request: bytes) -> dict[str, Any]:
-        """Has a child score an answer: ``{"told": {"score": 0.5}}``, ``{"late": true}``, ``{"crashed": -9}``."""
+        """Has a child score an answer, and returns ``{"told": {"score": 0.5}}``, or how it failed."""
         reply = self._ask_child_once(request)
         # A process that has scored others may have ended in between, or its memory may be full: neither is
         # this answer's fault, so a new one gets it.
