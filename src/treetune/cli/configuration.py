@@ -166,7 +166,7 @@ def _as_text(value: Any) -> str:
 def list_parts(options: argparse.Namespace) -> int:
     from treetune.config import reference, schema
 
-    _known_parts(options)
+    _register_parts(options)
     families = reference.families()
     if options.family is not None:
         by_name = {reference.as_word(schema.family_word(family)): family for family in families}
@@ -192,7 +192,7 @@ def list_parts(options: argparse.Namespace) -> int:
 def describe(options: argparse.Namespace) -> int:
     from treetune.config import reference
 
-    _known_parts(options)
+    _register_parts(options)
     entries_by_name = reference.describable()
     entries = entries_by_name.get(options.part) or entries_by_name.get(reference.as_word(options.part))
     if not entries:
@@ -206,7 +206,7 @@ def describe(options: argparse.Namespace) -> int:
 def print_schema(options: argparse.Namespace) -> int:
     from treetune.config.reference import json_schema
 
-    _known_parts(options)
+    _register_parts(options)
     say(json.dumps(json_schema(root_families()), indent=1, ensure_ascii=False))
     return 0
 
@@ -224,7 +224,7 @@ def _describe_part(entry: PartEntry) -> list[str]:
     return lines
 
 
-def _known_parts(options: argparse.Namespace) -> None:
+def _register_parts(options: argparse.Namespace) -> None:
     """Registers our parts, those of installed packages, and those that a configuration imports."""
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.explain import Explanation
