@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import Le, MinLen
+from typing_extensions import override
 
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import boxes
@@ -121,6 +122,7 @@ class MultipleChoice(Grader):
 
     isolation: ClassVar[Isolation] = "inline"
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         text = response.translate(_WIDTH)
         choices = [*self._in_boxes(text), *self._in_tags(text)]
@@ -204,6 +206,7 @@ class MultipleChoice(Grader):
         last_start, last_letter = letter_lines[-1]
         return _Choice(last_start, last_letter if len(letters) == 1 else None, "")
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold, _ = self._letter(problem.gold)
         if gold is None:

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Annotated, ClassVar
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.rollouts.numbers import NumberGroup
 from treetune.tasks.graders.base import Counts, GradeBy, Grader, Isolation, ServiceContext, Unavailable
@@ -53,21 +54,25 @@ class Weighted(Grader):
             raise ValueError(f"weights has {', '.join(unknown)}: there is {', '.join(sorted(self.graders))}")
 
     @property
+    @override
     def best(self) -> float:
         # A grader with a weight below 0 is best where it gives nothing.
         return sum(
             max(0.0, self.weights.get(name, 1.0) * grader.best) for name, grader in self.graders.items()
         )
 
+    @override
     def parts(self) -> Sequence[Grader]:
         parts: list[Grader] = [self]
         for grader in self.graders.values():
             parts += grader.parts()
         return parts
 
+    @override
     def serve(self, context: ServiceContext, grade_by: GradeBy) -> AtWork:
         return AtWork(self, grade_by)
 
+    @override
     def grade(self, response: str, problem: Problem) -> Grade:
         def grade_at_once(grader: Grader, response: str, problem: Problem) -> Grade:
             return grader.of(problem).grade(response, problem)
