@@ -39,7 +39,7 @@ from treetune.view.app import SEEN
 from treetune.view.charts import number
 from treetune.view.report import write_report
 from treetune.view.store import Run
-from treetune.view.store.queries import Filter, parsed
+from treetune.view.store.queries import Filter, parse_conditions
 from treetune.view.store.tokens import Step, tokens_of, trained_steps
 from treetune.view.terminal import newest_answers
 from treetune.vocabulary import Segment, Stretch
@@ -48,12 +48,12 @@ COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "
 
 
 def test_conditions_are_read() -> None:
-    assert parsed("tokens >= 300; outcome has Time ;unfinished=true", COLUMNS) == [
+    assert parse_conditions("tokens >= 300; outcome has Time ;unfinished=true", COLUMNS) == [
         Filter("tokens", ">=", 300.0),
         Filter("outcome", "has", "Time"),
         Filter("unfinished", "=", True),
     ]
-    assert parsed("number.lines/count<2", COLUMNS) == [Filter("number.lines/count", "<", 2.0)]
+    assert parse_conditions("number.lines/count<2", COLUMNS) == [Filter("number.lines/count", "<", 2.0)]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_conditions_are_read() -> None:
 )
 def test_a_wrong_condition_is_explained(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        parsed(text, COLUMNS)
+        parse_conditions(text, COLUMNS)
 
 
 def test_the_list_shows_the_newest_iteration_or_what_is_asked_for(viewer: Viewer) -> None:

@@ -16,7 +16,7 @@ from treetune.view.store import NotThere
 from treetune.view.store.answers import Answers
 from treetune.view.store.folders import digest
 from treetune.view.store.index import Source
-from treetune.view.store.queries import Filter, Question, among, condition, parsed
+from treetune.view.store.queries import Filter, Question, among_sql, condition_sql, parse_conditions
 from treetune.view.store.tables import Bar, Histogram
 from treetune.vocabulary import CORRECT_SCORE
 
@@ -152,7 +152,7 @@ def asked_of(view: View, answers: Answers) -> tuple[Question, str]:
             raise NotThere(f"{answers.run.name} has no answers of {of} yet")
     elif of not in [one.name for one in there]:
         raise ValueError(f"there are no answers {of!r}: there are {', '.join(one.name for one in there)}")
-    filters = [*_filters(view), *parsed(view.text("where"), columns)]
+    filters = [*_filters(view), *parse_conditions(view.text("where"), columns)]
     question = question_of(view, filters, names)
     if not question.sort and LARGEST in answers.columns(names):
         question = replace(question, sort=LARGEST, descending=view.text("order", "down") == "down")
@@ -220,8 +220,8 @@ def show_problems(view: View) -> Response:
     answers = view.store.answers(view.run)
     question, of = asked_of(view, answers)
     columns, own = answers.columns(), answers.columns(question.sources)
-    where, values = condition(question.filters, columns, own)
-    where = f"{where} AND {among(question.among)}"
+    where, values = condition_sql(question.filters, columns, own)
+    where = f"{where} AND {among_sql(question.among)}"
     size = f"max({LARGEST})" if LARGEST in own else "NULL"
     rows = (
         answers.sql(

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from treetune.view.page import Page, View, paged
 from treetune.view.pages.answers import SIZES, question_of, rendered_histograms
 from treetune.view.store.folders import digest
-from treetune.view.store.queries import parsed
+from treetune.view.store.queries import parse_conditions
 from treetune.view.store.readers import answers_to
 from treetune.view.store.tables import BEGINNING, CHARACTERS, ROW, Table
 from treetune.view.text import SHOWN, cut, visible
@@ -65,7 +65,7 @@ def show_rows(view: View) -> Response:
     `?page=`, `?histogram=` (of this column alone)."""
     data = view.store.data.one(view.text("data"))
     table = view.store.data.table(data)
-    question = question_of(view, parsed(view.text("where"), table.kinds, "rows"))
+    question = question_of(view, parse_conditions(view.text("where"), table.kinds, "rows"))
     drawn = _drawn(view, table)
     query = view.here().partition("?")[2]
     # The first columns of the file, and what is asked about.
@@ -97,7 +97,7 @@ def show_histograms(view: View) -> Response:
     seconds."""
     data = view.store.data.one(view.text("data"))
     table = view.store.data.table(data)
-    question = question_of(view, parsed(view.text("where"), table.kinds, "rows"))
+    question = question_of(view, parse_conditions(view.text("where"), table.kinds, "rows"))
     drawn = table.histograms(_drawn(view, table), question.filters, question.search)
     # What is the same in all rows is drawn for who asks for it.
     chosen = [one for one in drawn if view.text("histogram") or len(one.bars) > 1]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from treetune.view.store.folders import stat_of
-from treetune.view.store.queries import conversation, literal, quoted
+from treetune.view.store.queries import conversation_sql, literal, quoted
 from treetune.view.text import writable
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
             return rate, ""
         asked = (
             "SELECT file_row_number, CASE WHEN apply_chat_template OR raw_prompt = ''"
-            f" THEN {conversation('prompt')} ELSE raw_prompt END AS asked,"
+            f" THEN {conversation_sql('prompt')} ELSE raw_prompt END AS asked,"
             f" reward_model.ground_truth AS gold FROM read_parquet({file_in_sql(rows)}, file_row_number=true)"
         )
         joined = f"file_row_number = rate.{quoted(number)}"

@@ -21,11 +21,11 @@ from treetune.view.store.queries import (
     Question,
     Result,
     as_rows,
-    condition,
-    connected,
-    conversation,
+    condition_sql,
+    connect,
+    conversation_sql,
     literal,
-    order,
+    order_sql,
     quoted,
 )
 from treetune.view.store.readers import DataSet, file_in_sql, rates, saved_split, wandb_table
@@ -115,7 +115,7 @@ class Table:
 
         self.data = data
         self._lock = threading.Lock()
-        self._connection = connected()
+        self._connection = connect()
         self._cache: OrderedDict[Hashable, Any] = OrderedDict()
         self._searches: OrderedDict[Hashable, Any] = OrderedDict()
         self._copy: Any = None
@@ -146,7 +146,7 @@ class Table:
         """Returns a page of rows: of each its number, under `ROW`, and the columns `shown`, of texts the
         beginnings. Raises ValueError for a column or an operator that isn't there."""
         where, values, matching = self._where(question.filters, question.search)
-        by = order(question, self.kinds, self.kinds, quoted(ROW), "rows")
+        by = order_sql(question, self.kinds, self.kinds, quoted(ROW), "rows")
         # First which, then what they say: what is sorted and passed over has few columns.
         numbers = [
             number
@@ -176,7 +176,7 @@ class Table:
             )
         else:
             total = self.total
-        return Result([rows[number] for number in numbers if number in rows], total, True)
+        return Result([rows[number] for number in numbers if number in rows], total)
 
     def row(self, number: int) -> dict[str, Any]:
         """Returns the row of that number, whole, as the file has it. Fields that it doesn't have are left
@@ -232,7 +232,7 @@ class Table:
         """Returns the text behind WHERE, the values of its `?`, and the table `matching` in it: the numbers
         of the rows in a text of which `search` stands. Texts are gone through once for all that is asked of
         these rows."""
-        where, values = condition(filters, self.kinds, self.kinds, "rows")
+        where, values = condition_sql(filters, self.kinds, self.kinds, "rows")
         if not search:
             return where, values, None
 
@@ -402,7 +402,7 @@ def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[Column]:
     elif str(kind) == "JSON":
         to_sql = f"({sql} ->> '$')"
     elif is_conversation:
-        to_sql = conversation(sql)
+        to_sql = conversation_sql(sql)
     elif kind.id in ("struct", "list", "map", "array", "union"):
         to_sql = f"CAST(to_json({sql}) AS VARCHAR)"
     yield Column(name, str(kind), as_kind, to_sql, depth)
