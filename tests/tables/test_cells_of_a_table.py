@@ -292,7 +292,7 @@ def test_mistakes_in_a_table_are_told(settings: dict[str, Any], words: str) -> N
         ),
         (Column, {"evaluation": "test", "value": "speed_up"}, "needs the row that it compares with"),
         (Column, {"evaluation": "test", "over": "sequential"}, "needs the row that it compares with"),
-        (Column, {"evaluation": "test", "value": "unfinished", "curve": "test"}, "draw unfinished in a panel"),
+        (Column, {"evaluation": "test", "value": "unfinished", "curve": "test"}, "draw unfinished in a"),
     ],
 )
 def test_mistakes_in_a_column_or_panel_are_told(part: Any, settings: dict[str, Any], words: str) -> None:

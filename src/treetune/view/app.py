@@ -136,7 +136,7 @@ class Guard:
             return None
         return _refused(
             "This viewer answers those who know its token: open the address that `treetune view` printed,"
-            " with all that stands behind `token=`."
+            " including everything after `token=`."
         )
 
     def _is_token(self, given: str) -> bool:
@@ -192,7 +192,7 @@ def _answer(view: View, form: Form | None = None) -> Response:
     except ValueError as error:
         return _problem(view, 400, "This can't be shown", str(error))
     except FileNotFoundError as error:
-        return _problem(view, 404, "Gone", f"{error.filename} was there and is no more")
+        return _problem(view, 404, "Gone", f"{error.filename} was deleted")
     except Exception as error:  # a page that fails is not the end of the viewer: it says what it was
         LOG.exception("%s", view.request.url.path)
         message = f"{type(error).__name__}: {error}. The terminal of `treetune view` has the whole of it."
@@ -300,4 +300,4 @@ def _listening(port: int | None, host: str = HOST) -> socket.socket:
             return listening
     tried = f"port {port}" if port is not None else f"any of the ports {PORT} to {ports[-1]}"
     assert problem is not None
-    raise ValueError(f"{tried} can't be had on {host} ({problem.strerror}): choose another with --port")
+    raise ValueError(f"{tried} is not available on {host} ({problem.strerror}): choose another with --port")

@@ -121,7 +121,7 @@ def read_experiment(path: Path) -> Experiment:
     single files hold that can't be read counts as missing.
     """
     if not path.is_dir():
-        raise ValueError(f"{path} is no directory: give an experiment's, such as experiments/quickstart/sft")
+        raise ValueError(f"{path} is not a directory: give an experiment's, e.g. experiments/quickstart/sft")
     directory = ExperimentDirectory(path)
     missing: list[str] = []
 
@@ -135,7 +135,7 @@ def read_experiment(path: Path) -> Experiment:
         return {}
 
     config = read("config.json", lambda: read_config(path))
-    manifest = read("manifest.json", lambda: read_record(path / "manifest.json", "put it back"))
+    manifest = read("manifest.json", lambda: read_record(path / "manifest.json", "restore it"))
     metrics = _read_metrics(directory, missing)
     if not metrics:
         missing.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
@@ -150,23 +150,23 @@ def read_experiment(path: Path) -> Experiment:
         configs = (config for depth in ("*", "*/*") for config in path.glob(f"{depth}/config.json"))
         below = ", ".join(sorted(str(config.parent) for config in configs))
         raise ValueError(
-            f"{path} is no experiment: it has no configuration, metrics or evaluations"
-            f"{damaged or (f'; below it lie {below}' if below else '')}"
+            f"{path} is not an experiment: it has no configuration, metrics or evaluations"
+            f"{damaged or (f'; experiments below it: {below}' if below else '')}"
         )
     for result in sorted(path.glob("analyses/*/result.json")):
         read(str(result.relative_to(path)), functools.partial(read_result, result.parent))
     if (path / TOKENS).is_file():
-        read(TOKENS, lambda: verify_once(path / TOKENS, "a run that goes on writes it again"))
+        read(TOKENS, lambda: verify_once(path / TOKENS, "a resumed run writes it again"))
     predicted: dict[str, Any] = {}
     if (path / PREDICTION).is_file():
         predicted = read(PREDICTION, lambda: read_record(path / PREDICTION, "the next start writes it again"))
     if not evaluations:
-        missing.append("no checkpoint has been evaluated yet: run_evaluation does")
+        missing.append("no checkpoint has been evaluated yet: run run_evaluation")
     running = directory.is_running()
     experiment = Experiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
     planned = experiment.expected_iterations
     if isinstance(planned, int) and len(metrics) < planned:
-        state = "is still running" if running else "was interrupted, and continues with the same command"
+        state = "is still running" if running else "was interrupted; the same command continues it"
         if experiment.stopped:
             state = "was stopped by a sign of collapse"
         missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
@@ -203,7 +203,7 @@ def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:
             float(summary["pass_at_1"])
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(
-                f"{path} is no evaluation's summary ({error!r}): delete it and evaluate again"
+                f"{path} is not an evaluation's summary ({error!r}): delete it and evaluate again"
             ) from error
         summaries[summary["iteration"]] = summary
     return dict(sorted(summaries.items()))
@@ -300,8 +300,8 @@ def _why_stopped(one: Experiment, log: list[str], messages: list[str]) -> str:
     if any(line.startswith("Traceback") for line in after):
         return next(line for line in reversed(after) if line.strip())
     if messages:
-        return f"interrupted; the last that it said: {messages[-1]}"
-    return "interrupted before it said anything"
+        return f"interrupted; its last message: {messages[-1]}"
+    return "interrupted before its first message"
 
 
 def _end_of(log: Path) -> list[str]:

@@ -34,12 +34,12 @@ from treetune.view.charts import Chart, limits, number
 from treetune.view.curves import (
     Bunch,
     chosen_charts,
+    compare_with_plan,
     evaluation_charts,
     events_of,
     metric_names,
     phase_seconds,
     phase_totals,
-    plan_beside,
     usual_charts,
 )
 from treetune.view.experiment import Accuracy, Experiment, Status
@@ -192,7 +192,7 @@ def run_page(
     braille: bool = True,
     whole: bool = False,
 ) -> RenderableType:
-    """Returns an experiment's curves (of `metrics`; without them the usual ones), its time, events, and a few
+    """Returns an experiment's curves (of `metrics`; without them default), its time, events, and a few
     answers. With `whole`, answers have all of their lines.
 
     Raises ValueError for files that can't be read and for a metric that was not recorded.
@@ -234,7 +234,7 @@ def run_page(
                 Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
             )
         parts += [_title("time by phase"), times]
-    if beside := plan_beside(experiment):
+    if beside := compare_with_plan(experiment):
         planned = Table.grid(padding=(0, 2, 0, 0))
         for row in (("", "planned", "measured", ""), *beside):
             planned.add_row(*map(Text, row))
@@ -244,12 +244,12 @@ def run_page(
     try:
         words, answers = newest_answers(run, ANSWERS)
     except (ValueError, KeyError, OSError) as error:
-        return Group(*parts, _title("answers"), line_of(f"they can't be read: {error}", "red"))
+        return Group(*parts, _title("answers"), line_of(f"can't be read: {error}", "red"))
     return Group(*parts, *([_title(words)] if answers else []), *(_answer(*one, whole) for one in answers))
 
 
 def _charts_of(experiment: Experiment, metrics: Sequence[str]) -> list[Chart]:
-    """Returns charts of the metrics, or accuracy and the first of the usual ones."""
+    """Returns charts of the metrics, or accuracy and the first of default."""
     made = [Bunch(experiment.name, 0, [experiment])]
     if not metrics:
         measured = evaluation_charts(made)
@@ -495,7 +495,7 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
         sys.stdout.reconfigure(errors="replace")
     console = Console(markup=False, highlight=False, emoji=False, soft_wrap=False)
     if not once and not (sys.stdin.isatty() and console.is_terminal and not console.is_dumb_terminal):
-        raise ValueError("there is no terminal that pages can be shown in: --once prints one and ends")
+        raise ValueError("standard input or output is not a terminal: --once prints a single page and ends")
     with TemporaryDirectory() as cache:  # nothing here makes an index of answers
         store = Store(folders, Path(cache))
         watched, runs = Watch(store, console, metrics), store.runs()

@@ -108,8 +108,8 @@ def test_every_part_of_shaping_has_a_chart_of_its_own_name(tmp_path: Path) -> No
     parts = {"shaping/overlong_penalty": -0.1, "shaping/own_part": 0.2, "credit/advantage_zero": 1.0}
     page = report(write_experiment(tmp_path / "run", iterations=3, metrics=lambda i: parts))
     assert {
-        "what shaping added: overlong_penalty",
-        "what shaping added: own_part",
+        "reward added by shaping: overlong_penalty",
+        "reward added by shaping: own_part",
         "share of trained tokens whose advantage is 0",
     } <= titles(page)
 
@@ -332,9 +332,7 @@ def test_a_tables_number_of_a_domain_is_that_of_its_summary_and_its_answers() ->
     assert value_named("domains/logic/mean_tokens").better == "lower"
     with pytest.raises(ValueError, match="no domain 'logik' in there: its domains are code, grids"):
         number_in(found, "domains/logik/pass_at_1", "there")
-    with pytest.raises(
-        ValueError, match="'domains/logic/num_tokens_in_the_longest_thread' is not a number"
-    ):
+    with pytest.raises(ValueError, match="'domains/logic/num_tokens_in_the_longest_thread' is not a number"):
         value_named("domains/logic/num_tokens_in_the_longest_thread")
     rows = [
         {"problem": "logic/a", "domain": "logic", "reward": 1.0},

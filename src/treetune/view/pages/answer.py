@@ -66,7 +66,7 @@ def show(view: View) -> Response:
         answers = view.store.answers(view.run)
         rows = answers.ask(asked_of(view, answers)[0]).rows
         if not rows:
-            raise NotThere("no answer is like that (any more)")
+            raise NotThere("answer not found")
         row = rows[-1 if view.text("last") else 0]
         return RedirectResponse(view.here(source=row["source"], answer=row["answer"], last=None), 303)
     return _shown(view, _answer(view))
@@ -227,7 +227,7 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
     they are full, and why a number is `missing`, where it is. `made` describes what training makes of
     credit's advantages."""
     known: Mapping[str, np.ndarray] = tokens.numbers if tokens is not None else {}
-    trains = "as it trains" if OF_CREDIT in known or not made else f"as credit gave it ({made})"
+    trains = "training advantage" if OF_CREDIT in known or not made else f"as credit gave it ({made})"
     kinds = [
         (
             "advantage",

@@ -79,7 +79,7 @@ def show(view: View) -> Response:
     if "domain" in columns:
         distinct = "SELECT DISTINCT domain FROM answers WHERE domain <> '' ORDER BY domain"
         domains = [row["domain"] for row in answers.sql(distinct, sources=question.sources)]
-    # Further numbers of the rows: those that are chosen, else the usual ones, and what is asked about.
+    # Further numbers of the rows: those that are chosen, else default, and what is asked about.
     shown = view.request.query_params.getlist("column") or list(USUAL)
     further = dict.fromkeys([*shown, *(one.column for one in question.filters), question.sort])
     return view.render(

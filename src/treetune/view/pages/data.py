@@ -41,8 +41,8 @@ LENGTHS = ("asked", "prompt", "raw_prompt", "problem", "question", "input", "tex
 """Columns of text whose lengths are drawn unasked."""
 
 GROUPS = {
-    "Asked": ("prompt", "raw_prompt", "problem", "question", "input", "asked"),
-    "Right would be": ("reward_model", "gold", "answer", "ground_truth", "solution", "target"),
+    "Prompt": ("prompt", "raw_prompt", "problem", "question", "input", "asked"),
+    "Expected": ("reward_model", "gold", "answer", "ground_truth", "solution", "target"),
 }
 """Names of fields of a row that stand first: the problem, and the gold answer."""
 
@@ -63,7 +63,7 @@ def show(view: View) -> Response:
 def show_rows(view: View) -> Response:
     """`?data=` (its name), `?search=` in texts, `?where=` (conditions), `?sort=`, `?order=down`, `?size=`,
     `?page=`, `?histogram=` (of this column alone)."""
-    data = view.store.data.one(view.text("data"))
+    data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
     question = question_of(view, parse_conditions(view.text("where"), table.kinds, "rows"))
     drawn = _drawn(view, table)
@@ -95,7 +95,7 @@ def show_rows(view: View) -> Response:
 def show_histograms(view: View) -> Response:
     """Takes the address of the rows: the histograms above the list come after it, as they may take
     seconds."""
-    data = view.store.data.one(view.text("data"))
+    data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
     question = question_of(view, parse_conditions(view.text("where"), table.kinds, "rows"))
     drawn = table.histograms(_drawn(view, table), question.filters, question.search)
@@ -123,7 +123,7 @@ def _drawn(view: View, table: Table) -> Sequence[str]:
 def show_row(view: View) -> Response:
     """`?data=` (its name), `?row=` (from 0), `?as=rendered` (Markdown and mathematics), `?all=1`; with the
     answers to it, where its difficulty was estimated."""
-    data = view.store.data.one(view.text("data"))
+    data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
     number = view.integer("row", 0)
     row = table.row(number)
@@ -178,7 +178,7 @@ def mark(view: View) -> str:
 
 
 def mark_of_rows(view: View) -> str:
-    data = view.store.data.one(view.text("data"))
+    data = view.store.data.named(view.text("data"))
     return digest(data.name, data.mark, view.request.url.query)
 
 

@@ -173,7 +173,7 @@ def show(view: View) -> Response:
 
 def _settings(view: View, run: Run) -> Mapping[str, str]:
     config = view.store.experiment(run).config
-    return view.store.known("settings", run, lambda: {k: v.strip('"') for k, v in flat(config).items()})
+    return view.store.read_once("settings", run, lambda: {k: v.strip('"') for k, v in flat(config).items()})
 
 
 def _differing(settings: Sequence[Mapping[str, str]]) -> list[str]:

@@ -352,7 +352,7 @@ def clock(seconds: float, length: float) -> str:
 def took(span: ShownSpan) -> str:
     seconds = span.end - span.start
     if span.ending == "cut":
-        return "cut off with its process, nobody wrote when"
+        return "cut off when its process died; the end was not recorded"
     length = in_seconds(seconds) if seconds < 100 else clock(seconds, seconds)
     return f"{length} so far" if span.ending == "open" else length
 

@@ -28,14 +28,14 @@ from treetune.runtime.diagnostics import (
 )
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.view.charts import Chart, Series, better_of, line_chart, thinned
-from treetune.view.curves import PHASES, Bunch, phase_seconds, phase_totals, plan_beside, usual_charts
+from treetune.view.curves import PHASES, Bunch, compare_with_plan, phase_seconds, phase_totals, usual_charts
 from treetune.view.experiment import Experiment
 from treetune.view.report.sections import ReportSection
 from treetune.view.templates import colour_of, render
 
 TRAINING_NOTE = (
     "What each iteration recorded: it samples answers or takes demonstrations, gives them credit and trains"
-    " on them. A point says its number when the pointer rests on it."
+    " on them. Hover over a point for its value."
 )
 
 DOMAIN_CURVES: Mapping[str, str] = {
@@ -47,7 +47,7 @@ DOMAIN_CURVES: Mapping[str, str] = {
     "advantage_zero": "share of trained tokens whose advantage is 0",
     "response_tokens": "response length (tokens)",
     "unfinished": "share unfinished",
-    "unavailable": "share that nobody could grade",
+    "unavailable": "share that could not be graded",
     "weight": "share of problems that the weights ask for",
     "problems": "problems of the iteration",
 }
@@ -158,7 +158,7 @@ def accuracy_charts(title: str, series: Sequence[Series]) -> list[str]:
 
 
 class NumbersSection(ReportSection):
-    title = "What was counted in answers"
+    title = "Numbers of answers"
 
     def html(self, experiment: Experiment) -> str:
         """A group for each kind of numbers. What was always 0 has no chart."""
@@ -312,5 +312,5 @@ class TimesSection(ReportSection):
             whole=math.fsum(totals.values()),
             iterations=len(rows),
             bars=thinned(rows),
-            plan=plan_beside(experiment),
+            plan=compare_with_plan(experiment),
         )
