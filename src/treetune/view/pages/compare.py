@@ -14,7 +14,7 @@ from starlette.responses import Response
 from treetune.lab.paired import paired
 from treetune.view.curves import setting_of
 from treetune.view.page import Page, View, paged
-from treetune.view.pages.answers import mark_of_answers, whole
+from treetune.view.pages.answers import mark_of_answers, with_all_columns
 from treetune.view.store import NotThere, Run
 from treetune.view.store.index import Source
 from treetune.view.store.queries import Filter, Question
@@ -128,7 +128,7 @@ def _pair(view: View, sides: Sequence[Side], problem: str) -> dict[str, Any]:
     for (run, source), key in zip(sides, ("a", "b"), strict=True):
         answers = view.store.answers(run)
         same = (Filter("problem", "=", problem),)
-        own = whole(answers.ask(Question((source.name,), same, size=64)).rows)
+        own = with_all_columns(answers.ask(Question((source.name,), same, size=64)).rows)
         if not own:
             raise NotThere(
                 f"{run.name} has no answer to {problem!r} in {source.title}, or is still being read"

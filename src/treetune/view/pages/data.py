@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from treetune.view.page import Page, View, paged
-from treetune.view.pages.answers import SIZES, question_of, rendered_histograms
+from treetune.view.pages.answers import SIZES, make_question, render_histograms
 from treetune.view.store.folders import digest
 from treetune.view.store.queries import parse_conditions
 from treetune.view.store.readers import answers_to
@@ -65,7 +65,7 @@ def show_rows(view: View) -> Response:
     `?page=`, `?histogram=` (of this column alone)."""
     data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
-    question = question_of(view, parse_conditions(view.text("where"), table.kinds, "rows"))
+    question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
     drawn = _drawn(view, table)
     query = view.here().partition("?")[2]
     # The first columns of the file, and what is asked about.
@@ -97,11 +97,11 @@ def show_histograms(view: View) -> Response:
     seconds."""
     data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
-    question = question_of(view, parse_conditions(view.text("where"), table.kinds, "rows"))
+    question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
     drawn = table.histograms(_drawn(view, table), question.filters, question.search)
     # What is the same in all rows is drawn for who asks for it.
     chosen = [one for one in drawn if view.text("histogram") or len(one.bars) > 1]
-    return rendered_histograms(view, chosen, "rows", data.name)
+    return render_histograms(view, chosen, "rows", data.name)
 
 
 def _drawn(view: View, table: Table) -> Sequence[str]:
