@@ -316,42 +316,27 @@ def _chain(view: View, answer: Answer, tokens: Tokens, config: Mapping[str, Any]
     trainer, episode = config.get("trainer") or {}, answer.episode
     objective = trainer.get("objective") or {}
     steps = trained_steps(answer, tokens, config)
-    metrics: Mapping[str, Any] = next(
-        (
-            row
-            for row in view.store.experiment(view.run).metrics
-            if row.get("iteration") == answer.source.number - 1
-        ),
-        {},
-    )
+    metrics: Mapping[str, Any] = {}
+    for row in view.store.experiment(view.run).metrics:
+        if row.get("iteration") == answer.source.number - 1:
+            metrics = row
     assert episode is not None
-    sizes = [abs(trained_step.given) for trained_step in steps]
-    trained = [abs(trained_step.trained) for trained_step in steps if trained_step.trained is not None]
-    turned = [
-        trained_step
-        for trained_step in steps
-        if trained_step.trained is not None and trained_step.given * trained_step.trained < 0
-    ]
+    rows = [(item, shortened(_text_of(tokens, item.step), OF_A_STEP)) for item in steps]
+    given = [abs(item.given) for item in steps]
+    trained = [abs(item.trained) for item in steps if item.trained is not None]
+    shares = [item.share or 0.0 for item in steps]
+    # Steps whose advantage normalisation turned around, or moved away from 0.
+    turned = [item for item in steps if item.trained is not None and item.given * item.trained < 0]
+    moved = [item for item in steps if item.given == 0 and item.trained]
     return {
-        "steps": [
-            (
-                trained_step,
-                shortened(
-                    "".join((tokens.texts or ())[trained_step.step.start : trained_step.step.end]).strip(),
-                    OF_A_STEP,
-                ),
-            )
-            for trained_step in steps
-        ],
-        "scale": max(sizes, default=0.0) or 1.0,
+        "steps": rows,
+        "scale": max(given, default=0.0) or 1.0,
         "trained_scale": max(trained, default=0.0) or 1.0,
-        "largest": max((trained_step.share or 0.0 for trained_step in steps), default=0.0) or 1.0,
-        "share": math.fsum(trained_step.share or 0.0 for trained_step in steps),
+        "largest": max(shares, default=0.0) or 1.0,
+        "share": math.fsum(shares),
         "turned": len(turned),
-        "ratios": any(trained_step.ratio is not None for trained_step in steps),
-        "moved": len(
-            [trained_step for trained_step in steps if trained_step.given == 0 and trained_step.trained]
-        ),
+        "ratios": any(item.ratio is not None for item in steps),
+        "moved": len(moved),
         "shaping": episode.reward - episode.score,
         "score": episode.score,
         "reward": episode.reward,
