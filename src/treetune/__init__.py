@@ -12,7 +12,7 @@ from treetune.waiting import wait_briefly
 # workers, and programs that use treetune as a library.
 wait_briefly()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def open(directory: str | Path) -> Any:

@@ -22,6 +22,7 @@ from treetune.engine.settings import EngineSettings
 from treetune.models.sources import ModelSource
 from treetune.store import held_folders
 from treetune.store.files import new_own_folder, remove_folder
+from treetune.tasks.thoughts import ends_in_thought
 from treetune.vocabulary import Problem
 
 if TYPE_CHECKING:
@@ -42,12 +43,14 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """An answer; `complete`: it was not cut off. `tokens` is None where nobody said it."""
+class PolicyReply:
+    """An answer; `complete`: it was not cut off. `tokens` is None where nobody said it. `begins_in_thought`:
+    its prompt ended with what opens a thought."""
 
     text: str
     complete: bool
     tokens: int | None
+    begins_in_thought: bool = False
 
 
 REFUSED, EMPTY = "refused", "empty"
@@ -62,7 +65,7 @@ class NoReply:
     why: str
 
 
-Keep = Callable[[Question, Reply | NoReply | None], None]
+Keep = Callable[[Question, PolicyReply | NoReply | None], None]
 """Called with every answer as it comes; None for a question that can't be asked: its prompt is too long."""
 
 Ask = Callable[[Sequence[Question], Keep], None]
@@ -164,7 +167,9 @@ class Served(Policy):
                         ) -> None:
                             [one] = completions
                             text, complete = codec.decode(one.token_ids), one.finish_reason == "stop"
-                            keep(asked[index], Reply(text, complete, len(one.token_ids)))
+                            question = asked[index]
+                            opened = ends_in_thought(codec.framed(question.problem))
+                            keep(question, PolicyReply(text, complete, len(one.token_ids), opened))
 
                         if requests:
                             engine.generate(requests, came)
@@ -223,6 +228,10 @@ class AtAddresses(Policy):
     addresses: Annotated[tuple[EndpointSettings, ...], MinLen(1)]
     send_seed: bool = True
     """Whether requests say the seed with which an answer is to be drawn."""
+    template_opens_thought: bool = False
+    """Whether the chat template of the addresses' server ends with what opens a thought, and the server
+    leaves the thought in the answer. An answer without the thought's end, since it was cut off, is all
+    thought then. Of ``completions`` the prompt itself says it."""
 
     def identity(self) -> object:
         return [(one.model, one.api, one.extra) for one in self.addresses]
@@ -233,9 +242,19 @@ class AtAddresses(Policy):
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
 
         def ask(questions: Sequence[Question], keep: Keep) -> None:
-            asyncio.run(_ask(settings, sampling, questions, keep, send_seed=self.send_seed))
+            def keep_marked(question: Question, reply: PolicyReply | NoReply | None) -> None:
+                if isinstance(reply, PolicyReply) and self._opens_thought(settings, question.problem):
+                    reply = replace(reply, begins_in_thought=True)
+                keep(question, reply)
+
+            asyncio.run(_ask(settings, sampling, questions, keep_marked, send_seed=self.send_seed))
 
         yield ask
+
+    def _opens_thought(self, settings: EndpointSettings, problem: Problem) -> bool:
+        if settings.api == "completions":
+            return ends_in_thought(problem.prompt)
+        return self.template_opens_thought
 
 
 async def _ask(
@@ -290,7 +309,7 @@ async def _ask(
             if reply.why_empty is not None:
                 keep(question, NoReply(EMPTY, reply.why_empty))
             else:
-                keep(question, Reply(reply.text, reply.complete, reply.output_tokens))
+                keep(question, PolicyReply(reply.text, reply.complete, reply.output_tokens))
 
     async with Client.of(settings, lambda: failure is not None) as client:
         waiting = iter(questions)

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from treetune.data.difficulty.answering import EMPTY, REFUSED, AskingShard, NoReply, Question, Reply
+from treetune.data.difficulty.answering import EMPTY, REFUSED, AskingShard, NoReply, PolicyReply, Question
 from treetune.data.pipelines import EstimateDifficulty
 from treetune.domains.domain_rows import Row, read_domain_rows, row_key
 from treetune.rollouts.answers import before_stop, contiguous_share
@@ -136,7 +136,7 @@ class _Shard:
         write_json(self._folder / DONE, done)
         self._tell(now=True)
 
-    def _keep(self, question: Question, reply: Reply | NoReply | None) -> None:
+    def _keep(self, question: Question, reply: PolicyReply | NoReply | None) -> None:
         """Writes the answer down, so that a killed job doesn't lose it, and has it graded."""
         answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
         if reply is None:
@@ -146,6 +146,8 @@ class _Shard:
             answer |= {"outcome": reply.outcome, "message": reply.why[:500]}
         else:
             answer |= {"text": reply.text, "complete": reply.complete, "tokens": reply.tokens}
+            if reply.begins_in_thought:
+                answer["begins_in_thought"] = True
         self._answers.add(answer)
         self._answered += 1
         self._grade(answer)
@@ -165,7 +167,10 @@ class _Shard:
             return
         text = before_stop(answer["text"], self._pipeline.answers.stop)
         kept = {name: answer[name] for name in ("complete", "tokens")}
-        future = self._pool.submit(text, self._problems[answer["row"]])
+        problem = self._problems[answer["row"]]
+        if answer.get("begins_in_thought"):
+            problem = replace(problem, is_thought_open=True)
+        future = self._pool.submit(text, problem)
         self._waiting[place] = future, kept
         future.add_done_callback(lambda _: self._done.append(place))
 

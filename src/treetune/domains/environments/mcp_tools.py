@@ -17,7 +17,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Gt
 
 from treetune.domains.environments.tools import Functions, Tool
+from treetune.processes.pool import call_clock
 from treetune.tasks.graders.base import Isolation, Unavailable
 
 _ALIVE_S, _END_S = 2.0, 10.0
@@ -152,6 +153,7 @@ class _Call:
 
     sent: float
     changed: asyncio.Event
+    on_turn: Callable[[], None]
     since: float | None = None
 
 
@@ -176,10 +178,13 @@ class _Connection:
         """The calls that have no answer."""
         return len(self._calls)
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> Any:
-        """Returns the result of a call, or raises what the client raises. Raises TimeoutError where it is
-        overdue: every call is, some time, as those before it are answered or overdue."""
-        call = _Call(asyncio.get_running_loop().time(), asyncio.Event())
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], seconds: float, on_turn: Callable[[], None]
+    ) -> Any:
+        """Returns the result of a call, or raises what the client raises. `on_turn` is called when its clock
+        begins to run. Raises TimeoutError where it is overdue: every call is, some time, as those before it
+        are answered or overdue."""
+        call = _Call(asyncio.get_running_loop().time(), asyncio.Event(), on_turn)
         self._calls.append(call)
         self._run_clocks()
         request = asyncio.ensure_future(self.client.call_tool(tool, dict(arguments)))
@@ -211,6 +216,7 @@ class _Connection:
         for place, call in enumerate(self._calls):
             if call.since is None and (place < self._at_once or gives_no_answers):
                 call.since = call.sent if gives_no_answers else now
+                call.on_turn()
                 call.changed.set()
 
     async def is_alive(self) -> bool:
@@ -288,7 +294,10 @@ class _Server:
 
         connection = self.connected()
         seconds = self._tool.call_seconds
-        called = connection.call(tool, arguments, seconds)
+        # The turn's own deadline, as the call's, is for the time in which the server works on it.
+        clock = call_clock()
+        clock.stop()
+        called = connection.call(tool, arguments, seconds, clock.start)
         try:
             result = asyncio.run_coroutine_threadsafe(called, self._loop).result()
         except TimeoutError:
@@ -305,6 +314,8 @@ class _Server:
                 return self._lost(connection)
             words = re.sub(r"\s+", " ", str(error))[:_FAULT_CHARACTERS]
             return f"Error: the result of {tool} can't be read: {words}"
+        finally:
+            clock.start()
         parts = [_text_of(part) for part in result.content]
         if not parts and result.structured_content is not None:
             parts = [json.dumps(result.structured_content)]

@@ -414,4 +414,4 @@ def _calls_by_vllm(name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]]
 def _tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(name)
+    return AutoTokenizer.from_pretrained(name, trust_remote_code=False)

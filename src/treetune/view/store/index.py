@@ -35,7 +35,7 @@ from treetune.view.store.columns import (
     signal_columns,
 )
 from treetune.view.store.folders import Run, digest, stat_of
-from treetune.view.store.foreign import Reading, answers_in, json_lines
+from treetune.view.store.foreign import FileReport, answers_in, json_lines
 from treetune.view.store.foreign.layout import step_of
 from treetune.view.text import writable
 
@@ -315,11 +315,11 @@ def build(source: Source, folder: Path) -> None:
 
     # Before anything is read, so that a change during the reading makes the index again.
     mark, size = source.mark, source.size
-    reading = Reading()
+    report = FileReport()
     layouts: dict[str, Layout] = {}
     with whole_folder(folder) as new_folder, closing(TextWriter(new_folder / TEXTS, source.name)) as texts:
         if source.kind == "evaluation":
-            tables = list(_line_tables(source, texts, reading))
+            tables = list(_line_tables(source, texts, report))
         elif source.path == source.episodes:
             tables = [_episodes_table(source, texts, layouts)]
         else:
@@ -331,7 +331,7 @@ def build(source: Source, folder: Path) -> None:
             table = _with_credit(table, _episodes_table(source, None, layouts))
         table = table.append_column("row", pa.array(np.arange(table.num_rows, dtype=np.int64)))
         parquet.write_table(table, new_folder / ROWS, compression="zstd", row_group_size=ROWS_IN_GROUP)
-        note = reading.note(source.title) if source.is_foreign else ""
+        note = report.note(source.title) if source.is_foreign else ""
         about = About(table.num_rows, mark, **layouts, note=note, size=size)
         (new_folder / ABOUT).write_text(json.dumps({"version": VERSION, **asdict(about)}))
 
@@ -436,10 +436,10 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
         ).to_arrow_table()
 
 
-def _line_tables(source: Source, texts: TextWriter, reading: Reading) -> Iterator[pa.Table]:
+def _line_tables(source: Source, texts: TextWriter, report: FileReport) -> Iterator[pa.Table]:
     """Yields tables of an evaluation's lines, some thousand at a time.
 
-    `reading` counts the rows of another program's file that are not answers.
+    `report` counts the rows of another program's file that are not answers.
     """
     import pyarrow as pa
 
@@ -448,7 +448,7 @@ def _line_tables(source: Source, texts: TextWriter, reading: Reading) -> Iterato
         return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
     verify_answers(source.path)
-    lines = answers_in(source.path, reading) if source.is_foreign else json_lines(source.path)
+    lines = answers_in(source.path, report) if source.is_foreign else json_lines(source.path)
     rows: list[dict[str, Any]] = []
     row_texts: list[str] = []
     for place, line in lines:
