@@ -99,7 +99,7 @@ def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
     assert "1 note: " in capsys.readouterr().out
 
     desk.write()
-    assert read_notes(run.notes) == [] and "Nobody has written" in desk.page("/notes")
+    assert read_notes(run.notes) == [] and "There are no notes yet" in desk.page("/notes")
 
 
 def test_a_note_stays_with_its_text_when_the_iteration_is_made_anew(desk: Desk) -> None:

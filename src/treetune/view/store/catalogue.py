@@ -74,7 +74,7 @@ class Store:
         for folder in folders:
             if not folder.is_dir():
                 raise ValueError(
-                    f"{folder} is no directory: give one that holds experiments, such as experiments"
+                    f"{folder} is not a directory: give one with experiments below it, such as experiments"
                 )
         self.folders, self.cache = [folder.resolve() for folder in folders], cache
         self.read_only = read_only
