@@ -121,8 +121,7 @@ def normal_sequence(values: Sequence[float], level: float = LEVEL) -> Estimate:
     spread = stdev(values)
     if q * r >= 1 or not spread:  # equal numbers are not normally distributed
         return Estimate(mean, None, None)
-    u = (q - 1) / (1 - q * r)
-    half_width = spread * math.sqrt((count - 1) / count * u)
+    half_width = spread * math.sqrt((count - 1) / count * (q - 1) / (1 - q * r))
     return Estimate(mean, mean - half_width, mean + half_width)
 
 

@@ -83,20 +83,17 @@ def _verdict(plan: Plan, until: Until, row: str, to: str) -> Verdict:
         return Verdict(row, to, count, reason, sequence, next_seed, further)
 
     for count, seed in enumerate(table.seeds[:most], start=1):
-        runs = [
-            next((run for run in plan.of(name) if run.recipe.shared or run.seed == seed), None)
-            for name in experiments_of(plan, row, to)
-        ]
-        if any(run is None for run in runs):  # this seed isn't planned yet
+        names = experiments_of(plan, row, to)
+        if any(not _is_planned(plan, name, seed) for name in names):
             return verdict(count - 1, "more", seed)
+        runs = [plan.run(name, seed) for name in names]
         try:
             numbers = [
                 read(plan, run, rows_by_name[name], table.judged).value
                 for run, name in zip(runs, (row, to), strict=True)
-                if run
             ]
-        except ValueError:
-            to_come = any(run and plan.statuses[run.key].state in TO_DO for run in runs)
+        except ValueError:  # one of the runs has no result, or none yet
+            to_come = any(plan.statuses[run.key].state in TO_DO for run in runs)
             return verdict(len(differences), "more") if to_come else verdict(count, "lacking")
         differences.append(numbers[0] - numbers[1])
         sequence = until.sequence(differences, table.level)
@@ -107,6 +104,10 @@ def _verdict(plan: Plan, until: Until, row: str, to: str) -> Verdict:
             if until.stop_losers and sequence.excludes_zero and is_worse.get(table.judged.improves, False):
                 return verdict(count, "loses")
     return verdict(most, "at_most")
+
+
+def _is_planned(plan: Plan, name: str, seed: int) -> bool:
+    return any(run.recipe.shared or run.seed == seed for run in plan.of(name))
 
 
 def _further_seeds(level: float, until: Until, differences: Sequence[float], most: int) -> int | None:

@@ -254,7 +254,7 @@ def serve(
             f"--base-url is {base_url} and must be a whole address, such as https://HUB/user/ME/"
         )
     hosts = [*HOSTS, host, *([socket.gethostname(), socket.getfqdn()] if host in EVERY_ADDRESS else [])]
-    with _listening(port, host) as listening:
+    with _listen(port, host) as listening:
         actual_port = listening.getsockname()[1]
         if host in EVERY_ADDRESS:
             name = socket.getfqdn()
@@ -301,7 +301,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treetune" / "viewer"
 
 
-def _listening(port: int | None, host: str = HOST) -> socket.socket:
+def _listen(port: int | None, host: str = HOST) -> socket.socket:
+    """Returns a socket that listens on a port; without one on the first free port from `PORT` on.
+
+    Raises ValueError where none is available.
+    """
     if port is not None and not 0 <= port <= LAST_PORT:
         raise ValueError(f"--port is {port} and must be from 0 (any free one) to {LAST_PORT}")
     ports = range(PORT, PORT + PORTS_TRIED) if port is None else [port]

@@ -129,14 +129,17 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
         base = view.here(answer=None, depth=None, all=None, **{"as": None})
 
         def address(number: int, depth: int | None, start: int | None = None) -> str:
-            """Returns the address of the tree from a step of the answer on, of the answer by itself, or of
-            continuations of its beginning."""
-            query = {"answer": group[number].trajectory}
+            """Returns an address for `tree_html`: of an answer, of its tree from a step on, or of
+            the continuations of a state."""
+            query: dict[str, Any] = {"answer": group[number].trajectory}
             if start is not None:
-                where = {"run": view.run.name, "source": answer.source.name}
-                return view.address("/continuations", **query, **where, start=start)
-            query |= {} if depth is None else {"as": "tree"}
-            return f"{base}&{urlencode(query | ({'depth': depth} if depth else {}))}"
+                run, source = view.run.name, answer.source.name
+                return view.address("/continuations", **query, run=run, source=source, start=start)
+            if depth is not None:
+                query["as"] = "tree"
+                if depth:
+                    query["depth"] = depth
+            return f"{base}&{urlencode(query)}"
 
         drawing = Markup(tree_html(group, all_texts(view.run.path) or [], this, depth, address))
     return view.render(

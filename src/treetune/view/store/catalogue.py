@@ -357,4 +357,5 @@ def _splits(folder: Path) -> list[Path]:
         names = json.loads((folder / SPLITS).read_text())["splits"]
     except (OSError, ValueError, LookupError, TypeError):
         return []
-    return [folder / name for name in names if isinstance(name, str) and name == Path(name).name != ".."]
+    plain_names = [name for name in names if isinstance(name, str) and name == Path(name).name]
+    return [folder / name for name in plain_names if name != ".."]
