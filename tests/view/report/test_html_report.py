@@ -47,7 +47,7 @@ def test_the_report_shows_results_curves_times_and_coloured_steps(tmp_path: Path
     assert page.text.count(": generation 1.9 s") == 25
     assert page.count("article", "episode") == len(EPISODES)
     assert "-0.90" in page.text, "the step that ruined an answer is shown with its advantage"
-    for absent in ("Not here (yet)", "Signs of collapse", "By domain"):
+    for absent in ("Missing:", "Signs of collapse", "By domain"):
         assert absent not in page.text
 
 
@@ -153,7 +153,7 @@ def test_a_run_that_has_just_begun_has_a_report_that_says_so(tmp_path: Path) -> 
 def test_a_part_that_is_not_there_is_named_and_the_rest_is_shown(tmp_path: Path, name: str) -> None:
     path = write_experiment(tmp_path / "run")
     (path / name).rename(tmp_path / "elsewhere")
-    assert "Not here (yet)" in report(path).text
+    assert "Missing:" in report(path).text
 
 
 def test_files_cut_short_count_as_missing(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_wrong_directory_is_an_error_that_names_what_lies_below_it(tmp_path: P
     for name, text in {"config.json": "{}", "manifest.json": "{}", "metrics.jsonl": ""}.items():
         (empty / name).write_text(text)
     for paths, words in (
-        ([tmp_path / "absent"], "no directory"),
+        ([tmp_path / "absent"], "not a directory"),
         ([tmp_path / "all"], r"no experiment.*below it lie .*sft"),
         ([empty], "no configuration, metrics or evaluations"),
         ([tmp_path], r"below it lie .*all/sft"),
