@@ -142,7 +142,7 @@ def test_a_run_that_has_just_begun_has_a_report_that_says_so(tmp_path: Path) -> 
         "no iteration is finished yet",
         "no checkpoint has been evaluated yet",
         "0 of 25 iterations are finished",
-        "no episodes are there to show",
+        "there are no episodes to show",
     )
     assert lacking(page, *words) == []
 
