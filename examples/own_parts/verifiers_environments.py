@@ -8,13 +8,14 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from treetune.config import folders
+from treetune.contracts import Finding
 from treetune.domains.environments.base import Again, Environment, Game, Turn
 from treetune.domains.environments.calls import NATIVE, calls_of_turn
 from treetune.tasks.graders.base import Unavailable
@@ -53,10 +54,10 @@ class Verifiers(Game):
             raise ValueError(f"format is {self.format!r}: give {', '.join(NATIVE)}, or leave it out")
         object.__setattr__(self, "reads_specials", self.format is not None)
 
-    def missing(self) -> Sequence[str]:
+    def check(self, experiment: Any) -> Iterable[Finding]:
         if shutil.which(self.python) is None:
-            return [f"python is {self.python!r}, which can't be run: give the path of a Python"]
-        return ()
+            what = f"python is {self.python!r}, which can't be run: give the path of a Python"
+            yield Finding(what, level="missing")
 
     def prepare(self) -> None:
         self.connected().close()

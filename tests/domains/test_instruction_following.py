@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from treetune.domains.graders.instruction_following import NO_SENTENCES, InstructionFollowing, _library
+from treetune.findings import missing_requirements
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Grade, Problem
 
@@ -104,13 +105,13 @@ def test_without_the_data_for_sentences_nothing_is_said_about_them(
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     instructions_util._get_sentence_tokenizer.cache_clear()
     two = ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "at least"})
-    assert InstructionFollowing().missing() == (NO_SENTENCES,)
+    assert missing_requirements([InstructionFollowing()]) == [NO_SENTENCES]
     with pytest.raises(Unavailable, match="punkt_tab"):
         grade("One. Two.", two)
     data = tmp_path / "tokenizers" / "punkt_tab" / "english"
     data.mkdir(parents=True)
     for name in ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt"):
         (data / name).write_text("")
-    assert InstructionFollowing().missing() == ()
+    assert missing_requirements([InstructionFollowing()]) == []
     assert grade("This is one. That is two.", two).correct
     assert not grade("This is one.", two).correct

@@ -27,6 +27,7 @@ from treetune.domains.environments.tools import Call, Function, Python, Tool, To
 from treetune.domains.multi_turn import MultiTurn
 from treetune.engine.base import Completion, EngineError, SamplingParams
 from treetune.engine.journal import JournaledEngine
+from treetune.findings import missing_requirements
 from treetune.models.chat import Chat
 from treetune.models.tokenizer import codec_of
 from treetune.rollouts.answers import Start
@@ -465,7 +466,7 @@ def test_servers_that_are_not_there_and_tools_that_they_lack_are_told(tmp_path: 
         Mcp(command=("sleep", "60"), start_seconds=0.5).schemas()
     with pytest.raises(ValueError, match="only names fly, which"):
         counting(tmp_path, only=("count", "fly")).offered()
-    assert Mcp(command=("no-such-program",)).missing() == [
+    assert missing_requirements([Mcp(command=("no-such-program",))]) == [
         "no-such-program, which is to be started as an MCP server, isn't there"
     ]
     with pytest.raises(ValueError, match="a command or an address"):

@@ -15,6 +15,8 @@ from functools import singledispatch
 from pathlib import Path
 from typing import TypeVar
 
+from typing_extensions import override
+
 from treetune.engine.base import (
     ADDRESSED_SERVERS,
     TRANSFERS,
@@ -134,6 +136,7 @@ class VllmEngine(Engine):
         return sum(replica.server.restarts for replica in self._replicas)
 
     @property
+    @override
     def tokens_per_second(self) -> float:  # type: ignore[override]
         """Sampled tokens that arrived in the last few seconds, per second; 0 before any."""
         if len(self._recent) < 2:
@@ -141,16 +144,19 @@ class VllmEngine(Engine):
         seconds = self._recent[-1][0] - self._recent[0][0]
         return sum(count for _, count in self._recent[1:]) / seconds if seconds > 0 else 0.0
 
+    @override
     def wait_ready(self) -> None:
         for replica in self._replicas:
             replica.server.ready()
 
+    @override
     def wait_settled(self) -> None:
         if self._device == "cuda":
             self.wait_ready()
 
     # Sampling
 
+    @override
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
@@ -239,6 +245,7 @@ class VllmEngine(Engine):
 
     # Weights
 
+    @override
     def load(
         self,
         directory: Path,
@@ -360,6 +367,7 @@ class VllmEngine(Engine):
 
     # Memory
 
+    @override
     @contextmanager
     def asleep(self, *, keep_weights: bool = True) -> Iterator[None]:
         if not self._settings.sleep:
@@ -378,6 +386,7 @@ class VllmEngine(Engine):
             for replica in self._replicas:
                 replica.server.hold(False)
 
+    @override
     def close(self) -> None:
         atexit.unregister(self.close)
         for replica in self._replicas:

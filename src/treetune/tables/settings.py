@@ -9,17 +9,19 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+from typing_extensions import override
 
 from treetune.config.errors import did_you_mean
 from treetune.config.registrable import Registrable
-from treetune.contracts import Finding
+from treetune.contracts import Finding, Root
 from treetune.tables.columns import Column, Name, Panel
 from treetune.tables.statistics import LEVEL, Estimate, confidence_sequence, normal_sequence
 
 
-class Table(Registrable, root="a table"):
+class Table(Registrable, Root, root="a table"):
     """The root of a table's configuration."""
 
+    @override
     def examine(self, plain: Mapping[str, Any]) -> Iterable[str]:
         self.check_experiments()
         return ()
@@ -64,6 +66,7 @@ class ExperimentsTable(Table):
     """The set to choose the best checkpoint on. It must differ from the reported one: a checkpoint that was
     chosen on the reported set looks better than it is."""
 
+    @override
     def check(self, table: ExperimentsTable) -> Iterable[Finding]:
         names = [row.name for row in self.rows]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -251,6 +254,7 @@ class Reproduction(Table):
     notes: tuple[str, ...] = ()
     """Texts below the table."""
 
+    @override
     def check(self, table: Reproduction) -> Iterable[Finding]:
         rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
         named = {"rows": rows, "columns": columns, "seeds": list(map(str, self.seeds))}
@@ -414,6 +418,7 @@ class Reproduction(Table):
                 did_you_mean(name, list(self.experiments)),
             )
 
+    @override
     def check_experiments(self) -> None:
         from treetune.tables.check import check
 

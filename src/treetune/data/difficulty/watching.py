@@ -22,6 +22,7 @@ from treetune.data.difficulty.shard import (
 from treetune.data.making_threads import content_hash
 from treetune.data.pipelines import EstimateDifficulty
 from treetune.data.preparing import alone, file_hashes
+from treetune.findings import missing_requirements
 from treetune.processes.lifetime import Stopped
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Console
@@ -50,8 +51,8 @@ def estimate(
     """
     with alone(output, "estimate_difficulty"):
         assert isinstance(pipeline.task, RowsTask)
-        if missing := pipeline.task.grader.missing():
-            raise ValueError(f"answers can't be graded here: {'; '.join(missing)}")
+        if absent := missing_requirements(pipeline.task.grader.parts()):
+            raise ValueError(f"answers can't be graded here: {'; '.join(absent)}")
         rows = 0
         for one in input_rows(source):
             pipeline.task.problem_of(one.row, f"row/{one.index}")

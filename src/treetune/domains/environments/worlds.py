@@ -23,6 +23,8 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
 from treetune.processes.pool import (
     START_SECONDS,
@@ -138,9 +140,11 @@ class Loaded(Servant):
 
     environment: Environment
 
+    @override
     def prepare(self) -> None:
         self.environment.prepare()
 
+    @override
     def answer(self, world: World, method: str, *arguments: Any) -> Played:
         played = world.call(math.inf, method, *arguments)
         return replace(played, waited=call_clock().stood_s)

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import (
@@ -49,6 +50,7 @@ class Tagged(Grader):
     # Searches and comparisons in linear time, of values that are bounded in size.
     isolation: ClassVar[Isolation] = "inline"
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
 
@@ -88,6 +90,7 @@ class OneWord(Tagged):
 
     votes_by_value: ClassVar[bool] = True
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         word = bare(problem.gold)
         if not word:
@@ -123,6 +126,7 @@ class ExactMatch(Tagged):
 
     votes_by_value: ClassVar[bool] = True
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         answer = words(extracted)
         right = bool(answer) and any(answer == gold for gold in gold_words(problem.gold))
@@ -139,6 +143,7 @@ class F1(Tagged):
 
     votes_by_value: ClassVar[bool] = True
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> float:
         answer = words(extracted)
         return max(overlap(answer, gold) for gold in gold_words(problem.gold))

@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from typing_extensions import override
+
 from treetune.domains.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
 from treetune.domains.sandbox.program import (
     BOOT,
@@ -68,9 +70,11 @@ class Bubblewrap(Sandbox):
     """Lets programs import what is installed beside this package (numpy, pytest, …)."""
     has_own_processes: ClassVar[bool] = True
 
+    @override
     def missing(self) -> Sequence[str]:
         return _missing(self)
 
+    @override
     def run(
         self,
         code: str,
@@ -97,6 +101,7 @@ class Bubblewrap(Sandbox):
                 return outcome
         return once()
 
+    @override
     def begin(self, code: str, limits: Limits) -> Started:
         return Started(replace(self, packages=True), code, {}, limits, stdin=subprocess.PIPE)
 

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from treetune.runtime.analysis import read_result
 from treetune.view.charts import number
@@ -82,6 +83,7 @@ class MicroscopeSection(ReportSection):
 
     title = "Credit microscope"
 
+    @override
     def html(self, experiment: Experiment) -> str:
         return "".join(render("microscope.html", **look) for look in _looks(experiment))
 
@@ -130,6 +132,7 @@ def _microscope_card(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, fl
 class TreeSection(ReportSection):
     title = "A problem's tree"
 
+    @override
     def html(self, experiment: Experiment) -> str:
         """Shows the answers to the problem whose rewards differ most, and of several the one with the largest
         credit."""
@@ -151,6 +154,7 @@ class TreeSection(ReportSection):
 class EpisodesSection(ReportSection):
     title = "Episodes"
 
+    @override
     def html(self, experiment: Experiment) -> str:
         """Shows as many correct as wrong answers if there are enough, to different problems if there are
         enough.

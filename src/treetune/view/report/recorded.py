@@ -10,6 +10,7 @@ from html import escape
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from typing_extensions import override
 
 from treetune.rollouts.metrics import PREFIX, name_in
 from treetune.rollouts.numbers import LARGEST, OF_CORRECT, declared, registered
@@ -75,6 +76,7 @@ def _note_and_charts(note: str, charts: Sequence[str]) -> str:
 class TrainingSection(ReportSection):
     title = "Training"
 
+    @override
     def html(self, experiment: Experiment) -> str:
         if not experiment.metrics:
             return ""
@@ -92,6 +94,7 @@ class TrainingSection(ReportSection):
 class DomainsSection(ReportSection):
     title = "By domain"
 
+    @override
     def html(self, experiment: Experiment) -> str:
         """Shows all domains in a chart for each metric, and the last measured checkpoint of each set."""
         domains: set[str] = set()
@@ -160,6 +163,7 @@ def accuracy_charts(title: str, series: Sequence[Series]) -> list[str]:
 class NumbersSection(ReportSection):
     title = "Numbers of answers"
 
+    @override
     def html(self, experiment: Experiment) -> str:
         """Shows the charts of each group of numbers. A number that was always 0 has no chart."""
         groups = []
@@ -192,6 +196,7 @@ class NumbersSection(ReportSection):
             groups.append(_note_and_charts(note, charts))
         return "".join(groups)
 
+    @override
     def columns(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
         cells = {}
         for full, number in declared().items():
@@ -209,6 +214,7 @@ class NumbersSection(ReportSection):
 class DiagnosticsSection(ReportSection):
     title = "Signs of collapse"
 
+    @override
     def html(self, experiment: Experiment) -> str:
         """Shows a row for each sign that the run looked for."""
         looked_for = [sign for sign in SIGNS if experiment.curve(f"{SIGN}{sign}")]
@@ -304,6 +310,7 @@ def _ranges(numbers: Iterable[int]) -> str:
 class TimesSection(ReportSection):
     title = "Time by phase"
 
+    @override
     def html(self, experiment: Experiment) -> str:
         """Shares of the whole run, and a bar per iteration."""
         rows = phase_seconds(experiment)
