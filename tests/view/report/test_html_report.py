@@ -214,7 +214,7 @@ def test_a_wrong_directory_is_an_error_that_names_what_lies_below_it(tmp_path: P
         (empty / name).write_text(text)
     for paths, words in (
         ([tmp_path / "absent"], "not a directory"),
-        ([tmp_path / "all"], r"no experiment.*below it lie .*sft"),
+        ([tmp_path / "all"], r"not an experiment.*experiments below it: .*sft"),
         ([empty], "no configuration, metrics or evaluations"),
         ([tmp_path], r"below it lie .*all/sft"),
         ([], "a report is about"),
