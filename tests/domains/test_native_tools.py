@@ -309,7 +309,7 @@ def test_a_grader_reads_the_whole_conversation_also_of_an_answer_that_goes_on_fr
         assert (answer.step_rewards, answer.reward) == ((3.0, 2.0, 1.0), 6.0)
         assert episode_of(context, answer).step_rewards == answer.step_rewards
     started = Start(PROBLEM, answers[0].prompt_ids, 1, answers[0].segments[:2])
-    (again,) = context.get(MultiTurn).answers(context, [started])
+    (again,) = context.engine.run(context.get(MultiTurn).answers(context, [started]))
     assert grader.read[-1] == grader.read[0] and again.step_rewards == (3.0, 2.0, 1.0)
 
 

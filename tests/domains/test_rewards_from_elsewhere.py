@@ -144,7 +144,7 @@ def test_messages_are_of_verifiers_own_classes_where_it_is_loaded(monkeypatch: p
     library.AssistantMessage = type("AssistantMessage", (SimpleNamespace,), {})
     monkeypatch.setitem(sys.modules, "verifiers.types", library)
     row = {"prompt": "", "gold": "", "data": {}, "domain": "", "messages": ()}
-    first, heard, *_ = foreign.answered({**row, "transcript": CALLED.transcript})["completion"]
+    first, heard, *_ = foreign.verifiers_state({**row, "transcript": CALLED.transcript})["completion"]
     assert isinstance(first, library.AssistantMessage) and first.tool_calls[0].name == "multiply"
     assert heard.content == heard["content"] == "408"
 

@@ -185,7 +185,7 @@ def test_the_critic_is_asked_for_the_state_before_the_next_sampled_token() -> No
     group = answers("a;a;b")
     context = mdp.context(services=[critic])
     valuation = Valuation(context, trees_of(group), EveryNTokens(tokens=1), mdp.SamplingParams(6), 1)
-    assert critic_values(valuation) == [[[0.9, 0.4, 0.4, 0.3, 0.2, None]]]
+    assert critic_values(valuation) == [[0.9, 0.4, 0.4, 0.3, 0.2, None]]
     engine = mdp.TabularEngine()
     credit = MonteCarlo(values=CriticValues())
     (episode,), metrics = mdp.credited(credit, group, services=[critic], engine=engine)
@@ -320,17 +320,20 @@ def test_steps_can_be_so_many_tokens_or_end_with_an_unsure_one() -> None:
     [
         None,
         [0.5],
-        [[None]],
-        [[[0.5]]],
-        [[[Value(0.5, 0.0)]]],
-        [[[Value(0.5, 0.0), Value(0.5, 0.0), None, None]]],
+        [None],
+        [[0.5]],
+        [[0.5, 0.5, 0.5]],
+        [[Value(0.5, 0.0)]],
+        [[Value(0.5, 0.0), Value(0.5, 0.0), None, None]],
+        [[[Value(0.5, 0.0), Value(0.5, 0.0), None]]],
+        [[Value(0.5, 0.0), None, None]] * 2,
     ],
     ids=str,
 )
 def test_values_that_do_not_fit_the_states_are_refused(found: Any) -> None:
     class Given(FreshContinuations):
         def values(self, valuation: Valuation) -> Any:
-            assert [len(states) for states in valuation.states[0]] == [3]
+            assert [len(answer.states) for answer in valuation.answers] == [3]
             return found
 
     with pytest.raises(ValueError, match="Given: give each state of each answer a Value or None"):

@@ -330,7 +330,7 @@ def test_a_run_killed_on_its_way_to_the_stop_ends_as_if_nothing_had_happened(
         owner, name, calls = {
             "before the stop": (Watch, "stop_if_collapsed", 4),
             "before the checkpoint": (Record, "_checkpoint", 4),
-            "before the line": (Record, "_keep_line", 8),
+            "before the line": (Record, "_write_metrics", 8),
         }[struck]
         patch.setattr(owner, name, raises_after(getattr(owner, name), calls, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):

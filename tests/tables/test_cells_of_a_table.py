@@ -19,7 +19,7 @@ from treetune.tables.curves import curves, curves_json, panel_curves, panel_note
 from treetune.tables.figures import draw_curves, draw_panels, draw_table
 from treetune.tables.launch import Launcher, launch_lines, slurm_script
 from treetune.tables.measure import measure
-from treetune.tables.runs import Plan, _read_by, refreshed
+from treetune.tables.runs import Plan, _measurements_of, refreshed
 from treetune.tables.settings import Cell, MethodRow, TableExperiment
 from treetune.tables.text import as_latex, as_markdown
 from treetune.tables.write import as_html, as_json
@@ -39,7 +39,7 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
 
     markdown, page = as_markdown(results, ACCOUNT), as_html(results, [], ACCOUNT)
     assert "▲" in markdown and "▲" in page and "| Vine_PPO | 83.8 [" in markdown
-    assert "| SFT | test | 2 | −1.2 |" in markdown and "| not told apart |" in markdown
+    assert "| SFT | test | 2 | −1.2 |" in markdown and "| not significant |" in markdown
     line = next(line for line in as_latex(results).splitlines() if line.startswith(r"Vine\_PPO"))
     assert r"$\blacktriangle$" in line and r"& 53.0 & 0, 0 of 2 \\" in line
     cells = {cell["row"]: cell for cell in as_json(results, ACCOUNT)["cells"]}
@@ -204,14 +204,14 @@ def test_a_panel_of_a_metric_that_nobody_recorded_says_so(tmp_path: Path) -> Non
 
 def test_a_panels_evaluation_is_measured_wherever_a_row_has_a_checkpoint(tmp_path: Path) -> None:
     table = plan_of(tmp_path, panels=PANELS).table
-    assert _read_by(table, "ppo") == (("test",), ("validation",), ())
-    assert _read_by(plan_of(tmp_path).table, "ppo") == (("test",), (), ())
+    assert _measurements_of(table, "ppo") == (("test",), ("validation",), ())
+    assert _measurements_of(plan_of(tmp_path).table, "ppo") == (("test",), (), ())
 
 
 def test_launch_lines_say_what_goes_first_and_what_is_set(tmp_path: Path) -> None:
     plan = finish(plan_of(tmp_path), {})
     lines = launch_lines(plan, LAUNCHER)
-    assert lines[0].startswith("# at once") and lines[3].startswith("# when those above")
+    assert lines[0].startswith("# now") and lines[3].startswith("# when those above")
     assert len(lines) == 2 + 6
     assert f"APP_SEED=1 APP_DIRECTORY={tmp_path}/seed-1 OMP_NUM_THREADS=3 python -u" in lines[1]
     assert " run --num_gpus=2 " in lines[1] and lines[1].endswith("--configs sft run_iteration_loop")
@@ -281,7 +281,7 @@ def test_mistakes_in_a_table_are_told(settings: dict[str, Any], words: str) -> N
     ("part", "settings", "words"),
     [
         (Column, {}, "needs one of evaluation"),
-        (Column, {"speedup": Speedup(of="a", over="steps")}, "name one"),
+        (Column, {"speedup": Speedup(of="a", over="steps")}, "set curve to the name"),
         (Panel, {"metric": "train/loss", "evaluation": "test"}, "needs one of metric"),
         (Panel, {"evaluation": "test", "value": "with_paralel"}, "did you mean 'with_parallel'"),
         (Panel, {"metric": "train/loss", "value": LONGEST}, "there is none"),
@@ -290,9 +290,9 @@ def test_mistakes_in_a_table_are_told(settings: dict[str, Any], words: str) -> N
             {"evaluation": "test", "value": "num_tokens_in_longest_thread"},
             f"did you mean '{LONGEST}'",
         ),
-        (Column, {"evaluation": "test", "value": "speed_up"}, "over names"),
-        (Column, {"evaluation": "test", "over": "sequential"}, "over names"),
-        (Column, {"evaluation": "test", "value": "unfinished", "curve": "test"}, "panels draw unfinished"),
+        (Column, {"evaluation": "test", "value": "speed_up"}, "needs the row that it compares with"),
+        (Column, {"evaluation": "test", "over": "sequential"}, "needs the row that it compares with"),
+        (Column, {"evaluation": "test", "value": "unfinished", "curve": "test"}, "draw unfinished in a"),
     ],
 )
 def test_mistakes_in_a_column_or_panel_are_told(part: Any, settings: dict[str, Any], words: str) -> None:

@@ -262,9 +262,9 @@ def test_while_seeds_run_it_says_what_is_known_and_what_more_would_cost(tmp_path
     (verdict,) = verdicts(plan)
     assert verdict.reason == "more" and verdict.further is not None
     line = until_lines(plan)[-1]
-    assert line.startswith("PPO less GRPO: difference +10.0 ± ") and "after 4 seeds" in line
+    assert line.startswith("PPO − GRPO: difference +10.0 ± ") and "after 4 seeds" in line
     hours = verdict.further * 4200 / 3600
-    assert f"{verdict.further} more seeds, about {hours:.1f} h" in line and "of runs, to ± 15.0." in line
+    assert f"{verdict.further} more seeds, about {hours:.1f} h" in line and "of runs, until ± 15.0." in line
 
 
 def test_a_loser_gets_no_further_seeds(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from treetune.tables.columns import Column, Panel
 from treetune.tables.curves import curves_json, panel_curves, panel_notes
 from treetune.tables.figures import draw_panels, draw_table
 from treetune.tables.measure import measure
-from treetune.tables.runs import Plan, _read_by, refreshed
+from treetune.tables.runs import Plan, _measurements_of, refreshed
 from treetune.tables.settings import Cell, MethodRow
 from treetune.tables.text import as_latex, as_markdown
 from treetune.tables.write import as_html, as_json
@@ -91,7 +91,8 @@ def test_every_form_shows_the_numbers_with_their_digits_units_and_marks(tmp_path
     line = next(line for line in markdown.splitlines() if line.startswith("| parallel |"))
     assert "| 2,250 [" in line and "| 2,632 |" in line and "| 3,200.00 [" in line and "| 1.40× [" in line
     assert "| 100.0 [91.2, 100.0] △ |" in line, "with threads: more, which is neither better nor worse"
-    assert "△ and ▽" in markdown and "speed-up: tokens of an answer of sequential over" in markdown
+    assert "△ higher and ▽ lower" in markdown
+    assert "speed-up: tokens of an answer of sequential divided by" in markdown
     latex = next(line for line in as_latex(results).splitlines() if line.startswith("parallel"))
     assert r"1.40$\times$" in latex and r"\,$\triangle$" in latex and "& 2,632 &" in latex
     page = as_html(results, [], ACCOUNT)
@@ -158,7 +159,7 @@ def test_a_panel_draws_any_number_of_an_evaluation_along_training(tmp_path: Path
         Panel(name="ratio", evaluation="test", value="acceleration_ratio"),
     )
     plan = counted(threaded_plan(tmp_path, panels=panels), TOKENS)
-    assert _read_by(plan.table, "ppo") == (("test",), ("test",), ())
+    assert _measurements_of(plan.table, "ppo") == (("test",), ("test",), ())
     found = panel_curves(plan)
     (_, own) = found
     assert own.row.name == "parallel" and [point.mean for point in own.points] == [3100, 2250], (

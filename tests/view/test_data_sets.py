@@ -55,14 +55,15 @@ def test_what_was_named_or_lies_below_is_known_and_nothing_else(tmp_path: Path) 
     }
     for name in (str(elsewhere / "sums2.parquet"), "data/../data/sums.parquet", "/etc/passwd", ""):
         with pytest.raises(NotThere, match="there is no data set"):
-            store.data.one(name)
+            store.data.named(name)
     begin_run(folder / "later")
     (elsewhere / "trips.jsonl").unlink()
     assert str(elsewhere / "trips.jsonl") not in {one.name for one in store.data.all()}
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("notes.txt", "is no data set: give Parquet"), ("gone.parquet", "there is no file")]
+    ("name", "words"),
+    [("notes.txt", "is not a data set: give"), ("gone.parquet", "there is no file")],
 )
 def test_a_file_that_holds_no_rows_is_refused(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "notes.txt").write_text("hello")
@@ -93,7 +94,7 @@ def test_rows_of_every_kind_have_columns_and_are_shown_whole(tmp_path: Path) -> 
     assert sums.row(5) == rows()[5] and sums.row(0)["extra_info"]["note"] == HOSTILE
 
     trips = table_of(tmp_path / "trips.jsonl", "lines")
-    assert trips.total == 8 and trips.note.startswith("2 of its lines hold no object")
+    assert trips.total == 8 and trips.note.startswith("2 of its lines are not JSON objects")
     assert [row["odd"] for row in trips.ask(Question(size=3), ["odd"]).rows] == ["even", "1", "even"]
     assert trips.row(5) == {"question": "trip 5", "answer": 15, "odd": 5}
     assert trips.row(6) == {"question": "half \ud800"}
@@ -200,7 +201,7 @@ def test_bars_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> N
     few = histogram(sums, "pass_rate", Filter("pass_rate", ">", 0.5))
     assert few.counted == 9
     assert histogram(sums, "pass_rate", Filter("pass_rate", ">", 2.0)) is None
-    with pytest.raises(ValueError, match="is no column of numbers: there are"):
+    with pytest.raises(ValueError, match="is not a column of numbers: there are"):
         histogram(sums, "prompt")
 
     odd = pa.table({"x": [-1e308, 1e308, math.inf, math.nan, None], "same": [1e-12] * 5})

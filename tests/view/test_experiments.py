@@ -128,7 +128,7 @@ def test_the_list_can_be_searched_filtered_and_sorted(
 
 def test_a_folder_that_cannot_be_read_is_a_row_that_says_so(viewer: Viewer) -> None:
     (begin_run(viewer.folder / "run").path / "config.json").write_text("{torn")
-    assert "is no experiment" in viewer.page("/")
+    assert "is not an experiment" in viewer.page("/")
 
 
 def test_chosen_experiments_are_compared_in_one_table(viewer: Viewer) -> None:

@@ -79,13 +79,13 @@ def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
     assert (note.about.source, note.about.problem, note.about.sample) == ("i1", "train/0", 0)
     listed = desk.page("/answers?run=run&label=lucky")
     assert "<b>1</b> answer<" in listed and "✎ note" in listed and 'class="label">lucky' in listed
-    assert "No answer is like that" in desk.page("/answers?run=run&label=x")
+    assert "No answer matches" in desk.page("/answers?run=run&label=x")
     both = {"run": "run", "label": ",", "of": "everything", "search": "0+1=1\n1+2=3"}
     assert "<b>1</b> answer<" in desk.page("/answers", **both)
     for asked in ({}, {"run": "run"}, {"label": "lucky", "search": "SECOND line"}):
         page = desk.page("/notes", **asked)
         assert "<b>1</b> note " in page and 'href="/answer?run=run' in page
-    assert "No note is like that" in desk.page("/notes?label=none")
+    assert "No note matches" in desk.page("/notes?label=none")
 
     [row] = parquet.read_table(io.BytesIO(desk.get("/notes/data?format=parquet").content)).to_pylist()
     assert row["labels"] == ["wrong step", "lucky"] and row["note"] == HOSTILE
@@ -99,7 +99,7 @@ def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
     assert "1 note: " in capsys.readouterr().out
 
     desk.write()
-    assert read_notes(run.notes) == [] and "Nobody has written" in desk.page("/notes")
+    assert read_notes(run.notes) == [] and "There are no notes yet" in desk.page("/notes")
 
 
 def test_a_note_stays_with_its_text_when_the_iteration_is_made_anew(desk: Desk) -> None:
@@ -110,7 +110,7 @@ def test_a_note_stays_with_its_text_when_the_iteration_is_made_anew(desk: Desk) 
     record_iteration(run, 0, [replace(answers(0)[0], text="another"), *answers(0)[1:]])
     assert "about the first" not in desk.page("/answer", **WHERE)
     assert "✎" not in desk.page("/answers?run=run")
-    assert "is no more, or is still being read" in desk.page("/notes")
+    assert "was deleted, or is still being read" in desk.page("/notes")
     refused = desk.post(late)
     assert refused.status_code == 409 and "the answer is another by now" in refused.text
     assert len(read_notes(run.notes)) == 1

@@ -65,7 +65,7 @@ def show_help(options: argparse.Namespace) -> int:
     elif topic in groups:
         say(f"{_listed(topic)}\n\n{_examples(*groups[topic])}")
     else:
-        raise ValueError(f"there is no command or group {topic!r}{_meant(topic, [*BY_NAME, *groups])}")
+        raise ValueError(f"there is no command or group {topic!r}{_suggest(topic, [*BY_NAME, *groups])}")
     return 0
 
 
@@ -135,8 +135,10 @@ def version() -> str:
     from treetune.runtime.manifest import code_commit
 
     commit = code_commit()
-    words = [f"treetune {treetune.__version__}", f"Python {platform.python_version()}"]
-    return ", ".join([*words, f"commit {commit}"] if commit else words)
+    parts = [f"treetune {treetune.__version__}", f"Python {platform.python_version()}"]
+    if commit:
+        parts.append(f"commit {commit}")
+    return ", ".join(parts)
 
 
 class _Version(argparse.Action):
@@ -148,10 +150,10 @@ class _Version(argparse.Action):
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Returns the options of one command. Options of all commands may stand before or after the command."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    argument_list = list(sys.argv[1:] if arguments is None else arguments)
     shared = _Parser(prog="treetune", add_help=False, allow_abbrev=False)
     _add_shared(shared)
-    options, rest = shared.parse_known_args(words)
+    options, rest = shared.parse_known_args(argument_list)
     _refuse_unknown(shared, rest)
     if rest[:1] in (["-h"], ["--help"]):
         rest = ["help"]
@@ -162,9 +164,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _groups() -> dict[str, list[Command]]:
     """Returns the commands by their groups, those that everybody needs first."""
-    named = {group: [name for name in names.split() if name in COMMANDS] for group, names in GROUPS.items()}
-    named["more"] = [name for name in COMMANDS if name not in " ".join(GROUPS.values()).split()]
-    return {group: [COMMANDS[name] for name in names] for group, names in named.items() if names}
+    groups: dict[str, list[Command]] = {}
+    grouped_names: set[str] = set()
+    for group, names in GROUPS.items():
+        grouped_names.update(names.split())
+        groups[group] = [COMMANDS[name] for name in names.split() if name in COMMANDS]
+    groups["more"] = [command for name, command in COMMANDS.items() if name not in grouped_names]
+    return {group: commands for group, commands in groups.items() if commands}
 
 
 def overview() -> str:
@@ -200,11 +206,12 @@ def _listed(group: str) -> str:
 def _examples(*commands: Command) -> str:
     """Returns the commands' examples as a shell takes them, in lines that a screen holds."""
     lines = ["examples:"]
-    for example in [example for command in commands for example in command.examples]:
-        # What stands in quotes stays in one line.
-        words = re.sub(r"'[^']*'|\"[^\"]*\"", lambda quoted: quoted[0].replace(" ", "\xa0"), example)
-        pieces = textwrap.wrap(words, WIDTH - 6, break_long_words=False, break_on_hyphens=False)
-        lines.append("  " + " \\\n      ".join(pieces).replace("\xa0", " "))
+    for command in commands:
+        for example in command.examples:
+            # A text in quotes stays in one line: its spaces are others until the lines are wrapped.
+            unbroken = re.sub(r"'[^']*'|\"[^\"]*\"", lambda quoted: quoted[0].replace(" ", "\xa0"), example)
+            pieces = textwrap.wrap(unbroken, WIDTH - 6, break_long_words=False, break_on_hyphens=False)
+            lines.append("  " + " \\\n      ".join(pieces).replace("\xa0", " "))
     return "\n".join(lines)
 
 
@@ -238,10 +245,11 @@ def _layout(prog: str) -> argparse.HelpFormatter:
 
 
 def _add_shared(parser: argparse.ArgumentParser, **settings: Any) -> None:
-    for name, own in _SHARED.items():
-        added = parser.add_argument(name, **own, **settings)
+    """Adds the options of all commands; `settings` go to each of them."""
+    for name, own_settings in _SHARED.items():
+        action = parser.add_argument(name, **own_settings, **settings)
         if name == "--configs":
-            added.completer = configs  # type: ignore[attr-defined]
+            action.completer = configs  # type: ignore[attr-defined]
     # What DeepSpeed's launcher adds unless told --no_local_rank; the rank is read from the environment.
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS, **settings)
 
@@ -249,19 +257,21 @@ def _add_shared(parser: argparse.ArgumentParser, **settings: Any) -> None:
 def _refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
     """Ends the program for a command or an option that isn't there, with the nearest that is."""
     if rest and not rest[0].startswith("-") and rest[0] not in BY_NAME:
-        parser.error(f"there is no command {rest[0]!r}{_meant(rest[0], BY_NAME)}")
+        parser.error(f"there is no command {rest[0]!r}{_suggest(rest[0], BY_NAME)}")
     command = BY_NAME.get(rest[0]) if rest else None
-    own = [argument.name for argument in command.arguments] if command else ["--version"]
-    known = [*_SHARED, *(name for name in own if name.startswith("-")), "--help"]
-    for word in rest:
-        name = word.partition("=")[0]
-        if name.startswith("--") and name not in known:
-            parser.error(f"there is no option {name}{_meant(name, known)}")
+    command_arguments = [argument.name for argument in command.arguments] if command else ["--version"]
+    command_options = [name for name in command_arguments if name.startswith("-")]
+    options = [*_SHARED, *command_options, "--help"]
+    for argument in rest:
+        name = argument.partition("=")[0]
+        if name.startswith("--") and name not in options:
+            parser.error(f"there is no option {name}{_suggest(name, options)}")
 
 
-def _meant(name: str, known: Sequence[str] | dict[str, Command]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.6)
-    return f": did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
+def _suggest(name: str, choices: Sequence[str] | dict[str, Command]) -> str:
+    """Returns the end of a message about a wrong name: the nearest right one, or else all."""
+    near = get_close_matches(name, choices, n=1, cutoff=0.6)
+    return f": did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(choices))}"
 
 
 # What a shell completes, where argcomplete has told it to ask
@@ -278,19 +288,19 @@ def configs(prefix: str, **_: object) -> list[str]:
     """Returns files for the last name of ``a.jsonnet,b.jsonn``: here, then treetune's own."""
     from treetune.config.jsonnet import CONFIGS
 
-    before, comma, last = prefix.rpartition(",")
+    earlier_names, comma, last = prefix.rpartition(",")
     folder, name = (Path(last), "") if last.endswith("/") else (Path(last).parent, Path(last).name)
-    found: dict[str, None] = {}
+    completions: dict[str, None] = {}  # in their order, each once
     for base in (Path.cwd(), CONFIGS, CONFIGS.parent):
         for path in sorted((base / folder).iterdir()) if (base / folder).is_dir() else ():
             if not path.name.startswith(name):
                 continue
             shown = str(folder / path.name) if str(folder) != "." else path.name
             if path.is_dir() and not path.name.startswith("."):
-                found[f"{before}{comma}{shown}/"] = None
+                completions[f"{earlier_names}{comma}{shown}/"] = None
             elif path.suffix in (".jsonnet", ".json", ".yaml", ".yml"):
-                found[f"{before}{comma}{shown}"] = None
-    return list(found)
+                completions[f"{earlier_names}{comma}{shown}"] = None
+    return list(completions)
 
 
 def keys(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
@@ -317,13 +327,14 @@ def family_names(prefix: str, **_: object) -> list[str]:
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config import reference, schema
 
-    words = [reference.as_word(schema.family_word(family)) for family in reference.families()]
-    return [word for word in words if word.startswith(prefix)]
+    names = [reference.as_word(schema.family_word(family)) for family in reference.families()]
+    return [name for name in names if name.startswith(prefix)]
 
 
 def rank_commands(prefix: str, **_: object) -> list[str]:
     """Returns the commands that `treetune run` starts."""
-    return [one.name for one in COMMANDS.values() if one.in_ranks and one.name.startswith(prefix)]
+    names = [command.name for command in COMMANDS.values() if command.in_ranks]
+    return [name for name in names if name.startswith(prefix)]
 
 
 COMPLETERS: dict[str, Callable[..., list[str]]] = {

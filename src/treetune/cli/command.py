@@ -69,10 +69,10 @@ def evaluated(options: argparse.Namespace) -> Config:
     if part is None:
         return config
     # A table has no seed of its own: the environment's is for the experiments.
-    known = [key for key in ENVIRONMENT_KEYS if key in keys_of(part)]
-    if len(known) == len(ENVIRONMENT_KEYS):
+    environment_keys = [key for key in ENVIRONMENT_KEYS if key in keys_of(part)]
+    if len(environment_keys) == len(ENVIRONMENT_KEYS):
         return config
-    return load(configs, options.override or (), environment_keys=known)
+    return load(configs, options.override or (), environment_keys=environment_keys)
 
 
 def root_family(config: Config, wanted: str = "an experiment") -> type[Registrable]:

@@ -129,11 +129,11 @@ def _keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[s
         return
     entries = entry(part).keys
     yield f"  keys      of {part.__module__}.{part.__qualname__}:"
-    width = max((len(one.name) for one in entries), default=0)
-    for one in entries:
-        text = _as_text(value[one.name]) if one.name in value else f"{one.default}  (the default)"
+    width = max((len(key.name) for key in entries), default=0)
+    for key in entries:
+        text = _as_text(value[key.name]) if key.name in value else f"{key.default}  (the default)"
         text = text if len(text) <= 50 else f"{text[:49]}…"
-        yield f"    {one.name:<{width}}  {text:<24}  {one.type}"
+        yield f"    {key.name:<{width}}  {text:<24}  {key.type}"
 
 
 def _places(explanation: Explanation, settings: Sequence[Setting]) -> list[str]:
@@ -148,8 +148,9 @@ def _no_such_key(config: Config, name: str) -> ValueError:
 
     path = tuple(name.split("."))
     siblings = keys_at(root_family(config), config.data, path[:-1])
-    known = {*key_paths(config.data), *((*path[:-1], sibling) for sibling in siblings)}
-    near = nearest(name, sorted(map(dotted, known)), count=3)
+    # Keys that are set, and keys beside the one that was asked for, which may have their defaults
+    candidates = {*key_paths(config.data), *((*path[:-1], sibling) for sibling in siblings)}
+    near = nearest(name, sorted(map(dotted, candidates)), count=3)
     remedy = f"did you mean {' or '.join(near)}?" if near else "print_config shows all of them"
     return ConfigError([ConfigIssue("there is no such key", name, remedy=remedy)])
 
@@ -166,14 +167,14 @@ def _as_text(value: Any) -> str:
 def list_parts(options: argparse.Namespace) -> int:
     from treetune.config import reference, schema
 
-    _known_parts(options)
+    _register_parts(options)
     families = reference.families()
     if options.family is not None:
-        words = {reference.as_word(schema.family_word(family)): family for family in families}
-        wanted = reference.as_word(options.family)
-        if wanted not in words:
-            raise _unknown("family of parts", options.family, list(words))
-        families = [words[wanted]]
+        by_name = {reference.as_word(schema.family_word(family)): family for family in families}
+        name = reference.as_word(options.family)
+        if name not in by_name:
+            raise _unknown("family of parts", options.family, list(by_name))
+        families = [by_name[name]]
     for family in families:
         about = reference.summary(family)
         say(f"{schema.family_word(family)}" + (f": {about}" if about else ""))
@@ -192,13 +193,13 @@ def list_parts(options: argparse.Namespace) -> int:
 def describe(options: argparse.Namespace) -> int:
     from treetune.config import reference
 
-    _known_parts(options)
-    known = reference.describable()
-    found = known.get(options.part) or known.get(reference.as_word(options.part))
-    if not found:
-        raise _unknown("part", options.part, list(known))
-    for entry in found:
-        say("\n".join(_described(entry)))
+    _register_parts(options)
+    entries_by_name = reference.describable()
+    entries = entries_by_name.get(options.part) or entries_by_name.get(reference.as_word(options.part))
+    if not entries:
+        raise _unknown("part", options.part, list(entries_by_name))
+    for entry in entries:
+        say("\n".join(_describe_part(entry)))
         say("")
     return 0
 
@@ -206,12 +207,13 @@ def describe(options: argparse.Namespace) -> int:
 def print_schema(options: argparse.Namespace) -> int:
     from treetune.config.reference import json_schema
 
-    _known_parts(options)
+    _register_parts(options)
     say(json.dumps(json_schema(root_families()), indent=1, ensure_ascii=False))
     return 0
 
 
-def _described(entry: PartEntry) -> list[str]:
+def _describe_part(entry: PartEntry) -> list[str]:
+    """Returns the lines about a part: its name, its docstring, and its keys with their defaults."""
     lines = [f"{entry.title}  ({entry.place})", "", textwrap.indent(entry.text, "  "), ""]
     for key in entry.keys:
         default = "no default" if key.default is None else f"default {key.default}"
@@ -223,7 +225,7 @@ def _described(entry: PartEntry) -> list[str]:
     return lines
 
 
-def _known_parts(options: argparse.Namespace) -> None:
+def _register_parts(options: argparse.Namespace) -> None:
     """Registers our parts, those of installed packages, and those that a configuration imports."""
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.explain import Explanation

@@ -42,11 +42,15 @@ def run_ranks(options: argparse.Namespace) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", front_door.threads_each(1))
         options.command = options.what
         return options.commands[options.what].run(options)
-    words = [word for one in options.configs or () for word in ("--configs", one)]
-    words += [word for one in options.override or () for word in ("--override", one)]
-    words += ["--debug"] if options.debug else []
+    arguments: list[str] = []
+    for names in options.configs or ():
+        arguments += ["--configs", names]
+    for override in options.override or ():
+        arguments += ["--override", override]
+    if options.debug:
+        arguments.append("--debug")
     return front_door.start_ranks(
-        [*words, options.what], ranks, nodes, options.node_rank, options.master_port or 0
+        [*arguments, options.what], ranks, nodes, options.node_rank, options.master_port or 0
     )
 
 

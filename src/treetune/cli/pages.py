@@ -14,16 +14,18 @@ HEAD = "<!-- Made by scripts/make_reference.py from the code: change that, and m
 
 
 def pages() -> dict[str, str]:
-    """File names and contents, for every family that the package has a part of."""
+    """Returns names and texts of the pages: one for each of our families, one of commands, and the index."""
     import treetune.parts  # noqa: F401  (registers them)
 
-    families = [one for one in reference.families() if schema.package_of(one) == schema.OWN_PACKAGE]
-    made = {
-        f"{reference.as_word(schema.family_word(family))}.md": _family_page(family) for family in families
-    }
-    made["commands.md"] = _commands_page()
-    made["index.md"] = _index(families)
-    return {name: f"{HEAD}\n{text.rstrip()}\n" for name, text in sorted(made.items())}
+    families = []
+    texts = {}
+    for family in reference.families():
+        if schema.package_of(family) == schema.OWN_PACKAGE:  # no family of an installed package
+            families.append(family)
+            texts[f"{reference.as_word(schema.family_word(family))}.md"] = _family_page(family)
+    texts["commands.md"] = _commands_page()
+    texts["index.md"] = _index(families)
+    return {name: f"{HEAD}\n{text.rstrip()}\n" for name, text in sorted(texts.items())}
 
 
 def _index(families: list[type[Registrable]]) -> str:
@@ -52,7 +54,7 @@ def _family_page(family: type[Registrable]) -> str:
     plain: list[type] = []
     for entry in entries:
         lines += [f"## `{entry.name}`", "", *_part(entry)]
-        plain += [one for one in reference.plain_parts(entry.part) if one not in plain]
+        plain += [part for part in reference.plain_parts(entry.part) if part not in plain]
     for part in plain:
         entry = reference.entry(part)
         lines += [f"## Object: {entry.family}", "", *_part(entry)]

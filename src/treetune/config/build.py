@@ -64,26 +64,26 @@ def keys_at(family: type[Registrable], data: Any, path: KeyPath) -> Mapping[str,
 
 
 def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
-    """The class of the object at `path`."""
+    """The class of the object at `path`; None where there is no such object, or no `type` to tell which."""
+    # Follows the annotations from the root down: those of a part's keys, and those of a container's items.
     annotation: Any = family
-    for depth in range(len(path) + 1):
+    for depth, name in enumerate(path):
         inner = schema.bare(annotation)[0]
-        here = value_at(data, path[:depth])
-        part = _part_class(inner, here)
+        part = _part_class(inner, value_at(data, path[:depth]))
         keys = schema.keys_of(part) if part else {}
-        if depth == len(path):
-            return part
-        items = [found[1] for member in schema.members(inner) if (found := schema.item_types(member))]
-        if path[depth] in keys:
-            annotation = keys[path[depth]].annotation
-        elif items and items[0]:
-            annotation = items[0][-1]
+        containers = filter(None, map(schema.item_types, schema.members(inner)))
+        _, item_annotations = next(containers, ("", ()))
+        if name in keys:
+            annotation = keys[name].annotation
+        elif item_annotations:
+            annotation = item_annotations[-1]
         else:
-            break
-    return None
+            return None
+    return _part_class(schema.bare(annotation)[0], value_at(data, path))
 
 
 def _part_class(annotation: Any, data: Any) -> type | None:
+    """The class of an object by its annotation and, for a family, by its `type`; None where neither says."""
     for member in schema.members(annotation):
         if schema.is_family(member) and isinstance(data, dict):
             part = schema.choices(member).get(data.get("type", member.default))
@@ -101,7 +101,8 @@ class _Builder:
         self._issues: list[tuple[KeyPath, ConfigIssue]] = []
         self._unknown: list[tuple[KeyPath, remedies.Owner]] = []
         self._missing: list[tuple[KeyPath, schema.Key]] = []
-        self._known: dict[KeyPath, list[str]] = {}
+        self._keys_at: dict[KeyPath, list[str]] = {}
+        """The keys that each object may have, by its path."""
         self.warnings: list[str] = []
 
     def value(self, annotation: Any, data: Any, key: KeyPath) -> Any:
@@ -132,41 +133,48 @@ class _Builder:
         # A part alone has nobody to be checked against.
         if root is UNKNOWN or not isinstance(root, Registrable) or root.root is None:
             return
-        told = {key for key, _ in self._issues}
+        keys_with_issues = {key for key, _ in self._issues}
         for key, finding in findings(root, known_wrong=self._mistakes() > 0):
             if finding.level == "warning":
                 self.warnings.append(finding.what)
-            elif finding.level == "error" and key not in told:  # what is wrong there by itself comes first
+            elif (
+                finding.level == "error" and key not in keys_with_issues
+            ):  # what is wrong there by itself comes first
                 issue = remedies.issue_of(key, finding, self._explanation)
                 self._issues.append((key, issue))
 
     def issues(self) -> list[ConfigIssue]:
         """All mistakes, in the order of their keys."""
-        found = list(self._issues)
-        meant: set[KeyPath] = set()
+        issues = list(self._issues)
+        misspelled: set[KeyPath] = set()
         for key, owner in self._unknown:
-            found.append((key, remedies.unknown_key(key, owner, self._known, self._explanation)))
-            meant.add((*key[:-1], remedies.meant_key(key, owner) or ""))
+            issues.append((key, remedies.unknown_key(key, owner, self._keys_at, self._explanation)))
+            misspelled.add((*key[:-1], remedies.meant_key(key, owner) or ""))
         for key, declared in self._missing:
-            if key not in meant:  # one misspelling is one mistake, not an unknown and a missing key
-                found.append((key, remedies.missing_key(key, declared, self._explanation)))
-        return [issue for _, issue in sorted(found, key=lambda item: item[0])]
+            if key not in misspelled:  # one misspelling is one mistake, not an unknown and a missing key
+                issues.append((key, remedies.missing_key(key, declared, self._explanation)))
+        return [issue for _, issue in sorted(issues, key=lambda key_and_issue: key_and_issue[0])]
 
     def _family_part(self, families: Sequence[type[Registrable]], data: Any, key: KeyPath) -> Any:
-        registered = {name: part for family in families for name, part in schema.choices(family).items()}
+        """Makes the part that `type` chooses among those of the families."""
+        registered: dict[str, type] = {}
+        for family in families:
+            registered |= schema.choices(family)
         word, names = schema.family_word(families[0]), schema.names(registered)
         if not isinstance(data, dict):
-            what = f"should be an object {{type: …}}, is {remedies.shortened(data)}"
-            by_name = f"write {{type: '{data}'}}" if data in list(registered) else remedies.how_to_set(key)
-            return self._wrong(key, what, f"{by_name}; types of {word}: {names}")
+            fault = f"should be an object {{type: …}}, is {remedies.shortened(data)}"
+            # A list, since data may be a list itself, which no dictionary can look up.
+            is_type = data in list(registered)
+            remedy = f"write {{type: '{data}'}}" if is_type else remedies.how_to_set(key)
+            return self._wrong(key, fault, f"{remedy}; types of {word}: {names}")
         name = data.get("type", families[0].default)
         if name is None and "type" not in data:
             self._issues.append((key, remedies.missing_type(key, families[0], self._explanation)))
             return UNKNOWN
         if not isinstance(name, str) or name not in registered:
             near = nearest(str(name), registered)
-            meant = f"did you mean {near[0]!r}? " if near else ""
-            remedy = f"{meant}Types of {word}: {names}"
+            suggestion = f"did you mean {near[0]!r}? " if near else ""
+            remedy = f"{suggestion}Types of {word}: {names}"
             if not near:
                 remedy += "; a part of your own is made known by imports: ['my_package.my_part']"
             return self._wrong((*key, "type"), f"there is no {word} {remedies.shortened(name)}", remedy)
@@ -174,24 +182,24 @@ class _Builder:
         return self._object(remedies.Owner(registered[name], name, families[0]), rest, key)
 
     def _object(self, owner: remedies.Owner, data: Any, key: KeyPath) -> Any:
+        """Makes an object of one class, and notes unknown, missing and wrong keys."""
         if not isinstance(data, dict):
-            what = f"should be {schema.describe(owner.part)}, is {remedies.shortened(data)}"
-            return self._wrong(key, what, remedies.how_to_set(key))
+            fault = f"should be {schema.describe(owner.part)}, is {remedies.shortened(data)}"
+            return self._wrong(key, fault, remedies.how_to_set(key))
         keys = schema.keys_of(owner.part)
-        before = self._mistakes()
-        self._known[key] = list(keys)
-        unknown = data.keys() - keys.keys()
-        self._unknown += [((*key, name), owner) for name in unknown]
-        missing = [name for name, declared in keys.items() if declared.required and name not in data]
-        self._missing += [((*key, name), keys[name]) for name in missing]
-        values = {
-            name: self.value(declared.annotation, data[name], (*key, name))
-            for name, declared in keys.items()
-            if name in data
-        }
+        mistakes_before = self._mistakes()
+        self._keys_at[key] = list(keys)
+        for name in data.keys() - keys.keys():
+            self._unknown.append(((*key, name), owner))
+        values = {}
+        for name, declared in keys.items():
+            if name in data:
+                values[name] = self.value(declared.annotation, data[name], (*key, name))
+            elif declared.required:
+                self._missing.append(((*key, name), declared))
         if not key:
             values.pop(schema.IMPORTS.name, None)
-        if self._mistakes() == before:
+        if self._mistakes() == mistakes_before:
             try:
                 return owner.part(**values)
             except ValueError as error:
@@ -202,19 +210,23 @@ class _Builder:
         return len(self._issues) + len(self._unknown) + len(self._missing)
 
     def _container(self, annotation: Any, data: Any, key: KeyPath) -> Any:
-        described = schema.item_types(annotation)
-        assert described is not None
-        kind, items = described
+        """Makes a list, a tuple or an object of parts, each of them at its own key."""
+        container = schema.item_types(annotation)
+        assert container is not None
+        kind, item_annotations = container
         if not isinstance(data, dict if kind == "object" else list):
-            what = f"should be {schema.describe(annotation)}, is {remedies.shortened(data)}"
-            return self._wrong(key, what, remedies.how_to_set(key))
+            fault = f"should be {schema.describe(annotation)}, is {remedies.shortened(data)}"
+            return self._wrong(key, fault, remedies.how_to_set(key))
         if isinstance(data, dict):
-            return {name: self.value(items[0], item, (*key, name)) for name, item in data.items()}
-        if kind == "tuple" and len(items) != len(data):
-            what = f"should be {schema.describe(annotation)}, has {len(data)}"
-            return self._wrong(key, what, remedies.how_to_set(key))
-        each = items if kind == "tuple" else items * len(data)
-        values = [self.value(each[i], item, (*key, str(i))) for i, item in enumerate(data)]
+            return {name: self.value(item_annotations[0], item, (*key, name)) for name, item in data.items()}
+        if kind == "tuple" and len(item_annotations) != len(data):
+            fault = f"should be {schema.describe(annotation)}, has {len(data)}"
+            return self._wrong(key, fault, remedies.how_to_set(key))
+        # A tuple has an annotation for each item, a list one for all.
+        annotations = item_annotations if kind == "tuple" else item_annotations * len(data)
+        values = []
+        for index, (item_annotation, item) in enumerate(zip(annotations, data, strict=True)):
+            values.append(self.value(item_annotation, item, (*key, str(index))))
         origin = getattr(annotation, "__origin__", list)
         return origin(values) if origin in (list, set, frozenset) else tuple(values)
 
@@ -223,8 +235,8 @@ class _Builder:
             # Strict, yet from JSON: "3" is no number, and a list may become a tuple.
             return schema.adapter(annotation).validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
-            found = error.errors()[0]
-        for step in found["loc"]:  # in a list or object of plain values, name the item that is wrong
+            details = error.errors()[0]
+        for step in details["loc"]:  # in a list or object of plain values, name the item that is wrong
             container = schema.item_types(schema.bare(annotation)[0])
             item = value_at(data, (str(step),))
             if container is None or not container[1] or item is MISSING:
@@ -232,13 +244,13 @@ class _Builder:
             data = item
             key = (*key, str(step))
             annotation = container[1][int(step) if container[0] == "tuple" else 0]
-        what = f"should be {schema.describe(annotation)}, is {remedies.shortened(data)}"
-        if found["type"] in ("value_error", "predicate_failed"):
-            what += f" ({found['msg']})"
-        return self._wrong(key, what, remedies.right_value(annotation, data) or remedies.how_to_set(key))
+        fault = f"should be {schema.describe(annotation)}, is {remedies.shortened(data)}"
+        if details["type"] in ("value_error", "predicate_failed"):
+            fault += f" ({details['msg']})"
+        return self._wrong(key, fault, remedies.right_value(annotation, data) or remedies.how_to_set(key))
 
     def _fits(self, annotation: Any, constraints: tuple[Any, ...], data: Any, key: KeyPath) -> bool:
-        """Constraints on a list or object of parts, such as its length."""
+        """Returns whether a list or object of parts fits its constraints (its length); else notes it."""
         if not isinstance(data, list | dict):
             return True  # that it is none will be said where it is built
         plain: Any = dict[str, Any] if isinstance(data, dict) else list[Any]
@@ -247,21 +259,22 @@ class _Builder:
         try:
             schema.adapter(plain).validate_json(json.dumps(data), strict=True)
         except ValidationError:
-            what = f"should be {schema.describe(annotation)}, has {len(data)}"
-            self._wrong(key, what, remedies.how_to_set(key))
+            fault = f"should be {schema.describe(annotation)}, has {len(data)}"
+            self._wrong(key, fault, remedies.how_to_set(key))
             return False
         return True
 
-    def _wrong(self, key: KeyPath, what: str, remedy: str | None) -> Any:
+    def _wrong(self, key: KeyPath, fault: str, remedy: str | None) -> Any:
+        """Notes a mistake at a key, and returns UNKNOWN."""
         source = remedies.source(key, self._explanation)
-        self._issues.append((key, ConfigIssue(what, dotted(key) or "configuration", source, remedy)))
+        self._issues.append((key, ConfigIssue(fault, dotted(key) or "configuration", source, remedy)))
         return UNKNOWN
 
 
 def _as_far_as_known(part: type, keys: Mapping[str, schema.Key], values: Mapping[str, Any]) -> Any:
     """An object of the class that its constructor never saw, for others to look at."""
-    made: Any = object.__new__(part)
+    instance: Any = object.__new__(part)
     for name, declared in keys.items():
         value = values.get(name, UNKNOWN if declared.required else declared.default)
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(instance, name, value)
+    return instance

@@ -64,9 +64,9 @@ def kind_of(name: Path) -> str:
 
 def first_sentence(text: str) -> str:
     """Returns the first sentence of a file's leading ``//`` comment, "" where it has none."""
-    words = []
+    first_words = []
     for line in text.splitlines():
         if not line.startswith("//"):
             break
-        words.append(line.removeprefix("//").strip())
-    return SENTENCE_END.split(" ".join(words), maxsplit=1)[0]
+        first_words.append(line.removeprefix("//").strip())
+    return SENTENCE_END.split(" ".join(first_words), maxsplit=1)[0]

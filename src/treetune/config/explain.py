@@ -67,8 +67,9 @@ class Setting:
 
     @property
     def place(self) -> str:
-        place = f"{self.source}:{self.line}" if self.line else self.source
-        return f"{place}, called by {self.caller}" if self.caller else place
+        """The file and line, ``configs/grpo.jsonnet:12``, with the file that calls it for a library."""
+        source = f"{self.source}:{self.line}" if self.line else self.source
+        return f"{source}, called by {self.caller}" if self.caller else source
 
 
 class Explanation:
@@ -94,45 +95,53 @@ class Explanation:
 
     def settings(self, key: KeyPath) -> list[Setting]:
         """Everything that sets `key`, from the base to the overlay that wins."""
-        found = [
-            setting for layer in self._config.layers for setting in self._in_layer(layer, key, active=())
-        ]
+        settings: list[Setting] = []
+        for layer in self._config.layers:
+            settings += self._in_layer(layer, key, active=())
         final = self.value(key)
         # Evaluated alone, `$.x * 2` sees the file's own x: the value that counts is the result's.
-        if found and final is not MISSING and not isinstance(final, dict) and found[-1].value != final:
-            found[-1] = replace(found[-1], value=COMPUTED)
-        return found
+        is_value = final is not MISSING and not isinstance(final, dict)
+        if settings and is_value and settings[-1].value != final:
+            settings[-1] = replace(settings[-1], value=COMPUTED)
+        return settings
 
     def source(self, key: KeyPath) -> str | None:
         """The place that decided a key's value, for messages; None if nothing is known."""
-        found = self.settings(key)
-        if not found:
+        settings = self.settings(key)
+        if not settings:
             return None
-        return found[-1].place + (" (computed)" if found[-1].value is COMPUTED else "")
+        return settings[-1].place + (" (computed)" if settings[-1].value is COMPUTED else "")
 
     def _in_layer(self, layer: Layer, key: KeyPath, active: tuple[Layer, ...]) -> list[Setting]:
+        """Everything that sets the key in a file and in what it imports, in the order of merging.
+
+        `active` are the files whose imports are being followed: one that imports itself ends there.
+        """
         if layer in active:
             return []
-        before: list[Setting] = []
-        after: list[Setting] = []
-        own = self._own(layer, key)
+        overridden_imports: list[Setting] = []
+        winning_imports: list[Setting] = []
+        of_file = self._set_by_file(layer, key)
+        # An import may be merged into the whole object, or into one of the objects on the way to the key.
         for depth in range(len(key) + 1):
             for name, imported in self._mounted(layer, key[:depth]):
-                inner = self._in_layer(imported, key[depth:], (*active, layer))
-                wins = own and inner and self._import_wins(layer, name, key, key[depth:])
-                (after if wins else before).extend(inner)
-        return before + own + after
+                of_import = self._in_layer(imported, key[depth:], (*active, layer))
+                if of_file and of_import and self._import_wins(layer, name, key, key[depth:]):
+                    winning_imports += of_import
+                else:
+                    overridden_imports += of_import
+        return overridden_imports + of_file + winning_imports
 
-    def _own(self, layer: Layer, key: KeyPath) -> list[Setting]:
-        """What the file sets itself, without its imports."""
+    def _set_by_file(self, layer: Layer, key: KeyPath) -> list[Setting]:
+        """What the file sets itself, without its imports: one setting, or none."""
         text = self._text_that_sets(layer, key)
         caller = None if text is layer else layer.name
         line = lexer.field_line(text.text, key) if key and text.path else None
         if key:
             names = self._names(layer, key[:-1])
             if names is None:
-                known = lexer.mentions(text.text, key[-1])
-                return [Setting(text.name, line, COMPUTED, caller)] if known else []
+                is_mentioned = lexer.mentions(text.text, key[-1])
+                return [Setting(text.name, line, COMPUTED, caller)] if is_mentioned else []
             if key[-1] not in names:
                 return []
         value = self._value(layer, key)
@@ -153,29 +162,31 @@ class Explanation:
     def _mounted(self, layer: Layer, prefix: KeyPath) -> Iterator[tuple[str, Layer]]:
         """The imports whose content is merged into the object at `prefix`, in the order of merging."""
         names = self._names(layer, prefix) or ()
-        there = [(name, imported) for name, imported in self._imports(layer) if _MARK + name in names]
-        order = {name: self._value(layer, (*prefix, _MARK + name)) for name, _ in there}
-        if COMPUTED not in order.values():
-            there.sort(key=lambda one: order[one[0]])
-        yield from there
+        merged = [(name, imported) for name, imported in self._imports(layer) if _MARK + name in names]
+        # The value of an import's mark is its number in that order, unless the file computes it.
+        numbers = {name: self._value(layer, (*prefix, _MARK + name)) for name, _ in merged}
+        if COMPUTED not in numbers.values():
+            merged.sort(key=lambda name_and_layer: numbers[name_and_layer[0]])
+        yield from merged
 
     def _names(self, layer: Layer, prefix: KeyPath) -> list[str] | None:
         """Keys (and marks) of the object at `prefix`; None where the file can't tell them alone."""
-        alone = self._whole(layer)
-        if alone is MISSING:
+        whole = self._whole(layer)
+        if whole is MISSING:
             above = self._names(layer, prefix[:-1]) if prefix else None
             if above is not None and prefix[-1] not in above:
                 return []
             names = self._probe(layer, "keys(at)", prefix)
             return None if names is COMPUTED else names
-        here = value_at(alone, prefix)
-        if isinstance(here, list):
-            return [str(index) for index in range(len(here))]
-        return list(here) if isinstance(here, dict) else []
+        value = value_at(whole, prefix)
+        if isinstance(value, list):
+            return [str(index) for index in range(len(value))]
+        return list(value) if isinstance(value, dict) else []
 
     def _value(self, layer: Layer, key: KeyPath) -> Any:
-        alone = self._whole(layer)
-        return self._probe(layer, "at", key) if alone is MISSING else value_at(alone, key)
+        """The value that a file sets by itself; COMPUTED where it can't be told without the others."""
+        whole = self._whole(layer)
+        return self._probe(layer, "at", key) if whole is MISSING else value_at(whole, key)
 
     def _whole(self, layer: Layer) -> Any:
         """The file's own object with marks, or MISSING where it can't be evaluated as a whole.
@@ -185,55 +196,63 @@ class Explanation:
         the others are tried again.
         """
         if self._alone is None:
-            left = self._graph()
+            candidates = self._graph()
             self._alone = {}
-            while left:
-                texts = [f"(\n{self._marked(one)}\n),\n" for one in left]
+            while candidates:
+                texts = [f"(\n{self._marked(candidate)}\n),\n" for candidate in candidates]
                 try:
                     values = self._evaluate(f"[{''.join(texts)}]")
                 except RuntimeError as error:
                     failed = _first_inside(texts, error)
-                    left = [one for number, one in enumerate(left) if failed not in (number, None)]
+                    if failed is None:  # nobody knows which one failed
+                        break
+                    candidates = [*candidates[:failed], *candidates[failed + 1 :]]
                 else:
-                    self._alone = dict(zip(left, values, strict=True))
+                    self._alone = dict(zip(candidates, values, strict=True))
                     break
         return self._alone.get(layer, MISSING)
 
     def _graph(self) -> list[Layer]:
         """Every layer and every file that one of them imports, directly or not."""
-        found = list(dict.fromkeys(self._config.layers))
-        for layer in found:  # grows while it is gone through
-            found += [imported for _, imported in self._imports(layer) if imported not in found]
-        return found
+        layers = list(dict.fromkeys(self._config.layers))
+        for layer in layers:  # the list grows meanwhile
+            layers += [imported for _, imported in self._imports(layer) if imported not in layers]
+        return layers
 
     def _imports(self, layer: Layer) -> list[tuple[str, Layer]]:
         """The files that may be merged into this one, by itself or by the libraries that it calls."""
-        found = self._files_of(layer, libraries=False)
+        imports = self._files_of(layer, libraries=False)
         for library in self._libraries(layer):
-            found += [(file.name, file) for _, file in self._files_of(library, libraries=False)]
-        return list({name: (name, file) for name, file in found}.values())
+            imports += [(file.name, file) for _, file in self._files_of(library, libraries=False)]
+        return list(dict(imports).items())  # each name once
 
     def _libraries(self, layer: Layer) -> list[Layer]:
         """The libraries that a file calls, directly or not."""
-        found = [library for _, library in self._files_of(layer, libraries=True)]
-        for library in found:  # grows while it is gone through
-            found += [one for _, one in self._files_of(library, libraries=True) if one not in found]
-        return found
+        libraries = [library for _, library in self._files_of(layer, libraries=True)]
+        for library in libraries:  # the list grows meanwhile
+            for _, further in self._files_of(library, libraries=True):
+                if further not in libraries:
+                    libraries.append(further)
+        return libraries
 
     def _files_of(self, layer: Layer, libraries: bool) -> list[tuple[str, Layer]]:
         """What a text imports: its operand and the file."""
-        found = []
+        files = []
         for name in lexer.imports(layer.text):
             path = _resolved(name, layer)
             if path is None or name.endswith(".libsonnet") != libraries:
                 continue
             if path not in self._files:
                 self._files[path] = read_layer(path)
-            found.append((name, self._files[path]))
-        return found
+            files.append((name, self._files[path]))
+        return files
 
     def _import_wins(self, layer: Layer, name: str, key: KeyPath, rest: KeyPath) -> bool:
-        """Whether an import is added to the right of the file's own object."""
+        """Whether an import is added to the right of the file's own object.
+
+        Tried with a sentinel in the place of the import: for `rest` ("a", "b") the object
+        ``{"a"+: {"b": sentinel}}``. The import wins if the key's value is then the sentinel.
+        """
         if not rest:
             return False
         content = json.dumps(_SENTINEL)
@@ -318,10 +337,12 @@ def as_plain(value: Any) -> Any:
     keys = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
     if not isinstance(value, Registrable):
         return keys
-    return {"type": next((n for n, part in value.registered().items() if part is type(value)), None)} | keys
+    type_name = next((name for name, part in value.registered().items() if part is type(value)), None)
+    return {"type": type_name} | keys
 
 
 def _without_marks(value: Any) -> Any:
+    """Returns a value without the marks of imports; an object of nothing else is named by its imports."""
     if isinstance(value, dict):
         plain = {name: _without_marks(item) for name, item in value.items() if not name.startswith(_MARK)}
         marks = [name.removeprefix(_MARK) for name in value if name.startswith(_MARK)]
@@ -334,11 +355,17 @@ def _without_marks(value: Any) -> Any:
 
 
 def key_paths(data: Any, prefix: KeyPath = ()) -> list[KeyPath]:
-    """Every key of an evaluated object, parents before children."""
-    found = []
-    for name, value in data.items() if isinstance(data, dict) else ():
-        found += [(*prefix, name), *key_paths(value, (*prefix, name))]
-    return found
+    """Returns every key of an evaluated object, parents before children.
+
+    Of ``{"trainer": {"rate": 0.5}}`` these are ("trainer",) and ("trainer", "rate").
+    """
+    if not isinstance(data, dict):
+        return []
+    paths: list[KeyPath] = []
+    for name, value in data.items():
+        path = (*prefix, name)
+        paths += [path, *key_paths(value, path)]
+    return paths
 
 
 # Files that change nothing because everything that they set is set again on their right
@@ -352,24 +379,28 @@ def overridden(config: Config) -> Iterator[str]:
     A preset on the left of the experiment that it is for is the commonest of them. A file may say
     again what one on its left says already.
     """
-    for place, layer in enumerate(config.layers):
-        if layer.path is None or place + 1 == len(config.layers):
+    for index, layer in enumerate(config.layers):
+        on_left, on_right = config.layers[:index], config.layers[index + 1 :]
+        if layer.path is None or not on_right:
             continue
-        without = [*config.layers[:place], *config.layers[place + 1 :]]
-        if _sum_or_none(without, config) != config.data:
-            continue
-        before, after = (
-            _sum_or_none(config.layers[:place], config),
-            _sum_or_none(config.layers[: place + 1], config),
-        )
-        if after is None or before == after:
+        if _sum_or_none([*on_left, *on_right], config) != config.data:
+            continue  # it does change something
+        without_it = _sum_or_none(on_left, config)
+        with_it = _sum_or_none([*on_left, layer], config)
+        if with_it is None or without_it == with_it:
             continue
         # The file's own values, without objects that hold more specific ones.
-        changed = [path for path in key_paths(after) if value_at(before, path) != value_at(after, path)]
-        lost = [path for path in changed if not isinstance(value_at(after, path), dict)]
-        ways = [path[:depth] for path in lost for depth in range(len(path), 0, -1)]
-        rights = [(one, Explanation(replace(config, layers=(one,)))) for one in config.layers[place + 1 :]]
-        winners = [right.name for right, alone in rights if any(map(alone.settings, ways))]
+        changed = [
+            path for path in key_paths(with_it) if value_at(without_it, path) != value_at(with_it, path)
+        ]
+        lost = [path for path in changed if not isinstance(value_at(with_it, path), dict)]
+        # A file on the right may set the key itself, or replace one of the objects around it.
+        lost_or_around = [path[:depth] for path in lost for depth in range(len(path), 0, -1)]
+        winners = []
+        for right in on_right:
+            explanation = Explanation(replace(config, layers=(right,)))
+            if any(map(explanation.settings, lost_or_around)):
+                winners.append(right.name)
         shown = ", ".join(dotted(path) for path in lost[:SHOWN_KEYS])
         more = ", …" if len(lost) > SHOWN_KEYS else ""
         yield (

@@ -68,9 +68,9 @@ def own_modules() -> dict[str, str]:
     What a configuration says is not all that a run with parts of its own computes: the manifest keeps these
     beside it, so that a resumed run can say that the code has changed.
     """
-    found = {}
+    hashes = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name.partition(".")[0] in _OWN.names and file is not None and Path(file).is_file():
-            found[name] = hashlib.blake2b(Path(file).read_bytes()).hexdigest()[:DIGITS_OF_HASH]
-    return found
+            hashes[name] = hashlib.blake2b(Path(file).read_bytes()).hexdigest()[:DIGITS_OF_HASH]
+    return hashes

@@ -17,7 +17,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -96,16 +96,16 @@ def function_at(path: str) -> Callable[..., Any]:
         )
     folders.ask_for(module)
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        function = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:  # whatever a user's module does
         issue = _not_imported(module, "path", None, error)
         raise ValueError("; ".join(filter(None, [issue.what, issue.remedy]))) from error
-    if not callable(found):
+    if not callable(function):
         functions = [other for other, value in vars(sys.modules[module]).items() if callable(value)]
         near = nearest(name, functions)
         remedy = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"path is {path!r}, and {_place(module)} has no function {name!r}{remedy}")
-    return found
+        raise ValueError(f"path is {path!r}, and {_file_of(module)} has no function {name!r}{remedy}")
+    return function
 
 
 @functools.cache
@@ -123,12 +123,13 @@ def _installed() -> tuple[ConfigIssue, ...]:
 def _named_in(name: str, explanation: Explanation | None) -> str | None:
     """The file that names a module. (Files may each add to the list, and then none sets item 1 alone.)"""
     settings = explanation.settings((IMPORTS.name,)) if explanation else []
-    places = [one.place for one in settings if isinstance(one.value, list) and name in one.value]
-    places = places or [one.place for one in settings]
-    return places[-1] if places else None
+    naming = [setting for setting in settings if isinstance(setting.value, list) and name in setting.value]
+    candidates = naming or settings
+    return candidates[-1].place if candidates else None
 
 
 def _issues_of(name: str, key: KeyPath, source: str | None) -> Iterator[ConfigIssue]:
+    """Imports a module, or all of a package, and yields what is wrong with it or with a part in it."""
     label = ".".join(key) or name
     if not _MODULE.fullmatch(name):
         near = re.sub(r"[/\\]+", ".", name.removesuffix(".py")).strip(".")
@@ -153,54 +154,67 @@ def _wrong_part(
     family: type[Registrable], name: str, part: type, label: str, source: str | None
 ) -> Iterator[ConfigIssue]:
     """Yields what keeps the builder from reading a part's keys off its class."""
-    who = f"{schema.family_word(family)} {name!r} ({_place(part.__module__)})"
+    part_name = f"{schema.family_word(family)} {name!r} ({_file_of(part.__module__)})"
     if not issubclass(part, family):
-        what = f"is registered as {schema.family_word(family)} and is no sub-class of {family.__name__}"
+        fault = f"is registered as {schema.family_word(family)} and is no sub-class of {family.__name__}"
         remedy = f"class {part.__name__}({family.__name__}): …"
-        yield ConfigIssue(f"{who} {what}", label, source, remedy)
+        yield ConfigIssue(f"{part_name} {fault}", label, source, remedy)
     elif not getattr(getattr(part, "__dataclass_params__", None), "frozen", False):
-        what = f"{who} is no frozen dataclass, off which keys could be read"
+        fault = f"{part_name} is no frozen dataclass, off which keys could be read"
         remedy = f"put @dataclass(frozen=True, kw_only=True) between the decorator and class {part.__name__}"
-        yield ConfigIssue(what, label, source, remedy)
-    elif wrong := _unreadable_field(part):
+        yield ConfigIssue(fault, label, source, remedy)
+    elif error := _unreadable_field(part):
+        fault = f"{part_name} has a field whose type can't be read: {error}"
         remedy = "the types of fields are read at the start: import what they name at the module's top"
-        yield ConfigIssue(f"{who} has a field whose type can't be read: {wrong}", label, source, remedy)
-    elif lacking := _unwritten(part):
-        words = " and ".join(f"{name}{inspect.signature(method)}" for name, method in lacking.items())
-        remedy = f"write {words} in class {part.__name__}"
-        yield ConfigIssue(f"{who} lacks what every {schema.family_word(family)} has", label, source, remedy)
+        yield ConfigIssue(fault, label, source, remedy)
+    elif unwritten := _unwritten_methods(part):
+        fault = f"{part_name} lacks what every {schema.family_word(family)} has"
+        signatures = [
+            f"{method_name}{inspect.signature(method)}" for method_name, method in unwritten.items()
+        ]
+        remedy = f"write {' and '.join(signatures)} in class {part.__name__}"
+        yield ConfigIssue(fault, label, source, remedy)
 
 
-def _unwritten(part: type) -> dict[str, Callable[..., Any]]:
-    """Methods that a base class leaves to its sub-classes and `part` doesn't have, and that are needed: what
-    alone calls one of them within the base class may be replaced by the part."""
+def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
+    """Returns the methods that a part has to write and hasn't: those that only raise NotImplementedError.
+
+    Such a method isn't needed where a base class alone calls it, from a method that the part has replaced.
+    """
     methods = dict(inspect.getmembers(part, inspect.isfunction))
-    inherited = [method for base in part.__mro__[1:] for method in vars(base).values()]
-    called = {name for method in filter(inspect.isfunction, inherited) for name in method.__code__.co_names}
-    calls = {name for method in methods.values() for name in method.__code__.co_names}
-    return {
-        name: method
-        for name, method in methods.items()
-        if method.__code__.co_names == ("NotImplementedError",) and (name in calls or name not in called)
-    }
+    called_by_bases: set[str] = set()
+    for base in part.__mro__[1:]:
+        for method in filter(inspect.isfunction, vars(base).values()):
+            called_by_bases |= set(method.__code__.co_names)
+    called_by_part: set[str] = set()
+    for method in methods.values():
+        called_by_part |= set(method.__code__.co_names)
+    unwritten: dict[str, Callable[..., Any]] = {}
+    for name, method in methods.items():
+        only_raises = method.__code__.co_names == ("NotImplementedError",)
+        if only_raises and (name in called_by_part or name not in called_by_bases):
+            unwritten[name] = method
+    return unwritten
 
 
 def _unreadable_field(part: type) -> str | None:
+    """Returns the error of the first field whose type can't be read; None where all can."""
     try:
-        for one in schema.keys_of(part).values():
-            schema.check_annotation(one.annotation)
+        for key in schema.keys_of(part).values():
+            schema.check_annotation(key.annotation)
     except (NameError, TypeError) as error:
         return str(error)
     return None
 
 
 def _not_imported(name: str, label: str, source: str | None, error: BaseException) -> ConfigIssue:
+    """Returns the issue of a module whose import ended in an error, with file, line and the line's text."""
     missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
     if missing and (name == missing or name.startswith(f"{missing}.")):
         return _not_found(name, missing, label, source)
     frame = _frame_within(name, error)
     where = f"{relative(frame[0])}:{frame[1]}" if frame else None
-    what = f"{name} can't be imported: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
+    fault = f"{name} can't be imported: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
     text = linecache.getline(*frame).rstrip() if frame else ""
     remedy = None
     moved = next((old for old in MOVED if missing == old or missing.startswith(f"{old}.")), None)
@@ -208,7 +222,7 @@ def _not_imported(name: str, label: str, source: str | None, error: BaseExceptio
         remedy = f"what {moved} had is in {MOVED[moved]} now: CHANGELOG.md says under which names"
     elif missing:
         remedy = f"{missing} is not installed for {sys.executable}, and lies in none of {_looked_in()}"
-    return ConfigIssue(what, label, source, remedy, f"    {text.strip()}" if text else None)
+    return ConfigIssue(fault, label, source, remedy, f"    {text.strip()}" if text else None)
 
 
 def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
@@ -216,42 +230,49 @@ def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     top = name.partition(".")[0]
-    own = folders.searched()[1]
+    users_modules = folders.searched()[1]
     frames = list(traceback.walk_tb(error.__traceback__))
     for frame, line in reversed(frames):
         module = str(frame.f_globals.get("__name__")).partition(".")[0]
-        if module == top or module in own:
+        if module == top or module in users_modules:
             return frame.f_code.co_filename, line
     return None
 
 
 def _not_found(name: str, missing: str, label: str, source: str | None) -> ConfigIssue:
+    """Returns the issue of a module that isn't there: itself, or the package on its way, `missing`."""
     package, _, last = missing.rpartition(".")
     if not package:
-        known = [found.name for found in pkgutil.iter_modules(folders.searched()[0])]
-        what = f"there is no module {missing!r}"
+        searched: Sequence[str] = folders.searched()[0]
+        fault = f"there is no module {missing!r}"
         looked = f"looked among the installed packages, then in {_looked_in()}"
     else:
         parent = sys.modules.get(package)
-        known = [found.name for found in pkgutil.iter_modules(getattr(parent, "__path__", []))]
-        what = f"there is no module {last!r} in the package {package!r}"
-        looked = f"looked in {_place(package)}"
+        searched = getattr(parent, "__path__", [])
+        fault = f"there is no module {last!r} in the package {package!r}"
+        looked = f"looked in {_file_of(package)}"
         if parent is not None and not hasattr(parent, "__path__"):
-            looked = f"{package} is {_place(package)}, which is a module and no package"
-    near = nearest(last, known)
-    meant = ".".join(filter(None, [package, near[0]])) + name[len(missing) :] if near else None
-    remedy = f"did you mean {meant!r}? " if meant else ""
-    return ConfigIssue(what, label, source, f"{remedy}{looked}")
+            looked = f"{package} is {_file_of(package)}, which is a module and no package"
+    near = nearest(last, [module.name for module in pkgutil.iter_modules(searched)])
+    suggestion = ""
+    if near:
+        path_to_missing = ".".join(filter(None, [package, near[0]]))
+        rest = name[len(missing) :]
+        suggestion = f"did you mean {path_to_missing + rest!r}? "
+    return ConfigIssue(fault, label, source, f"{suggestion}{looked}")
 
 
 def _looked_in() -> str:
-    here = str(Path.cwd())
-    return ", ".join(
-        f"{one} (the working directory)" if one == here else one for one in folders.searched()[0]
-    )
+    """Returns the folders that are searched for users' modules, in one line."""
+    working_directory = str(Path.cwd())
+    shown = []
+    for folder in folders.searched()[0]:
+        shown.append(f"{folder} (the working directory)" if folder == working_directory else folder)
+    return ", ".join(shown)
 
 
-def _place(module: str) -> str:
-    found = sys.modules.get(module)
-    file = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
-    return relative(file) if file else module
+def _file_of(module_name: str) -> str:
+    """Returns the file of a module that is loaded, or the folder of a package; its name where it has none."""
+    module = sys.modules.get(module_name)
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return relative(file) if file else module_name

@@ -104,47 +104,50 @@ def load(
 def _inexact(value: Any, key: str) -> Iterator[ConfigIssue]:
     """Whole numbers that Jsonnet can't hold: what was written may have been another one."""
     if isinstance(value, dict | list):
-        for name, one in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _inexact(one, f"{key}.{name}" if key else str(name))
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _inexact(item, f"{key}.{name}" if key else str(name))
     elif isinstance(value, int) and abs(value) > LARGEST_WHOLE:
-        what = f"{value} is beyond 2**53 - 1 = {LARGEST_WHOLE}, where Jsonnet's numbers lose digits"
-        yield ConfigIssue(what, key, remedy=f"give a whole number of at most {LARGEST_WHOLE}")
+        fault = f"{value} is beyond 2**53 - 1 = {LARGEST_WHOLE}, where Jsonnet's numbers lose digits"
+        yield ConfigIssue(fault, key, remedy=f"give a whole number of at most {LARGEST_WHOLE}")
 
 
 def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Importer) -> Any:
     """Evaluates a Jsonnet text to plain data. Raises RuntimeError with Jsonnet's own message, and Endless
     after its deadline."""
-    found: list[str | BaseException] = []
+    results: list[str | BaseException] = []  # empty until the thread has ended
 
     def work() -> None:
         try:
-            found.append(
+            results.append(
                 _jsonnet.evaluate_snippet(name, text, ext_vars=dict(variables), import_callback=importer)
             )
         except BaseException as error:
-            found.append(error)
+            results.append(error)
 
     # Nothing can stop it: its thread ends with the process.
     thread = threading.Thread(target=work, name="jsonnet", daemon=True)
     thread.start()
     thread.join(DEADLINE_S)
-    if not found:
+    if not results:
         raise Endless
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return json.loads(found[0])
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return json.loads(results[0])
 
 
 def find_file(name: str, base: Path) -> Path:
-    """Returns the file that `name` means for something in `base`: there, else among treetune's own: below
-    configs/ or, where the name says so, examples/."""
-    ours = CONFIGS.parent if Path(name).parts[:1] in ((CONFIGS.name,), ("examples",)) else CONFIGS
-    places = list(dict.fromkeys([base, ours]))
-    for place in places:
-        candidate = Path(os.path.abspath(place / name))
+    """Returns the file that `name` means in the folder `base`: the one there, else one of treetune's own.
+
+    These are found as ``grpo.jsonnet``, ``configs/grpo.jsonnet`` or ``examples/….jsonnet``.
+    """
+    names_own_folder = Path(name).parts[:1] in ((CONFIGS.name,), ("examples",))
+    own_folder = CONFIGS.parent if names_own_folder else CONFIGS
+    folders = list(dict.fromkeys([base, own_folder]))
+    for folder in folders:
+        candidate = Path(os.path.abspath(folder / name))
         if candidate.is_file():
             return candidate
-    raise ConfigError([_no_such_file(name, places)])
+    raise ConfigError([_no_such_file(name, folders)])
 
 
 def configurations(folder: Path) -> list[Path]:
@@ -201,6 +204,10 @@ def _evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) -
 
 
 def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
+    """Evaluates the sum of the files as imports, so that messages name them. Raises ConfigError.
+
+    All variables that aren't set are told at once.
+    """
     texts = {layer.import_name: layer.text for layer in layers}
     unread_file: list[ConfigIssue] = []
 
@@ -215,25 +222,25 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
             raise
 
     total = " + ".join(f"(import {json.dumps(layer.import_name)})" for layer in layers)
-    known, unset = dict(variables), []
+    values, unset = dict(variables), []
     while True:
         try:
-            data = evaluate(TOTAL, total, known, importer)
+            data = evaluate(TOTAL, total, values, importer)
         except RuntimeError as error:
             variable = _MISSING_VARIABLE.search(str(error))
-            if variable and variable[1] not in known:
+            if variable and variable[1] not in values:
                 # A stand-in lets the evaluation go on to the next one that is missing.
                 unset.append(_missing_variable(variable[1], str(error)))
-                known[variable[1]] = "0"
+                values[variable[1]] = "0"
                 continue
             if unset:
                 raise ConfigError(unset) from error
             if not frames(str(error)) and len(layers) > 1:  # it is the sum that failed: what was added?
                 raise ConfigError([_not_an_object(layers, variables)]) from error
             if "couldn't open import" in str(error) and unread_file:
-                unread, places = unread_file[0], frames(str(error))
-                imported = f"imported in {location_of(places[0])}" if places else None
-                source = "; ".join(filter(None, [imported, unread.source]))
+                unread, importing = unread_file[0], frames(str(error))
+                imported_in = f"imported in {location_of(importing[0])}" if importing else None
+                source = "; ".join(filter(None, [imported_in, unread.source]))
                 raise ConfigError([replace(unread, source=source or None)]) from error
             raise ConfigError([issue(str(error), layers, variables)]) from error
         if unset:
@@ -270,31 +277,34 @@ def _bad_variable(variable: str, value: str, should: str, remedy: str) -> Config
 
 
 def _missing_variable(variable: str, message: str) -> ConfigIssue:
-    place = next(iter(frames(message)), None)
+    frame = next(iter(frames(message)), None)
     remedy = f"export {variable}=…"
     if not variable.startswith("APP_"):
         remedy = f"only variables named APP_… reach a configuration: use std.extVar('APP_{variable}') there"
-    where = location_of(place) if place else None
+    where = location_of(frame) if frame else None
     return ConfigIssue("external variable is not set", variable, where, remedy)
 
 
-def _no_such_file(name: str, places: Sequence[Path]) -> ConfigIssue:
-    looked = ", ".join(relative(place / name) for place in places)
-    known: dict[str, str] = {}
-    for place in places:
-        folder = Path(os.path.abspath(place / name)).parent
-        beside = sorted(folder.glob("*.jsonnet"))
-        ours = place in (CONFIGS, CONFIGS.parent)
-        for path in [*sorted(place.glob("*sonnet")), *beside, *(configurations(CONFIGS) if ours else [])]:
-            known[os.path.relpath(path, place)] = relative(path)
-    wanted = Path(name)
-    found = [known[match] for match in nearest(name, known, count=3)]
+def _no_such_file(name: str, searched: Sequence[Path]) -> ConfigIssue:
+    """Returns the issue of a file that is in none of the folders, with files of nearly that name."""
+    looked = ", ".join(relative(folder / name) for folder in searched)
+    # Files that could be meant: as one would name them, and as they are shown
+    candidates: dict[str, str] = {}
+    for folder in searched:
+        named_folder = Path(os.path.abspath(folder / name)).parent
+        paths = [*sorted(folder.glob("*sonnet")), *sorted(named_folder.glob("*.jsonnet"))]
+        if folder in (CONFIGS, CONFIGS.parent):
+            paths += configurations(CONFIGS)
+        for path in paths:
+            candidates[os.path.relpath(path, folder)] = relative(path)
+    # First those whose whole name is near, then those in another folder, by their stem.
+    similar = [candidates[match] for match in nearest(name, candidates, count=3)]
     by_stem: dict[str, list[str]] = {}
-    for short, full in known.items():
-        by_stem.setdefault(Path(short).stem, []).append(full)
-    for stem in nearest(wanted.stem, by_stem, count=2):
-        found += by_stem[stem]
-    near = list(dict.fromkeys(found))[:3]
+    for candidate, shown in candidates.items():
+        by_stem.setdefault(Path(candidate).stem, []).append(shown)
+    for stem in nearest(Path(name).stem, by_stem, count=2):
+        similar += by_stem[stem]
+    near = list(dict.fromkeys(similar))[:3]
     remedy = f"did you mean {' or '.join(near)}?" if near else "see the files below configs/"
     return ConfigIssue("no such file", name, f"looked for {looked}", remedy)
 
@@ -318,7 +328,7 @@ def _endless(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIss
 
 def _not_an_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
     """Returns the issue of the layer to blame for a sum that is no object."""
-    what = "should be an object {…}"
+    fault = "should be an object {…}"
     for layer in layers:
         try:
             alone = sum_of([layer], variables)
@@ -326,5 +336,5 @@ def _not_an_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> Con
             continue  # leans on the others, which only an object can
         if not isinstance(alone, dict):
             shown_value = json.dumps(alone)[:60]
-            return ConfigIssue(f"{what}, is {shown_value}", layer.name, remedy="put braces around it")
-    return ConfigIssue(f"the configuration {what}")
+            return ConfigIssue(f"{fault}, is {shown_value}", layer.name, remedy="put braces around it")
+    return ConfigIssue(f"the configuration {fault}")

@@ -55,13 +55,17 @@ class Frame:
 def frames(message: str) -> list[Frame]:
     """Every place of Jsonnet's message that is in a user's text, innermost first."""
     static = _STATIC.match(message)
-    found = []
+    all_frames = []
     for match in [static] if static else _FRAME.finditer(message):
         line, column = int(match["line"]), int(match["column"])
         last = int(match["last_line"] or line), int(match["last_column"] or column)
         within = match.groupdict().get("within") or ""
-        found.append(Frame(match["file"], line, column, *last, within))
-    return [one for one in found if one.file not in (TOTAL, "<std>") and not one.file.startswith("std")]
+        all_frames.append(Frame(match["file"], line, column, *last, within))
+    users_frames = []
+    for frame in all_frames:
+        if frame.file not in (TOTAL, "<std>") and not frame.file.startswith("std"):
+            users_frames.append(frame)
+    return users_frames
 
 
 def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
@@ -99,15 +103,13 @@ _MEND = "mend it where the arrow points: {…} around keys, a comma between them
 _LOOK = "look at the expression that the arrow points at; print_config shows the values of the keys"
 
 
-def _remedy(what: str) -> str:
-    for words, remedy in _REMEDIES:
-        if words in what:
+def _remedy(message: str) -> str:
+    """Returns the remedy for an error that Jsonnet tells in these words."""
+    for phrase, remedy in _REMEDIES:
+        if phrase in message:
             return remedy
-    return (
-        _MEND
-        if re.match(r"(?i)(expected|unexpected|unterminated|unclosed|could not lex|not a)", what)
-        else _LOOK
-    )
+    is_syntax = re.match(r"(?i)(expected|unexpected|unterminated|unclosed|could not lex|not a)", message)
+    return _MEND if is_syntax else _LOOK
 
 
 def location_of(frame: Frame) -> str:
@@ -120,18 +122,18 @@ def _where(
     places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
 ) -> str | None:
     """The key at work, and the user's file that led there if the error is in another one."""
-    named = _computed(places, texts, layers, variables)
-    called = next((location_of(one) for one in places if one.file in texts), None)
-    if called and places[0].file not in texts and called not in (named or ""):
-        return "; ".join(filter(None, [named, f"called from {called}"]))
-    return named
+    key_and_setters = _key_at_work(places, texts, layers, variables)
+    caller = next((location_of(frame) for frame in places if frame.file in texts), None)
+    if caller and places[0].file not in texts and caller not in (key_and_setters or ""):
+        return "; ".join(filter(None, [key_and_setters, f"called from {caller}"]))
+    return key_and_setters
 
 
-def _computed(
+def _key_at_work(
     places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
 ) -> str | None:
     """The key whose value was being computed, the keys that it is made from, and who set those."""
-    depth = next((number for number, one in enumerate(places) if one.in_object), None)
+    depth = next((number for number, place in enumerate(places) if place.in_object), None)
     if depth is None:
         return None
     frame = places[depth]
@@ -139,15 +141,14 @@ def _computed(
     key = lexer.field_at(text, frame.line, frame.column)
     if not key:
         return None
-    said = f"in the value of {dotted(key)} ({location_of(frame)})"
-    made_from = dict.fromkeys(
-        tuple(match[1].strip(".").split("."))
-        for one in places[: depth + 1]
-        if one.file == frame.file
-        for match in _REFERENCE.finditer(one.text(text))
-    )
+    # The keys that the value refers to, such as $.trainer.rate, each once
+    made_from: dict[KeyPath, None] = {}
+    for inner_frame in places[: depth + 1]:
+        if inner_frame.file == frame.file:
+            for match in _REFERENCE.finditer(inner_frame.text(text)):
+                made_from[tuple(match[1].strip(".").split("."))] = None
     setters = [_setter(path, layers, variables) for path in made_from]
-    return "; ".join([said, *filter(None, setters)])
+    return "; ".join([f"in the value of {dotted(key)} ({location_of(frame)})", *filter(None, setters)])
 
 
 def _setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[str, str]) -> str | None:

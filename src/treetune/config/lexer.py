@@ -70,8 +70,8 @@ def tokens(text: str) -> Iterator[Token]:
 
 def imports(text: str) -> list[str]:
     """The operands of every ``import "…"``, each once, in the order of their appearance."""
-    found = [name.value for keyword, name in _import_tokens(text) if keyword.text == "import"]
-    return list(dict.fromkeys(found))
+    names = [name.value for keyword, name in _import_tokens(text) if keyword.text == "import"]
+    return list(dict.fromkeys(names))
 
 
 def replace_imports(text: str, instead: Callable[[str, str], str]) -> str:

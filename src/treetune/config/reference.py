@@ -59,8 +59,8 @@ class PartEntry:
 
 def families() -> list[type[Registrable]]:
     """Every family that has a part, by name."""
-    found = [family for family in Registrable.__subclasses__() if family.registered()]
-    return sorted(found, key=schema.family_word)
+    with_parts = [family for family in Registrable.__subclasses__() if family.registered()]
+    return sorted(with_parts, key=schema.family_word)
 
 
 def entries(family: type[Registrable]) -> list[PartEntry]:
@@ -84,8 +84,8 @@ def key_meaning(part: type, key: schema.Key) -> str:
     hold."""
     if key is schema.IMPORTS:
         return "Modules of your own, such as 'my_package.my_part': their parts can then be chosen by `type`."
-    if words := meaning(part, key.name):
-        return words
+    if text := meaning(part, key.name):
+        return text
     objects = [inner for inner in held(key.annotation) if summary(inner)]
     return summary(objects[0]) if objects else ""
 
@@ -104,29 +104,33 @@ def held(annotation: Any) -> Iterator[type]:
 
 def plain_parts(part: type) -> list[type]:
     """The classes of the objects without `type` that stand in a part, at any depth."""
-    found: list[type] = []
-    waiting = [part]
-    while waiting:
-        for key in schema.keys_of(waiting.pop()).values():
-            new = [one for one in held(key.annotation) if schema.is_plain_part(one) and one not in found]
-            found += new
-            waiting += new
-    return found
+    plain: list[type] = []
+    to_visit = [part]
+    while to_visit:
+        for key in schema.keys_of(to_visit.pop()).values():
+            for inner in held(key.annotation):
+                if schema.is_plain_part(inner) and inner not in plain:
+                    plain.append(inner)
+                    to_visit.append(inner)
+    return plain
 
 
 def describable() -> dict[str, list[PartEntry]]:
-    """Returns the entries of `describe` by every name that it takes: type, family.type, object."""
-    found: dict[str, list[PartEntry]] = {}
+    """Returns the entries of `describe` by every name that it takes: type, family.type, object.
+
+    An objective can be described as ``grpo`` or as ``objective.grpo``. Several parts may share a type.
+    """
+    by_name: dict[str, list[PartEntry]] = {}
     plain: list[type] = []
     for family in families():
-        for one in entries(family):
-            assert one.name is not None
-            found.setdefault(one.name, []).append(one)
-            found.setdefault(f"{as_word(one.family)}.{one.name}", []).append(one)
-            plain += [inner for inner in plain_parts(one.part) if inner not in plain]
+        for part_entry in entries(family):
+            assert part_entry.name is not None
+            by_name.setdefault(part_entry.name, []).append(part_entry)
+            by_name.setdefault(f"{as_word(part_entry.family)}.{part_entry.name}", []).append(part_entry)
+            plain += [inner for inner in plain_parts(part_entry.part) if inner not in plain]
     for part in plain:
-        found.setdefault(as_word(schema.family_word(part)), []).append(entry(part))
-    return found
+        by_name.setdefault(as_word(schema.family_word(part)), []).append(entry(part))
+    return by_name
 
 
 def as_word(name: str) -> str:
@@ -157,15 +161,20 @@ def _chosen_by_type(families: Sequence[type[Registrable]], shared: dict[str, Any
     """Returns a reference to the schema of objects whose `type` chooses a part of these families."""
     title = " or ".join(schema.family_word(family) for family in families)
     if title not in shared:
-        parts = {name: part for family in families for name, part in schema.choices(family).items()}
+        parts: dict[str, type] = {}
+        for family in families:
+            parts |= schema.choices(family)
         default, cases = families[0].default, list[dict[str, Any]]()
-        shared[title] = {"type": "object", "allOf": cases}  # known before its parts: they may hold another
+        # It is in `shared` before its parts are read, since a part may hold another of its family.
+        shared[title] = {"type": "object", "allOf": cases}
         for name, part in sorted(parts.items()):
-            chosen = {"properties": {"type": {"const": name}}, "required": ["type"][name == default :]}
-            cases.append({"if": chosen, "then": _object_schema(part, shared, name)})
+            # An object without `type` is the default part.
+            required = [] if name == default else ["type"]
+            is_chosen = {"properties": {"type": {"const": name}}, "required": required}
+            cases.append({"if": is_chosen, "then": _object_schema(part, shared, name)})
         shared[title] |= {
             "properties": {"type": {"enum": sorted(parts), "description": summary(families[0])}},
-            "required": ["type"][default in parts :],
+            "required": [] if default in parts else ["type"],
         }
     return {"$ref": f"#/$defs/{title.replace(' ', '%20')}"}
 
@@ -178,9 +187,12 @@ def _object_schema(part: type, shared: dict[str, Any], name: str | None = None) 
         shared[title] = {}
         properties: dict[str, Any] = {"type": {"const": name}} if name else {}
         for key in keys.values():
-            about = {"description": text} if (text := key_meaning(part, key)) else {}
-            default = {} if key.required else {"default": json.loads(as_jsonnet(key.default))}
-            properties[key.name] = _value_schema(key.annotation, shared) | about | default
+            value_schema = _value_schema(key.annotation, shared)
+            if text := key_meaning(part, key):
+                value_schema = value_schema | {"description": text}
+            if not key.required:
+                value_schema = value_schema | {"default": json.loads(as_jsonnet(key.default))}
+            properties[key.name] = value_schema
         shared[title] = {
             "type": "object",
             "description": summary(part),
@@ -192,29 +204,42 @@ def _object_schema(part: type, shared: dict[str, Any], name: str | None = None) 
 
 
 def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
+    """Returns the schema of a key's value; parts in it are references to `shared`."""
     inner, constraints = schema.bare(annotation)
     if not schema.holds_parts(inner):
         return schema.adapter(annotation).json_schema()
     alternatives = schema.members(inner)
-    if families := [one for one in alternatives if schema.is_family(one)]:
-        found = [_chosen_by_type(families, shared)]
+    families = [alternative for alternative in alternatives if schema.is_family(alternative)]
+    schemas: list[dict[str, Any]] = []
+    if families:
+        schemas.append(_chosen_by_type(families, shared))
     elif schema.is_plain_part(inner):
-        found = [_object_schema(inner, shared)]
+        schemas.append(_object_schema(inner, shared))
     elif container := schema.item_types(inner):
-        kind, items = container
-        each = [_value_schema(item, shared) for item in items]
-        plain: Any = dict[str, Any] if kind == "object" else list[Any]
-        for constraint in constraints:
-            plain = Annotated[plain, constraint]
-        inside: dict[str, Any] = {"additionalProperties": each[0]} if kind == "object" else {"items": each[0]}
-        if kind == "tuple":
-            inside = {"prefixItems": each, "minItems": len(each), "maxItems": len(each)}
-        return schema.adapter(plain).json_schema() | inside
+        return _container_schema(*container, constraints, shared)
+    for alternative in alternatives:
+        if alternative is not inner and not schema.is_family(alternative):
+            schemas.append(_value_schema(alternative, shared))
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+
+
+def _container_schema(
+    kind: str, item_annotations: Sequence[Any], constraints: Sequence[Any], shared: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the schema of a "list", a "tuple" or an "object" with parts in it, and of its length."""
+    item_schemas = [_value_schema(item, shared) for item in item_annotations]
+    plain: Any = dict[str, Any] if kind == "object" else list[Any]
+    for constraint in constraints:
+        plain = Annotated[plain, constraint]
+    items: dict[str, Any]
+    if kind == "tuple":
+        count = len(item_schemas)
+        items = {"prefixItems": item_schemas, "minItems": count, "maxItems": count}
+    elif kind == "object":
+        items = {"additionalProperties": item_schemas[0]}
     else:
-        found = []
-    rest = [one for one in alternatives if one is not inner and not schema.is_family(one)]
-    found += [_value_schema(one, shared) for one in rest]
-    return found[0] if len(found) == 1 else {"anyOf": found}
+        items = {"items": item_schemas[0]}
+    return schema.adapter(plain).json_schema() | items
 
 
 # Meanings: the words that a class has for itself and its keys
@@ -229,35 +254,42 @@ def docstring(part: type) -> str:
 
 def summary(part: type) -> str:
     """Returns the first sentence of a part's docstring."""
-    for one in part.__mro__[:-1]:
-        if found := sentences(docstring(one)):
-            return found[0]
+    for base in part.__mro__[:-1]:
+        if text := sentences(docstring(base)):
+            return text[0]
     return ""
 
 
 def meaning(part: type, key: str) -> str:
-    """Returns the meaning of a part's key, or "" where nothing explains it."""
+    """Returns the meaning of a part's key, or "" where nothing explains it.
+
+    It is the text below the field or, without one, the sentences of the class's docstring that name the key.
+    Base classes are asked in their order.
+    """
     name = re.compile(rf"(?<!`)`{re.escape(key)}`(?!`)")
-    for one in part.__mro__[:-1]:
-        if found := _texts_of_file(inspect.getsourcefile(one) or "").get(one.__qualname__, {}).get(key):
-            return found
-        if named := [sentence for sentence in sentences(docstring(one)) if name.search(sentence)]:
-            return " ".join(named)
+    for base in part.__mro__[:-1]:
+        texts_of_class = _texts_of_file(inspect.getsourcefile(base) or "").get(base.__qualname__, {})
+        if text := texts_of_class.get(key):
+            return text
+        naming = [sentence for sentence in sentences(docstring(base)) if name.search(sentence)]
+        if naming:
+            return " ".join(naming)
     return ""
 
 
 def sentences(text: str) -> list[str]:
     """Returns the sentences of a docstring, each in one line; code and lists are passed over."""
-    found: list[str] = []
+    result: list[str] = []
     for paragraph in re.split(r"\n\s*\n", textwrap.dedent(text)):
-        joined = True
+        is_first = True
         for piece in _END.split(" ".join(paragraph.split())):
-            if found and not joined and _ABBREVIATION.search(found[-1]):
-                found[-1] += f" {piece}"
+            # "by Kim et al. (2023)": no sentence ended there, unless a paragraph did.
+            if result and not is_first and _ABBREVIATION.search(result[-1]):
+                result[-1] += f" {piece}"
             elif piece:
-                found.append(piece)
-            joined = False
-    return found
+                result.append(piece)
+            is_first = False
+    return result
 
 
 @functools.cache

@@ -52,11 +52,11 @@ class Registrable(Part):
         TypeError for a part that doesn't say what its family declares."""
 
         def add(part: T) -> T:
-            before = cls._parts.get(name)
-            # A module that is imported anew, after an error or in a notebook, takes its own place again.
-            if before is not None and _path(before) != _path(part):
+            earlier = cls._parts.get(name)
+            # A module that is imported anew, after an error or in a notebook, replaces its own part.
+            if earlier is not None and _path(earlier) != _path(part):
                 raise ValueError(
-                    f"{cls.__name__} {name!r} is registered twice: by {_place(before)} and by {_place(part)}"
+                    f"{cls.__name__} {name!r} is registered twice: by {_place(earlier)} and by {_place(part)}"
                 )
             for former, instead in NO_LONGER_ASKED.items():
                 if callable(getattr(part, former, None)) and not hasattr(cls, former):

@@ -69,17 +69,17 @@ def keys_of(part: type) -> dict[str, Key]:
     """The keys that ``{type: …}`` of this class may and must have."""
     assert dataclasses.is_dataclass(part), f"{part.__name__} is configuration and should be a dataclass"
     hints = typing.get_type_hints(part, include_extras=True)
-    found = {}
+    keys = {}
     for field in dataclasses.fields(part):
         if not field.init:
             continue
         default = field.default if field.default is not dataclasses.MISSING else REQUIRED
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        found[field.name] = Key(field.name, hints[field.name], default)
+        keys[field.name] = Key(field.name, hints[field.name], default)
     if issubclass(part, Registrable) and part.root:
-        found[IMPORTS.name] = IMPORTS
-    return found
+        keys[IMPORTS.name] = IMPORTS
+    return keys
 
 
 @functools.cache
@@ -118,14 +118,15 @@ def choices(family: type[Registrable]) -> dict[str, type]:
 
 def names(registered: Mapping[str, type]) -> str:
     """Names of parts in one line, with the module of those from another package than their family's."""
-    outside = {name: part.__module__ for name, part in registered.items() if is_from_outside(part)}
-    words = [f"{name} (of {outside[name]})" if name in outside else name for name in sorted(registered)]
-    return ", ".join(words) or "none"
+    shown = []
+    for name, part in sorted(registered.items()):
+        shown.append(f"{name} (of {part.__module__})" if is_from_outside(part) else name)
+    return ", ".join(shown) or "none"
 
 
 def family_of(part: type) -> type[Registrable] | None:
     """The family of a registered part; None for a plain one."""
-    return next((one for one in part.__mro__ if Registrable in one.__bases__), None)
+    return next((base for base in part.__mro__ if Registrable in base.__bases__), None)
 
 
 def is_from_outside(part: type) -> bool:
@@ -141,6 +142,7 @@ def package_of(part: type) -> str:
 
 
 def family_word(family: type) -> str:
+    """Returns a family's name as people write it: ``ModelSource`` is "model source", and ``LORA`` "lora"."""
     name = family.__name__
     if name.isupper():
         return name.lower()
@@ -148,7 +150,10 @@ def family_word(family: type) -> str:
 
 
 def bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """An annotation without its constraints, and the constraints."""
+    """Returns an annotation without its constraints, and the constraints.
+
+    Of ``Annotated[int, Gt(0)]`` these are ``int`` and ``(Gt(0),)``.
+    """
     if typing.get_origin(annotation) is Annotated:
         inner, *constraints = typing.get_args(annotation)
         return inner, tuple(constraints)
@@ -156,14 +161,19 @@ def bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; anything else is its own only one."""
+    """Returns the alternatives of a union, and any other annotation as the only one: (int, NoneType) of
+    ``int | None``, (int,) of ``int``."""
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return typing.get_args(annotation)
     return (annotation,)
 
 
 def item_types(annotation: Any) -> tuple[str, tuple[Any, ...]] | None:
-    """("list" | "tuple" | "object", item annotations) of a container; None for anything else."""
+    """Returns the kind of a container and its items' annotations; None for anything else.
+
+    ``dict[str, int]`` is ("object", (int,)), ``list[int]`` and ``tuple[int, ...]`` are ("list", (int,)), and
+    ``tuple[int, str]`` is ("tuple", (int, str)).
+    """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
         return "tuple", arguments
@@ -188,12 +198,14 @@ def holds_parts(annotation: Any) -> bool:
 def describe(annotation: Any) -> str:
     """A type in words, constraints included: "a whole number greater than 0 or null"."""
     annotation, constraints = bare(annotation)
-    words = " and ".join(filter(None, map(_bounds, constraints)))
-    kind, colon, items = _type_words(annotation).partition(" of: ")
-    return f"{kind} {words}{colon}{items}" if words else f"{kind}{colon}{items}"
+    bounds = " and ".join(filter(None, map(_describe_bounds, constraints)))
+    # Bounds of a list stand before its items: "a list of length at least 1 of: a text".
+    kind, colon, items = _describe_type(annotation).partition(" of: ")
+    return f"{kind} {bounds}{colon}{items}" if bounds else f"{kind}{colon}{items}"
 
 
-def _type_words(annotation: Any) -> str:
+def _describe_type(annotation: Any) -> str:
+    """Returns a type in words, without constraints: "a whole number", "a list of: a text"."""
     if annotation in _NAMES:
         return _NAMES[annotation]
     if typing.get_origin(annotation) is Literal:
@@ -205,20 +217,23 @@ def _type_words(annotation: Any) -> str:
     container = item_types(annotation)
     if container:
         kind, items = container
-        words = [describe(item) for item in items]
+        described_items = [describe(item) for item in items]
         if kind == "tuple":
-            return f"a list of exactly {len(items)}: {', '.join(words)}"
-        return f"{'an object' if kind == 'object' else 'a list'} of: {words[0]}" if words else f"a {kind}"
+            return f"a list of exactly {len(items)}: {', '.join(described_items)}"
+        if not described_items:
+            return f"a {kind}"
+        return f"{'an object' if kind == 'object' else 'a list'} of: {described_items[0]}"
     alternatives = members(annotation)
     if len(alternatives) > 1:
         return " or ".join(describe(item) for item in alternatives)
     return getattr(annotation, "__name__", str(annotation))
 
 
-def _bounds(constraint: Any) -> str:
+def _describe_bounds(constraint: Any) -> str:
+    """A constraint in words, "greater than 0"; "" for one that has none."""
     if isinstance(constraint, annotated_types.GroupedMetadata):
-        return " and ".join(filter(None, map(_bounds, constraint)))
-    for kind, (attribute, words) in _BOUNDS.items():
+        return " and ".join(filter(None, map(_describe_bounds, constraint)))
+    for kind, (attribute, phrase) in _BOUNDS.items():
         if isinstance(constraint, kind):
-            return f"{words} {getattr(constraint, attribute)}"
+            return f"{phrase} {getattr(constraint, attribute)}"
     return ""

@@ -209,7 +209,7 @@ class _Reader:
 
         if id(node) in self._fields:
             return self._fields[id(node)]
-        own: dict[str, _Field] = {}
+        own_fields: dict[str, _Field] = {}
         inherited: dict[str, _Field] = {}
         merge_line = 0
         for key_node, value in node.value:
@@ -230,10 +230,10 @@ class _Reader:
                         inherited.setdefault(name, taken)
                 continue
             key = self.key(key_node)
-            if key.name in own:
-                self._refuse_second(key_node, key.name, own[key.name].line)
-            own[key.name] = _Field(key, value, line)
-        self._fields[id(node)] = {**inherited, **own}
+            if key.name in own_fields:
+                self._refuse_second(key_node, key.name, own_fields[key.name].line)
+            own_fields[key.name] = _Field(key, value, line)
+        self._fields[id(node)] = {**inherited, **own_fields}
         return self._fields[id(node)]
 
     def _refuse_second(self, node: yaml.Node, name: str, first_line: int) -> NoReturn:

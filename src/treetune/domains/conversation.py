@@ -40,12 +40,17 @@ class Limits(NamedTuple):
     reads_specials: bool = False
 
 
-class Call(NamedTuple):
-    """A request that an answer needs now: its turn number `turn`, after `context_ids` (the prompt's
-    included)."""
+class NextTurn(NamedTuple):
+    """The turn that an answer needs now.
 
-    turn: int
+    Example: the second turn, behind a prompt of two tokens, a turn of two and an observation of one::
+
+        NextTurn(number=1, context_ids=array([7, 8, 31, 32, 90]), max_tokens=59)
+    """
+
+    number: int
     context_ids: TokenIds
+    """All before it: the prompt's tokens, turns and observations."""
     max_tokens: int
 
 
@@ -53,8 +58,8 @@ class Call(NamedTuple):
 class Conversation:
     """An answer of at most `budget` tokens after `prompt_ids`.
 
-    `call` is what to sample next, or None once it has ended; in turn it takes the completion of the call
-    (`take_completion`) and the environment's answer to the last of its `actions` (`take_turn`).
+    `next_turn` is what to sample next, or None once it has ended; in turn it takes the completion of that
+    turn (`take_completion`) and the environment's answer to the last of its `actions` (`take_turn`).
     """
 
     codec: TextCodec
@@ -75,12 +80,12 @@ class Conversation:
     """Seconds that it waited for its environment."""
 
     @property
-    def call(self) -> Call | None:
+    def next_turn(self) -> NextTurn | None:
         if self.finish is not None:
             return None
         max_tokens = min(self.limits.turn_tokens, self._free_tokens)
         context_ids = joined([self.prompt_ids, *(segment.token_ids for segment in self.segments)])
-        return Call(len(self.actions), context_ids, max_tokens)
+        return NextTurn(len(self.actions), context_ids, max_tokens)
 
     def take_completion(self, completion: Completion) -> bool:
         """Returns whether the environment is to be asked: not where the answer came to its last token."""
@@ -120,16 +125,15 @@ class Conversation:
             return
         self.observed.append(said or [{"role": "user", "content": observation}])
         if len(injected):
-            kept = None
+            packed = None
             if snapshot is not None:
-                done, state = snapshot
-                earned = [one.reward for one in self.turns]
-                kept = json.dumps([done, earned, self.observed]).encode() + END_OF_HEAD + state
-            self.segments.append(Segment(injected, origin="injected", snapshot=kept))
+                actions_done, state = snapshot
+                rewards = [earlier_turn.reward for earlier_turn in self.turns]
+                packed = json.dumps([actions_done, rewards, self.observed]).encode() + END_OF_HEAD + state
+            self.segments.append(Segment(injected, origin="injected", snapshot=packed))
 
     def replay(self, segments: Sequence[Segment], turns: Sequence[Turn]) -> None:
-        """Comes to the end of segments that are there already, where `turns` had followed on the sampled
-        ones.
+        """Plays segments that are there already once more; `turns` are what followed on the sampled ones.
 
         Raises ValueError where they follow no more: the environment says something else now.
         """
@@ -142,8 +146,8 @@ class Conversation:
                 self._end("stop")
                 return
             self.take_turn(turn)
-        now = joined([segment.token_ids for segment in self.segments]).tolist()
-        if now != joined([segment.token_ids for segment in segments]).tolist():
+        token_ids = joined([segment.token_ids for segment in self.segments]).tolist()
+        if token_ids != joined([segment.token_ids for segment in segments]).tolist():
             raise ValueError(
                 "the environment says something else when an answer is played again, so that credit can't go"
                 " on from its middle: let it draw from its seed alone, or say again = 'copy' or 'never'"
@@ -151,7 +155,7 @@ class Conversation:
         self.segments = list(segments)
 
     def restore(self, segments: Sequence[Segment]) -> None:
-        """Comes to the end of segments that are there already, the last of which has a snapshot."""
+        """Takes over segments that are there already, the last of which has a snapshot."""
         rewards, self.observed, _ = unpacked(segments)
         for segment in segments:
             if segment.origin == "sampled":
@@ -162,12 +166,12 @@ class Conversation:
     def transcript(self, message: Callable[[str], dict[str, Any]]) -> tuple[str, list[Any], list[float]]:
         """Returns a problem's `transcript`; `message` makes one of what the policy wrote."""
         turns = []
-        for action, read in zip(self.actions, [*self.observed, []], strict=True):
-            own, results = message(action), iter(read)
-            for call in own.get("tool_calls", ()):
-                fitting = (one for one in results if one.get("name") == call["function"]["name"])
+        for action, observed in zip(self.actions, [*self.observed, []], strict=True):
+            policy_message, results = message(action), iter(observed)
+            for call in policy_message.get("tool_calls", ()):
+                fitting = (result for result in results if result.get("name") == call["function"]["name"])
                 call["id"] = next(fitting, {}).get("tool_call_id", call["id"])
-            turns.append([own, *read])
+            turns.append([policy_message, *observed])
         text = self.codec.decode(joined([segment.token_ids for segment in self.segments]))
         return text, turns, self.rewards
 
@@ -230,21 +234,21 @@ def action_of(codec: TextCodec, before_ids: TokenIds, segment: Segment, limits: 
 
 def between(
     codec: TextCodec,
-    said: str | Sequence[Mapping[str, str]],
+    observation: str | Sequence[Mapping[str, str]],
     last: int,
     frame: Callable[[str], str] | None = None,
 ) -> TokenIds:
-    """Returns the ids between two turns, the first of which ended with the token `last`, around what is
-    `said`: a text, or messages with the results of tools.
+    """Returns the ids between two turns, the first of which ended with the token `last`.
 
-    The end of that turn is not put behind it again. `frame` is used in place of what a chat has there, and
-    for texts alone. Raises ValueError for a chat template that several turns can't be put together from, and
-    for text that the tokenizer has no tokens for.
+    Between them stands the observation: a text, or messages with the results of tools. The end of the first
+    turn is not put behind it again. `frame` is used in place of what a chat has there, and for texts alone.
+    Raises ValueError for a chat template that several turns can't be put together from, and for text that the
+    tokenizer has no tokens for.
     """
-    if frame is not None and isinstance(said, str):
-        return token_array(codec.encode(frame(said)))
+    if frame is not None and isinstance(observation, str):
+        return token_array(codec.encode(frame(observation)))
     assert codec.turn_frame is not None, "a model without a chat has a frame"
-    ids = token_array(codec.encode(codec.turn_frame(said)))
+    ids = token_array(codec.encode(codec.turn_frame(observation)))
     return ids[1:] if len(ids) and ids[0] == last == codec.eos_id else ids
 
 

@@ -98,8 +98,8 @@ def normalised(row: Mapping[str, Any]) -> Row:
     )
     if isinstance(reward[GROUND_TRUTH], Mapping | list):
         full[EXTRA_INFO][GOLD_IS_JSON] = True
-    others = {name: value for name, value in reward.items() if value is not None}
-    full[REWARD_MODEL] = {STYLE: "rule", **others, GROUND_TRUTH: full[REWARD_MODEL][GROUND_TRUTH]}
+    reward_fields = {name: value for name, value in reward.items() if value is not None}
+    full[REWARD_MODEL] = {STYLE: "rule", **reward_fields, GROUND_TRUTH: full[REWARD_MODEL][GROUND_TRUTH]}
     return {**row, **full}
 
 
@@ -113,7 +113,7 @@ def prompt_text(row: Mapping[str, Any]) -> str:
 def problem_of(row: Mapping[str, Any], id: str) -> Problem:
     """Returns the problem of a `normalised` row. Its data are the keys of `extra_info`, the source and the
     ability."""
-    messages = tuple(Message(one["role"], one["content"]) for one in row[PROMPT])
+    messages = tuple(Message(message["role"], message["content"]) for message in row[PROMPT])
     asked_alone = [message.role for message in messages] == ["user"]
     as_is = not row[APPLY_CHAT_TEMPLATE]
     return Problem(
@@ -130,8 +130,8 @@ def problem_of(row: Mapping[str, Any], id: str) -> Problem:
 def row_key(row: Mapping[str, Any]) -> str:
     """Returns a hash of source, prompt and ground truth: rows with the same one ask the same question and
     have the same answer, wherever they are."""
-    asked = [row[DATA_SOURCE], row[PROMPT], row[RAW_PROMPT], row[APPLY_CHAT_TEMPLATE]]
-    text = json.dumps([*asked, row[REWARD_MODEL][GROUND_TRUTH]], sort_keys=True)
+    question = [row[DATA_SOURCE], row[PROMPT], row[RAW_PROMPT], row[APPLY_CHAT_TEMPLATE]]
+    text = json.dumps([*question, row[REWARD_MODEL][GROUND_TRUTH]], sort_keys=True)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
 
@@ -315,7 +315,7 @@ def _kind(value: Any) -> str:
     if isinstance(value, str):
         return "text"
     if isinstance(value, list) and value:
-        kinds = {_kind(one) for one in value}
+        kinds = {_kind(item) for item in value}
         if len(kinds) == 1 and (kind := kinds.pop()) in ("bool", "int", "float", "text"):
             return f"list of {kind}"
     return "json"

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import itertools
 import json
 import math
 import os
@@ -40,15 +41,15 @@ class Said(dict[str, Any]):
 
 def file_function(path: str, searched: list[str]) -> Any:
     """Returns what ``folder/file.py:name`` names, from the working directory or one of the folders."""
-    found, name = file_of(path, searched), path.rpartition(":")[2]
-    module_name = name_in_process(found)
-    spec = importlib.util.spec_from_file_location(module_name, found)
+    file, name = file_of(path, searched), path.rpartition(":")[2]
+    module_name = name_in_process(file)
+    spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None, "it ends with .py"
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     spec.loader.exec_module(module)
     if not hasattr(module, name):
-        raise ValueError(f"path is {path!r}, and {found} has no {name!r}")
+        raise ValueError(f"path is {path!r}, and {file} has no {name!r}")
     return getattr(module, name)
 
 
@@ -62,9 +63,12 @@ def file_of(path: str, searched: list[str]) -> Path:
 
 
 def name_in_process(file: Path) -> str:
-    """Returns the name under which a file with a reward is a module of this process: its own, under which
-    other files can import it, but where that is another's (``math_verify.py``, ``json.py``). Then a library
-    of that name is imported first, so that the file itself and all others find the library."""
+    """Returns the name under which a file with a reward becomes a module of this process.
+
+    ``my_reward.py`` becomes ``my_reward``, so that other files can import it. A file with a library's name
+    (``json.py``) becomes ``reward_file_json_1a2b3c4d5e6f``, and the library is imported first, so that the
+    file itself and all others find the library.
+    """
     stem = file.stem
     elsewhere = [folder for folder in sys.path if Path(folder).resolve() != file.parent.resolve()]
     is_library = stem in sys.stdlib_module_names or PathFinder.find_spec(stem, elsewhere) is not None
@@ -90,77 +94,94 @@ def gold_of(row: Row) -> Any:
     return json.loads(row["gold"]) if row["data"].get(GOLD_IS_JSON) is True else row["gold"]
 
 
-def message_of(one: Mapping[str, Any]) -> Any:
-    """Returns a message as verifiers has it, of its own class where it is loaded."""
+def message_of(message: Mapping[str, Any]) -> Any:
+    """Returns a message as verifiers has it, of its own class where it is loaded.
+
+    ``{"role": "user", "content": "2 + 2?"}`` is a ``UserMessage`` there, and a `Said` elsewhere.
+    """
     modules = map(sys.modules.get, ("verifiers.types", "verifiers.legacy.types", "verifiers.v1.types"))
-    kind = getattr(next(filter(None, modules), None), f"{one['role'].title()}Message", Said)
+    kind = getattr(next(filter(None, modules), None), f"{message['role'].title()}Message", Said)
     calls = []
-    for call in one.get("tool_calls", ()):
+    for call in message.get("tool_calls", ()):
+        # verifiers has arguments as JSON text, in the call as well as in its function
         function = call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}
         calls.append(Said({**call, "function": function, **function}))
-    return kind(**{**one, "tool_calls": calls} if calls else one)
+    return kind(**{**message, "tool_calls": calls} if calls else message)
 
 
-def answered(row: Row) -> dict[str, Any]:
-    """Returns an answer in the form of verifiers' `state`, which all functions of a rubric share; its
-    `trajectory` has a step for each turn."""
+def verifiers_state(row: Row) -> dict[str, Any]:
+    """Returns an answer in the form of verifiers' `state`, which all functions of a rubric share.
+
+    Its `trajectory` has a step for each turn: ``{"prompt": messages before it, "completion": [the model's
+    message], "reward": None, "extras": {}}``.
+    """
     data = row["data"]
     _, turns, rewards = row["transcript"]
     prompt = list(map(message_of, row["messages"] or [{"role": "user", "content": row["prompt"]}]))
     messages, trajectory = prompt, list[Mapping[str, Any]]()
     for turn, reward in zip(turns, rewards):
-        said = list(map(message_of, turn))
-        step = {"prompt": messages, "completion": said[:1], "reward": reward or None}
+        # Of a turn the first message is the model's, and the others answer it.
+        turn_messages = list(map(message_of, turn))
+        step = {"prompt": messages, "completion": turn_messages[:1], "reward": reward or None}
         trajectory.append({**step, "extras": {}})
-        messages = [*messages, *said]
+        messages = [*messages, *turn_messages]
     gold = gold_of(row)
     state = {"answer": gold, **data, "info": data.get("info", data.get("extra_info", dict(data)))}
     state |= {"prompt": prompt, "completion": messages[len(prompt) :], "task": row["domain"]}
     return state | {"trajectory": trajectory}
 
 
-def offered(
+def call_arguments(
     parameters: Mapping[str, inspect.Parameter], response: str, row: Row, state: Mapping[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Returns what a function with these parameters is called with, in order and by name. One of no other
-    library gets the response, and the gold or the whole `problem`."""
+    """Returns the arguments for a function with these parameters, by their order and by name.
+
+    The names of its parameters say for which library it was written: ``solution_str`` for verl,
+    ``completions`` for TRL, ``completion``, ``state`` or ``trace`` for verifiers. A function that was written
+    for none gets the response, and the gold or the whole `problem`, by their order.
+    """
     data, conversation = row["data"], list(row["messages"])
     gold = gold_of(row)
     text, turns, rewards = row["transcript"]
     columns = {"answer": gold, "solution": gold, "ground_truth": gold, **data}
-    given: dict[str, Any]
+    by_name: dict[str, Any]
     if parameters.keys() & {"solution_str", "solution_strs"}:  # verl, and for whole batches
         extra = {**data.get("extra_info", data), "rollout_reward_scores": {}, "tool_rewards": []}
         extra["num_turns"] = 2 * len(turns)  # the prompt and what stands between turns count
         extra["turn_scores"] = list(rewards) if any(rewards) else []
-        given = {"data_source": data.get("data_source", row["domain"]), "solution_str": text}
-        given |= {"ground_truth": gold, "extra_info": extra}
+        by_name = {"data_source": data.get("data_source", row["domain"]), "solution_str": text}
+        by_name |= {"ground_truth": gold, "extra_info": extra}
         if "solution_strs" in parameters:
-            given = {f"{name}s": [value] for name, value in given.items()}
+            by_name = {f"{name}s": [value] for name, value in by_name.items()}
     elif "completions" in parameters:  # TRL: texts, or conversations where prompts are; verifiers, by group
         columns |= {"answers": gold, "infos": state["info"], "states": state}
-        completion = [one for turn in turns for one in turn] if conversation else text
+        completion = list(itertools.chain.from_iterable(turns)) if conversation else text
         columns |= {"prompts": conversation or row["prompt"], "completions": completion}
-        given = {name: [value] for name, value in columns.items()}
+        by_name = {name: [value] for name, value in columns.items()}
     elif parameters.keys() & {"completion", "state"}:  # verifiers, up to 0.2: a function of a rubric
-        given = {**columns, **state, "state": state}
+        by_name = {**columns, **state, "state": state}
     elif "trace" in parameters:  # verifiers, from 0.3: a function that is plugged into a task
-        heard = state["completion"]
-        trace = {"messages": state["prompt"] + heard, "last_reply": response.strip(), "num_turns": len(turns)}
+        completion = state["completion"]
+        trace = {"messages": state["prompt"] + completion, "last_reply": response.strip()}
+        trace["num_turns"] = len(turns)
         for role in ("assistant", "tool"):
-            trace[f"{role}_messages"] = [one for one in heard if one.role == role]
+            trace[f"{role}_messages"] = [message for message in completion if message.role == role]
         task = SimpleNamespace(**{"prompt": row["prompt"], "prompt_text": row["prompt"], **columns})
-        given = {"task": task, "trace": SimpleNamespace(**trace), "runtime": None}
+        by_name = {"task": task, "trace": SimpleNamespace(**trace), "runtime": None}
     else:
-        whole = list(parameters)[1:2] == ["problem"]
-        return [response, row.get("problem", SimpleNamespace(**row)) if whole else row["gold"]], {}
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return [], {name: value for name, value in given.items() if takes_all or name in parameters}
+        if list(parameters)[1:2] == ["problem"]:
+            return [response, row.get("problem", SimpleNamespace(**row))], {}
+        return [response, row["gold"]], {}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return [], {name: value for name, value in by_name.items() if takes_all or name in parameters}
 
 
-def rewarded(result: Any, name: str, turns: int = 1) -> tuple[list[float], dict[str, float]]:
-    """Returns the rewards that a function gave for so many turns, none for no answer, and what else it
-    counted. Awaits it. A single number is the last turn's.
+def read_rewards(result: Any, name: str, turns: int = 1) -> tuple[list[float], dict[str, float]]:
+    """Reads what a function returned: the rewards of so many turns, and numbers to record. Awaits it.
+
+    A single number is the last turn's: 1.0 of three turns is ([0.0, 0.0, 1.0], {}). ``{"score": 1.0,
+    "length": 7}`` is ([1.0], {"rewards/score": 1.0, "rewards/length": 7.0}), and None, for no answer, is
+    ([], {}).
 
     Raises ValueError for anything but a finite number, one for each turn, a dictionary with these as
     ``score`` or ``reward``, a list of one of these, or None.
@@ -177,58 +198,77 @@ def rewarded(result: Any, name: str, turns: int = 1) -> tuple[list[float], dict[
             if isinstance(value, int | float) and math.isfinite(value):
                 numbers[f"rewards/{key}"] = float(value)
         result = result.get("score", result.get("reward"))
-    earned = result if isinstance(result, list | tuple) and len(result) == turns else [result]
-    texts = any(isinstance(one, str) for one in earned)
-    if texts or not all(hasattr(one, "__float__") and math.isfinite(one) for one in earned):
+    rewards = result if isinstance(result, list | tuple) and len(result) == turns else [result]
+    if not all(map(_is_finite_number, rewards)):
         raise ValueError(
             f"{name} should return a finite number, a list of one (or of one for each of its turns: {turns}),"
             f" a dictionary with such as 'score', or None, not {returned!r}"
         )
-    return [0.0] * (turns - len(earned)) + [float(one) for one in earned], numbers
+    return [0.0] * (turns - len(rewards)) + list(map(float, rewards)), numbers
+
+
+def _is_finite_number(value: Any) -> bool:
+    """Returns whether a value is a number, also of numpy or torch, and neither infinite nor nan."""
+    return not isinstance(value, str) and hasattr(value, "__float__") and math.isfinite(value)
 
 
 async def _awaited(result: Any) -> Any:
     return await result
 
 
-def graded(function: Any, name: str, response: str, row: Row, arguments: Mapping[str, Any]) -> Any:
-    """Returns the rewards by turn of a function and what it counted, or its `Grade`; or the weighted sum of
-    several: of a rubric with `funcs` and `weights`, of an environment's `rubric`, of the rewards of a task's
-    class (verifiers, from 0.3). Rewards of steps that they set in verifiers' `state` are those of turns, and
-    the last turn earns the rest."""
-    objects: dict[str, Any] = {}
-    state = answered(row)
+def grade_answer(function: Any, name: str, response: str, row: Row, arguments: Mapping[str, Any]) -> Any:
+    """Grades an answer by a reward function, or by several with weights.
+
+    Returns the rewards of the turns and numbers to record, or the function's `Grade` where it returns one.
+    Several functions with weights are a rubric's (`funcs` and `weights`), those of an environment's `rubric`,
+    or the rewards of a task's class (verifiers, from 0.3). Where they set rewards of steps in verifiers'
+    `state`, these are the turns' rewards, and the last turn earns what is left of the sum.
+    """
+    state = verifiers_state(row)
     steps = state["trajectory"]
-    before = [one["reward"] for one in steps]
-    if hasattr(function, "data_type"):
-        known = {"prompt": row["prompt"], "answer": gold_of(row), **row["data"]}
-        fields = function.data_type().model_fields
-        task = function(function.data_type()(**{key: known[key] for key in known if key in fields}))
-        weighed = [(one, getattr(one, "_vf_weight", 1.0)) for one in task.hooks("reward")]
-    else:
-        rubric = getattr(function, "rubric", function)
-        weighed = []
-        for one in getattr(rubric, "rubrics", [rubric]):
-            weighed += zip(getattr(one, "funcs", ()), getattr(one, "weights", ()), strict=True)
-            objects |= getattr(one, "class_objects", {})
-    if weighed:
+    step_rewards_before = [step["reward"] for step in steps]
+    weighted_functions, objects = _weighted_functions(function, row)
+    if weighted_functions:
         total, numbers = [0.0] * len(steps), {}
         row = {**row, "data": {**row["data"], **objects}}
-        for part, weight in weighed:
-            _, named = offered(inspect.signature(part).parameters, response, row, state)
-            rewards, _ = rewarded(part(**named), part.__name__, len(steps))
+        for part, weight in weighted_functions:
+            _, by_name = call_arguments(inspect.signature(part).parameters, response, row, state)
+            rewards, _ = read_rewards(part(**by_name), part.__name__, len(steps))
             numbers[f"rewards/{part.__name__}"] = sum(rewards)
-            total = [one + weight * own for one, own in zip_longest(total, rewards, fillvalue=0.0)]
+            pairs = zip_longest(total, rewards, fillvalue=0.0)
+            total = [sum_so_far + weight * reward for sum_so_far, reward in pairs]
     else:
-        given, named = offered(inspect.signature(function).parameters, response, row, state)
-        result = function(*given, **named, **arguments)
+        in_order, by_name = call_arguments(inspect.signature(function).parameters, response, row, state)
+        result = function(*in_order, **by_name, **arguments)
         if hasattr(result, "outcome"):
             return result
-        total, numbers = rewarded(result, name, len(steps))
-    if total and before != (after := [one["reward"] for one in steps]):
-        own = [one or 0.0 for one in after]
-        total = [*own[:-1], sum(total) - sum(own[:-1])]
+        total, numbers = read_rewards(result, name, len(steps))
+    step_rewards = [step["reward"] for step in steps]
+    if total and step_rewards != step_rewards_before:  # the functions have set some
+        rewards_before_last = [reward or 0.0 for reward in step_rewards[:-1]]
+        total = [*rewards_before_last, sum(total) - sum(rewards_before_last)]
     return total, numbers
+
+
+def _weighted_functions(function: Any, row: Row) -> tuple[list[tuple[Any, float]], dict[str, Any]]:
+    """Returns the reward functions of a rubric or of a task's class with their weights; none for a function.
+
+    Beside them, objects of the rubric that its functions may ask for by name.
+    """
+    if hasattr(function, "data_type"):
+        columns = {"prompt": row["prompt"], "answer": gold_of(row), **row["data"]}
+        fields = function.data_type().model_fields
+        data = function.data_type()(**{key: columns[key] for key in columns if key in fields})
+        hooks = function(data).hooks("reward")
+        return [(hook, getattr(hook, "_vf_weight", 1.0)) for hook in hooks], {}
+    weighted_functions: list[tuple[Any, float]] = []
+    objects: dict[str, Any] = {}
+    group = getattr(function, "rubric", function)
+    for rubric in getattr(group, "rubrics", [group]):
+        functions, weights = getattr(rubric, "funcs", ()), getattr(rubric, "weights", ())
+        weighted_functions += zip(functions, weights, strict=True)
+        objects |= getattr(rubric, "class_objects", {})
+    return weighted_functions, objects
 
 
 def main() -> None:
@@ -247,10 +287,10 @@ def main() -> None:
     for line in sys.stdin:
         response, row, arguments = json.loads(line)
         try:
-            told: Any = graded(function, path, response, row, arguments)
+            reply: Any = grade_answer(function, path, response, row, arguments)
         except (Exception, SystemExit) as error:
-            told = f"{type(error).__name__}: {error}"
-        print(json.dumps(told), file=answers, flush=True)
+            reply = f"{type(error).__name__}: {error}"
+        print(json.dumps(reply), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -67,18 +67,18 @@ def served(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
 
     def place() -> Place:
         """Returns the servers that are there, each in its turn; where none is, the first that comes."""
-        while not (there := [address for one in servers if (address := one.now()) is not None]):
+        while not (addresses := [address for server in servers if (address := server.now()) is not None]):
             time.sleep(POLL_S)
-        return _place(there[next(turns) % len(there)])
+        return _place(addresses[next(turns) % len(addresses)])
 
     def failed(where: Place, reason: str) -> None:
-        for one in servers:
-            if (address := one.now()) is not None and _place(address) == where:
-                one.failed(address, reason)
+        for server in servers:
+            if (address := server.now()) is not None and _place(address) == where:
+                server.failed(address, reason)
 
     def succeeded() -> None:
-        for one in servers:
-            one.succeeded()
+        for server in servers:
+            server.succeeded()
 
     judge = RunningJudge(
         asking=settings,
@@ -94,8 +94,8 @@ def served(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
 def refuse_dumb(judge: RunningJudge, task: Task, problems: Sequence[Problem]) -> None:
     """Asks the judge about one empty answer. Raises ValueError where it can't be asked: a model without a
     chat template, or one whose tokenizer has no tokens for the prompt, is otherwise found after a rollout."""
-    asked = ((problem, part) for problem in problems for part in task.grader.of(problem).parts())
-    first = next(((problem, part) for problem, part in asked if asks_the_run(part)), None)
+    graders_by_problem = ((problem, part) for problem in problems for part in task.grader.of(problem).parts())
+    first = next(((problem, part) for problem, part in graders_by_problem if asks_the_run(part)), None)
     if first is None:
         return
     problem, grader = first

@@ -108,7 +108,7 @@ class _Masked:
         return _merged(parts, lambda part: self._width(part) < SHORT and not part.rstrip().endswith("."))
 
     def cut_after_full_stops(self, parts: list[str]) -> list[str]:
-        known = iter(self._hidden)
+        formulas = iter(self._hidden)
         pieces: list[
             tuple[str, bool, int]
         ] = []  # the part, whether its end is a formula's full stop, its length
@@ -121,7 +121,7 @@ class _Masked:
                     part_so_far, length, stop = "", 0, False
                 part_so_far += character
                 if character == self._mark:
-                    formula = next(known)
+                    formula = next(formulas)
                     length += len(formula)
                     stop = formula.endswith(_FULL_STOP)
                 else:

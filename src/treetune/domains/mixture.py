@@ -109,7 +109,7 @@ class DomainTask(Task):
         return self._named(problems)
 
     def _named(self, problems: Sequence[Problem]) -> list[Problem]:
-        return [replace(one, id=f"{self.name}/{one.id}", domain=self.name) for one in problems]
+        return [replace(problem, id=f"{self.name}/{problem.id}", domain=self.name) for problem in problems]
 
     def has(self, split: Split) -> bool:
         """Returns whether the mixture's split has problems of it."""
@@ -132,12 +132,12 @@ class DomainTask(Task):
 
     @override
     def sampling(self, params: Params) -> Params:
-        given: Any = self.task.sampling(params)
+        task_params: Any = self.task.sampling(params)
         stop = self.domain.stop
         if stop is None:
-            stop = getattr(self.task, "stop", ()) or given.stop
-        budget = min(given.max_tokens, self.domain.max_tokens or given.max_tokens)
-        return replace(given, max_tokens=budget, stop=stop)
+            stop = getattr(self.task, "stop", ()) or task_params.stop
+        budget = min(task_params.max_tokens, self.domain.max_tokens or task_params.max_tokens)
+        return replace(task_params, max_tokens=budget, stop=stop)
 
     # All else is as the task has it.
     check_demonstrations: ClassVar[Any] = property(attrgetter("task.check_demonstrations"))
@@ -153,15 +153,15 @@ class Weighting(Registrable):
     """A rule for how often each domain is drawn, given the domains' own weights and the numbers of their
     training problems."""
 
-    def weight(self, given: float, size: int) -> float:
+    def weight(self, base_weight: float, size: int) -> float:
         """Returns a domain's weight, for a rule that is the same in every iteration."""
         raise NotImplementedError
 
     def over_iterations(
-        self, given: Mapping[str, float], sizes: Mapping[str, int], drawing: Drawing
+        self, base_weights: Mapping[str, float], sizes: Mapping[str, int], drawing: Drawing
     ) -> Iterator[Mapping[str, float]]:
         """Yields the weights of every iteration from the first to the one that is drawn."""
-        weights = {name: self.weight(given[name], sizes[name]) for name in given}
+        weights = {name: self.weight(base_weights[name], sizes[name]) for name in base_weights}
         return itertools.repeat(weights, drawing.iteration + 1)
 
 
@@ -171,8 +171,8 @@ class Fixed(Weighting):
     """Takes the domains' own weights."""
 
     @override
-    def weight(self, given: float, size: int) -> float:
-        return given
+    def weight(self, base_weight: float, size: int) -> float:
+        return base_weight
 
 
 @Weighting.register("proportional")
@@ -182,8 +182,8 @@ class Proportional(Weighting):
     any other where the domains' own weights are equal."""
 
     @override
-    def weight(self, given: float, size: int) -> float:
-        return given * size
+    def weight(self, base_weight: float, size: int) -> float:
+        return base_weight * size
 
 
 @Weighting.register("temperature")
@@ -196,8 +196,8 @@ class Temperature(Weighting):
     """The degree of the root: 1 is proportional, and the larger, the more alike the weights are."""
 
     @override
-    def weight(self, given: float, size: int) -> float:
-        return given * size ** (1 / self.temperature)
+    def weight(self, base_weight: float, size: int) -> float:
+        return base_weight * size ** (1 / self.temperature)
 
 
 LEARNABLE = "domains/{}/learnable"
@@ -226,16 +226,16 @@ class Curriculum(Weighting):
 
     @override
     def over_iterations(
-        self, given: Mapping[str, float], sizes: Mapping[str, int], drawing: Drawing
+        self, base_weights: Mapping[str, float], sizes: Mapping[str, int], drawing: Drawing
     ) -> Iterator[Mapping[str, float]]:
-        values = dict.fromkeys(given, 1.0)
+        values = dict.fromkeys(base_weights, 1.0)
         for iteration in range(drawing.iteration + 1):
             if iteration:
                 measured = drawing.recorded(iteration - 1)
                 for name, value in values.items():
                     if (learnable := measured.get(LEARNABLE.format(name))) is not None:
                         values[name] = value + self.rate * (4 * learnable - value)
-            yield {name: given[name] * (self.floor + value) for name, value in values.items()}
+            yield {name: base_weights[name] * (self.floor + value) for name, value in values.items()}
 
 
 FIXED = Fixed()
@@ -408,13 +408,13 @@ class Mixture(Task):
         mixed = {id for id, rate in last_rates.items() if 0 < rate < 1}
         chosen = {}
         for name, pool in pools.items():
-            given = [one[name] for one in counts]
+            counts_so_far = [counts_of_iteration[name] for counts_of_iteration in counts]
             if any(problem.id in mixed for problem in pool):
                 readily = [self.prefer_mixed if problem.id in mixed else 1.0 for problem in pool]
                 generator = derived_random(drawing.seed, drawing.iteration, "preferred problems", name)
-                indices = by_preference(readily, generator)[: given[-1]]
+                indices = by_preference(readily, generator)[: counts_so_far[-1]]
             else:
-                indices = drawn(len(pool), given, name, drawing)
+                indices = drawn(len(pool), counts_so_far, name, drawing)
             chosen[name] = [pool[index] for index in indices]
         return interleaved(chosen)
 
@@ -425,7 +425,7 @@ class Mixture(Task):
         ids = {problem.id for problem in taken}
         pools = _by_domain(problems)
         *_, weights = self._weights({name: len(pool) for name, pool in pools.items()}, drawing)
-        rest = {name: [one for one in pool if one.id not in ids] for name, pool in pools.items()}
+        rest = {name: [problem for problem in pool if problem.id not in ids] for name, pool in pools.items()}
         for name, pool in rest.items():
             derived_random(drawing.seed, drawing.iteration, "further problems", name).shuffle(pool)
         return interleaved(rest, weights)
@@ -440,8 +440,8 @@ class Mixture(Task):
         return {f"domains/{name}/weight": weight / total for name, weight in weights.items()}
 
     def _weights(self, sizes: Mapping[str, int], drawing: Drawing) -> Iterable[Mapping[str, float]]:
-        given = {name: self.domains[name].weight for name in sizes}
-        return self.weighting.over_iterations(given, sizes, drawing)
+        base_weights = {name: self.domains[name].weight for name in sizes}
+        return self.weighting.over_iterations(base_weights, sizes, drawing)
 
 
 def _by_domain(problems: Sequence[Problem]) -> dict[str, list[Problem]]:
@@ -462,32 +462,36 @@ def shares(
     asked for more than it has gives all, and the others the rest. Raises ValueError where all together have
     too few.
     """
-    given = dict.fromkeys(weights, 0)
-    open_, left = sorted(name for name, weight in weights.items() if weight > 0), count
-    while full := [name for name in open_ if _quota(name, open_, weights, left) >= sizes[name]]:
+    seats_of = dict.fromkeys(weights, 0)
+    open_domains, free_seats = sorted(name for name, weight in weights.items() if weight > 0), count
+    # A domain that is asked for all that it has is full, and the others share its surplus: until none is.
+    while full := [
+        name for name in open_domains if _quota(name, open_domains, weights, free_seats) >= sizes[name]
+    ]:
         for name in full:
-            given[name] = sizes[name]
-            left -= sizes[name]
-        open_ = [name for name in open_ if name not in full]
-    if not open_:
-        if left:
+            seats_of[name] = sizes[name]
+            free_seats -= sizes[name]
+        open_domains = [name for name in open_domains if name not in full]
+    if not open_domains:
+        if free_seats:
             raise ValueError(
                 f"problems_per_iteration is {count}, and the domains of the mixture have"
-                f" {count - left} problems: choose at most so many"
+                f" {count - free_seats} problems: choose at most so many"
             )
-        return given
-    # Systematic sampling: points one apart, thrown over the remainders laid end to end.
+        return seats_of
+    # Systematic sampling: the remainders are laid end to end on a line, and points at a distance of 1 are put
+    # over it, the first one at random. A domain gets a seat for a point in its remainder.
     point, laid = generator.random(), 0.0
-    quotas = {name: _quota(name, open_, weights, left) for name in open_}
-    seats = left - sum(math.floor(quota) for quota in quotas.values())
+    quotas = {name: _quota(name, open_domains, weights, free_seats) for name in open_domains}
+    remaining_seats = free_seats - sum(math.floor(quota) for quota in quotas.values())
     for name, quota in quotas.items():
-        given[name] = math.floor(quota)
+        seats_of[name] = math.floor(quota)
         laid += quota - math.floor(quota)
-        if seats and (laid > point or (seats == 1 and name == open_[-1])):
-            given[name] += 1
-            seats -= 1
+        if remaining_seats and (laid > point or (remaining_seats == 1 and name == open_domains[-1])):
+            seats_of[name] += 1
+            remaining_seats -= 1
             point += 1
-    return given
+    return seats_of
 
 
 def _quota(name: str, open_: Sequence[str], weights: Mapping[str, float], count: int) -> float:
@@ -513,24 +517,27 @@ def by_preference(weights: Sequence[float], generator: random.Random) -> list[in
     """Returns all indices, in the order of draws without replacement in which each is drawn in proportion to
     its weight (Efraimidis and Spirakis, 2006)."""
     keys = [generator.random() ** (1 / weight) for weight in weights]
-    return sorted(range(len(weights)), key=lambda place: -keys[place])
+    return sorted(range(len(weights)), key=lambda index: -keys[index])
 
 
 def first_of_shuffle(size: int, count: int, generator: random.Random) -> Iterator[int]:
     """Yields the first `count` indices of a shuffle of `size`; a larger `count` begins with the same."""
     moved: dict[int, int] = {}
-    for place in range(count):
-        other = place + generator.randrange(size - place)
+    for index in range(count):
+        other = index + generator.randrange(size - index)
         yield moved.get(other, other)
-        moved[other] = moved.get(place, place)
+        moved[other] = moved.get(index, index)
 
 
 def interleaved(queues: Mapping[str, Sequence[T]], weights: Mapping[str, float] | None = None) -> list[T]:
-    """Returns all items, each queue in its order, mixed evenly from the first on to the last, or so that the
-    first ones are in proportion to the weights."""
-    placed = [
-        ((place + 0.5) / (len(queue) if weights is None else weights[name]), name, place)
-        for name, queue in queues.items()
-        for place in range(len(queue))
-    ]
-    return [queues[name][place] for _, name, place in sorted(placed)]
+    """Returns the items of all queues, each queue in its order, mixed evenly.
+
+    With weights, the first ones are in proportion to these. Without, the queues "ab" and "xyzu" give
+    x, a, y, z, b, u.
+    """
+    placed: list[tuple[float, str, int]] = []
+    for name, queue in queues.items():
+        # Item i of n stands in the middle of the i-th of n equal parts of the result.
+        density = len(queue) if weights is None else weights[name]
+        placed += [((index + 0.5) / density, name, index) for index in range(len(queue))]
+    return [queues[name][index] for _, name, index in sorted(placed)]

@@ -12,12 +12,10 @@ from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import override
 
 from treetune.contracts import Answers, Need
-from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.valuation import Position, StepValues, Valuation, Value, ValueEstimator
+from treetune.rollouts.valuation import StepValues, Valuation, Value, ValueEstimator
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Task
 from treetune.tasks.graders.base import Grader
-from treetune.tree import State, Tree
 from treetune.vocabulary import Problem
 
 
@@ -211,23 +209,17 @@ class Signposts(GeneratedTask):
         return int(self.wandering_first and self.wandering > 0)
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
-        """Returns the probability that the teacher, continuing from `prefix`, ends with a correct answer.
+        """The probability that the teacher, going on from `prefix`, ends with a correct answer.
 
         `prefix` is any number of complete lines, by the teacher or by a policy. Raises ValueError where it
-        ends within a line. An answer is correct if each group of lines has a right choice: with the
-        probability p of a right choice in a line, that is Π_groups (1 − Π_lines (1 − p)).
+        ends within a line.
         """
-        *lines, rest = prefix.split("\n")
+        *_, rest = prefix.split("\n")
         if rest:
             raise ValueError(f"the prefix {prefix!r} ends within a line; give complete lines")
-        signs = self._signs(problem)
-        choices = lines[self._first() :]
-        # The choices so far are right or wrong for sure; the teacher makes the others.
-        chances: list[float] = [
-            int(choice[1:2] == str(self.right(sign))) for choice, sign in zip(choices, signs)
-        ]
-        chances += map(self.rate, signs[len(chances) :])
-        misses = [1.0 - chance for chance in chances]
+        signs, written = self._signs(problem), prefix.split("\n")[self._first() : -1]
+        right = [int(line[1:2] == str(self.right(sign))) for line, sign in zip(written, signs)]
+        misses = [1.0 - chance for chance in [*right, *map(self.rate, signs[len(right) :])]]
         return math.prod(1.0 - math.prod(misses[line] for line in group) for group in groups(problem))
 
     def decision(self, problem: Problem, response: str) -> str | None:
@@ -280,33 +272,24 @@ class Decided(ValueEstimator):
         return False
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        return [
-            self._of_tree(valuation.context, tree, states_of_tree)
-            for tree, states_of_tree in zip(valuation.trees, valuation.states, strict=True)
-        ]
-
-    def _of_tree(
-        self, context: RolloutContext, tree: Tree, states: Sequence[Sequence[tuple[State, Position]]]
-    ) -> list[StepValues]:
-        """Returns the values of a tree's answers: 0 or 1 where the task knows that the state is decided, and
-        the mean reward of the other answers elsewhere."""
-        task = context.task.of(tree.problem)
-        total_reward = sum(leaf.reward for leaf in tree.leaves)
-        if not isinstance(task, KnowsDecisions):
-            raise ValueError(
-                "credit.values 'decided' is for tasks that know what decides, such as 'signposts'"
-            )
-        values_by_answer: list[StepValues] = []
-        for leaf, states_of_answer in zip(tree.leaves, states, strict=True):
-            mean_of_others = (total_reward - leaf.reward) / (len(tree.leaves) - 1)
-            values: StepValues = []
-            for _, position in states_of_answer:
-                prefix = context.codec.decode(leaf.response_ids[: position.length].tolist())
-                decided_value = task.decided(tree.problem, prefix)
-                values.append(Value(mean_of_others if decided_value is None else decided_value, 0.0))
-            values_by_answer.append(values)
-        return values_by_answer
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        context = valuation.context
+        values: list[StepValues] = []
+        for answer in valuation.answers:
+            tree, ids = answer.tree, answer.trajectory.response_ids
+            task = context.task.of(tree.problem)
+            if not isinstance(task, KnowsDecisions):
+                raise ValueError(
+                    "credit.values 'decided' is for tasks that know what decides, such as 'signposts'"
+                )
+            total = sum(leaf.reward for leaf in tree.leaves)
+            others = (total - answer.reward) / (len(tree.leaves) - 1)
+            step_values: StepValues = []
+            for at in answer.states:
+                decided = task.decided(tree.problem, context.codec.decode(ids[: at.length].tolist()))
+                step_values.append(Value(others if decided is None else decided, 0.0))
+            values.append(step_values)
+        return values
 
 
 @lru_cache(maxsize=16)

@@ -356,15 +356,16 @@ def _between(
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value in JSON's types: defaults are Python's objects."""
+    """Returns a value in JSON's types. The values of a configuration have them already, but the defaults of
+    keys that are left out are Python objects."""
     if value is NOT_SET or isinstance(value, str | int | float | bool | None):
         return value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    described = value if isinstance(value, Mapping) else as_plain(value)
-    if isinstance(described, Mapping):
-        return {key: _plain(item) for key, item in described.items()}
-    return described
+    plain = value if isinstance(value, Mapping) else as_plain(value)
+    if isinstance(plain, Mapping):
+        return {key: _plain(item) for key, item in plain.items()}
+    return plain
 
 
 def _in_words(value: Any) -> str:

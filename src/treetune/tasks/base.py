@@ -184,11 +184,11 @@ class GeneratedTask(Task):
                 break
             start += size
         generated = self.generate(sum(self.sizes().values()))[start : start + self.size(split)]
-        return [self.problem(f"{split}/{index}", one) for index, one in enumerate(generated)]
+        return [self.problem(f"{split}/{index}", puzzle) for index, puzzle in enumerate(generated)]
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
-        return [self.problem(f"example/{index}", one) for index, one in enumerate(self.generate(count))]
+        return [self.problem(f"example/{index}", puzzle) for index, puzzle in enumerate(self.generate(count))]
 
     @override
     def step_boundaries(self, response: str) -> list[int]:

@@ -35,11 +35,11 @@ PROMPT = (
 )
 """Asks a model that was trained to follow instructions; the chat template goes around it."""
 
-_KNOWN = 20_000
+_MOST_REPEATED = 20_000
 """Known problems between two new ones after which there are taken to be no more: of a shape with 1,000
 problems of equal chances, the last one is missed by so many with a probability of 2e-9."""
 
-_VAIN = 200_000
+_MOST_VAIN = 200_000
 """Draws between two new problems, most of them of no value within `targets`, after which the search is
 given up: it would take minutes."""
 
@@ -152,16 +152,22 @@ class Countdown(GeneratedTask):
 def signed_sums(
     numbers: Sequence[int], operators: Sequence[Operator] = ("+", "-")
 ) -> Iterator[tuple[str, str, int]]:
-    """Yields every different sum of the numbers with signs whose value is positive: the expression, the same
-    with its running totals (``34+7=41-12=29``), and the value. Added numbers come before those that are taken
-    away, so that no total on the way is negative. Nothing is taken away where `operators` lack ``-``."""
+    """Yields every different sum of the numbers with signs whose value is positive.
+
+    Each is the expression, the same with its running totals, and the value: ("34+7-12", "34+7=41-12=29", 29).
+    Added numbers come before subtracted ones, so that no total on the way is negative. Nothing is subtracted
+    where `operators` lack ``-``.
+    """
     seen: set[str] = set()
-    for signs in range(2 ** len(numbers) - 1 if "-" in operators else 1):
-        taken = [number for place, number in enumerate(numbers) if signs >> place & 1]
-        added = [number for place, number in enumerate(numbers) if not signs >> place & 1]
+    # Bit i of the mask says that number i is subtracted; at least one is added.
+    masks = range(2 ** len(numbers) - 1 if "-" in operators else 1)
+    for mask in masks:
+        subtracted = [number for index, number in enumerate(numbers) if mask >> index & 1]
+        added = [number for index, number in enumerate(numbers) if not mask >> index & 1]
         total = added[0]
         expression = running = str(total)
-        for sign, number in [*(("+", n) for n in added[1:]), *(("-", n) for n in taken)]:
+        signed = [("+", number) for number in added[1:]] + [("-", number) for number in subtracted]
+        for sign, number in signed:
             total += number if sign == "+" else -number
             expression += f"{sign}{number}"
             running += f"{sign}{number}={total}"
@@ -185,60 +191,64 @@ def _distinct(
     The first ones do not depend on `count`. Raises ValueError where so many cannot be found.
     """
     generator = derived_random(seed, "countdown", *map(repr, (numbers, operands, targets)))
-    made: list[Puzzle] = []
+    puzzles: list[Puzzle] = []
     seen: set[Puzzle] = set()
-    draws = vain = known = 0
-    while len(made) < count:
+    draws = 0
+    vain = repeated = 0  # draws since the last new problem, and those among them that had a target
+    while len(puzzles) < count:
         draws += 1
         drawn = tuple(generator.randint(*operands) for _ in range(generator.randint(*numbers)))
         value = _random_value(generator, drawn, operators, natural)
-        whole = value is not None and value.denominator == 1 and targets[0] <= value <= targets[1]
-        target = int(value) if value is not None and whole else None
-        key = (tuple(sorted(drawn)), target) if target is not None else None
-        if key is not None and target is not None and key not in seen:
-            vain = known = 0
-            seen.add(key)
-            made.append((drawn, target))
-            continue
+        target: int | None = None
+        if value is not None and value.denominator == 1 and targets[0] <= value <= targets[1]:
+            target = int(value)
+        if target is not None:
+            key = (tuple(sorted(drawn)), target)
+            if key not in seen:
+                vain = repeated = 0
+                seen.add(key)
+                puzzles.append((drawn, target))
+                continue
+            repeated += 1
         vain += 1
-        known += key is not None
-        if (known == _KNOWN or vain == _VAIN) and not made:
+        gives_up = repeated == _MOST_REPEATED or vain == _MOST_VAIN
+        if gives_up and not puzzles:
             raise ValueError(
                 f"none of {draws:,} expressions drawn of this shape has a value within targets: it has no"
                 " solvable problem, or next to none; widen numbers, operands, targets or operators"
             )
-        if known == _KNOWN or vain == _VAIN:
+        if gives_up:
             raise ValueError(
                 f"{count} problems are asked for (train_size + validation_size + test_size), and {draws:,}"
-                f" expressions drawn of this shape gave {len(made)}, the last {vain:,} draws no new one: ask"
-                " for fewer, or widen numbers, operands, targets or operators"
+                f" expressions drawn of this shape gave {len(puzzles)}, the last {vain:,} draws no new one:"
+                " ask for fewer, or widen numbers, operands, targets or operators"
             )
-    return tuple(made)
+    return tuple(puzzles)
 
 
 def _random_value(
     generator: random.Random, numbers: Sequence[int], operators: Sequence[Operator], natural: bool
 ) -> int | Fraction | None:
     """Returns the value of a random expression of all the numbers; None where it breaks off."""
-    left: list[int | Fraction] = list(numbers)
-    while len(left) > 1:
-        generator.shuffle(left)
-        one, other = left.pop(), left.pop()
+    values: list[int | Fraction] = list(numbers)
+    while len(values) > 1:
+        generator.shuffle(values)
+        left, right = values.pop(), values.pop()
         operator = generator.choice(operators)
-        if operator == "/" and (other == 0 or (natural and one % other)):
+        if operator == "/" and (right == 0 or (natural and left % right)):
             return None
         value = (
-            one + other if operator == "+"
-            else one - other if operator == "-"
-            else one * other if operator == "*"
-            else Fraction(one, other)
+            left + right if operator == "+"
+            else left - right if operator == "-"
+            else left * right if operator == "*"
+            else Fraction(left, right)
         )  # fmt: skip
         if natural:
             if value <= 0:
                 return None
             value = int(value)  # whole numbers are much quicker than fractions
-        left.append(value)
-    return left[0]
+        values.append(value)
+    return values[0]
 
 
 @Task.register("countdown_rows")

@@ -240,8 +240,12 @@ def paired(numbers: Sequence[int], detail: Detail, *, thread_per_pair: bool) -> 
         products = []
         for a, b in zip(numbers[::2], numbers[1::2], strict=False):
             lines = _product(a, b, detail, level, threads)
-            products.append((yield from (_as_one_thread(lines, a, b, threads) if thread_per_pair else lines)))
-        numbers = [*products, *(numbers[-1:] if len(numbers) % 2 else ())]
+            if thread_per_pair:
+                lines = _as_one_thread(lines, a, b, threads)
+            product = yield from lines
+            products.append(product)
+        unpaired = numbers[-1:] if len(numbers) % 2 else ()
+        numbers = [*products, *unpaired]
         level += 1
 
 
@@ -249,26 +253,28 @@ def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int],
     """Multiplies `a` by each place of `b`, a thread each, and adds the products as they come."""
     total = None
     for part in places(b):
-        place = Line(lead="", value=0, weight=weight, block=block, thread=next(threads), topic=f"{a}*{part}")
-        partial = yield from _partial(a, part, detail, place)
+        template = Line(
+            lead="", value=0, weight=weight, block=block, thread=next(threads), topic=f"{a}*{part}"
+        )
+        partial = yield from _partial(a, part, detail, template)
         if total is None:
             total = partial
         else:
-            sum_line = replace(place, lead=f"{total}+{partial}=", value=total + partial)
+            sum_line = replace(template, lead=f"{total}+{partial}=", value=total + partial)
             total = yield replace(sum_line, thread=None, topic="")
     assert total is not None, "every number has a place"
     return total
 
 
-def _partial(a: int, part: int, detail: Detail, place: Line) -> _Lines:
-    """Multiplies `a` by a number of one place, in lines that are otherwise like `place`."""
+def _partial(a: int, part: int, detail: Detail, template: Line) -> _Lines:
+    """Multiplies `a` by a number of one place, in lines that are otherwise like the template."""
     total = None
     for digit in places(a) if detail == "digits" else [a]:
-        product = yield replace(place, lead=f"{digit}*{part}=", value=digit * part)
+        product = yield replace(template, lead=f"{digit}*{part}=", value=digit * part)
         if total is None:
             total = product
         else:
-            total = yield replace(place, lead=f"{total}+{product}=", value=total + product)
+            total = yield replace(template, lead=f"{total}+{product}=", value=total + product)
     assert total is not None, "every number has a place"
     return total
 
@@ -286,6 +292,8 @@ def _as_one_thread(lines: _Lines, a: int, b: int, threads: Iterator[int]) -> _Li
 def places(number: int) -> list[int]:
     """Returns ``[400, 7]`` for 407, and ``[0]`` for 0."""
     digits = str(number)
-    return [
-        int(digit) * 10 ** (len(digits) - 1 - place) for place, digit in enumerate(digits) if digit != "0"
-    ] or [0]
+    values = []
+    for index, digit in enumerate(digits):
+        if digit != "0":
+            values.append(int(digit) * 10 ** (len(digits) - 1 - index))
+    return values or [0]

@@ -123,18 +123,18 @@ class RowsTask(Task):
             yield first_rows
             return
         bad: list[str] = []
-        for place, row in first_rows:
+        for file_and_line, row in first_rows:
             try:
                 self.problem_of(row, "example/0")
             except BadRow as error:
-                bad.append(f"{place}: {error}")
+                bad.append(f"{file_and_line}: {error}")
             except ValueError:
                 continue  # not the row's fault: reported where its cause is
         if not bad:
             return
         if len(bad) == len(first_rows):
-            what = f"none of the first {len(bad)} rows is a problem of this task; {bad[0]}"
-            yield Finding(what, "train", "name the fields as the rows have them")
+            fault = f"none of the first {len(bad)} rows is a problem of this task; {bad[0]}"
+            yield Finding(fault, "train", "name the fields as the rows have them")
         elif self.bad_rows == "stop":
             yield Finding(bad[0], "train", "put the row right, or set bad_rows to 'skip'")
 
@@ -211,23 +211,24 @@ class RowsTask(Task):
             files = map(Path, self._files(split))
             rows = itertools.chain.from_iterable(file_rows(path, self.columns) for path in files)
         problems: list[Problem] = []
-        place = ""
-        for place, row in rows:
+        file_and_line = ""
+        for file_and_line, row in rows:
             try:
                 problems.append(self.problem_of(row, f"{split}/{len(problems)}"))
             except BadRow as error:
-                message = f"{place}: {error}"
+                message = f"{file_and_line}: {error}"
                 if self.bad_rows == "stop":
                     raise ValueError(f"{message}; put it right, or set bad_rows to 'skip'") from None
                 log.warning("%s; left out", message)
         if not problems:
-            where = f"no good row up to {place}" if place else "there are no rows in it"
+            where = f"no good row up to {file_and_line}" if file_and_line else "there are no rows in it"
             raise ValueError(f"the {split} split is empty: {where}")
         return problems
 
 
 @lru_cache(maxsize=64)
 def _problems(task: RowsTask, split: Split) -> tuple[Problem, ...]:
+    """Returns a split's problems; for validation those of the train split that are held out."""
     size = task.validation_size
     if split == "test" or size is None:
         return tuple(task._read(split))
@@ -235,7 +236,9 @@ def _problems(task: RowsTask, split: Split) -> tuple[Problem, ...]:
     _check_held_out(size, len(problems))
     held_out = set(derived_random(task.split_seed, "validation").sample(range(len(problems)), size))
     # Ids stay those of the rows.
-    return tuple(one for index, one in enumerate(problems) if (index in held_out) is (split == "validation"))
+    return tuple(
+        problem for index, problem in enumerate(problems) if (index in held_out) is (split == "validation")
+    )
 
 
 def _check_held_out(size: int, problems: int) -> None:
@@ -347,19 +350,19 @@ class JsonLines(RowsTask):
 
     @override
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
-        gold_field, other = self.gold_field, self.gold_fallback
-        if other is not None and missing(row, gold_field) and not missing(row, other):
-            gold_field = other
+        gold_field, fallback = self.gold_field, self.gold_fallback
+        if fallback is not None and missing(row, gold_field) and not missing(row, fallback):
+            gold_field = fallback
         fields = {"problem": self.problem_field, "gold answer": gold_field}
         if self.demonstration_field is not None:
             fields["demonstration"] = self.demonstration_field
-        for what, key in fields.items():
-            wrong = missing(row, key)
-            if wrong is not None:
-                raise BadRow(f"a row without a {what}: {wrong}")
-        kept = {key: row[key] for key in self.keep if key in row}
+        for content, key in fields.items():
+            fault = missing(row, key)
+            if fault is not None:
+                raise BadRow(f"a row without a {content}: {fault}")
+        extra_data = {key: row[key] for key in self.keep if key in row}
         try:
-            for key, value in kept.items():
+            for key, value in extra_data.items():
                 check_plain(value, repr(key))
         except NoPlainValue as error:
             raise BadRow(f"{error}, and keep names it") from error
@@ -368,7 +371,7 @@ class JsonLines(RowsTask):
             id=id,
             prompt=self.prompted(question_of(row[self.problem_field], self.problem_field)),
             gold=text_of_value(row[gold_field]),
-            data={**kept, "solution": solution},
+            data={**extra_data, "solution": solution},
         )
 
 

@@ -98,14 +98,15 @@ def slice_of_epochs(
     order: list[int] = []
     epoch = 0
     while len(order) < ends[-1]:
-        fresh = list(range(size))
-        generator_of(epoch).shuffle(fresh)
-        slice_ = bisect_right(ends, len(order))  # the one that goes on where the epoch begins
-        begin = ends[slice_] - counts[slice_]
-        in_slice = set(order[begin:])
-        missing = ends[slice_] - len(order) if in_slice else 0
-        first = [index for index in fresh if index not in in_slice][:missing]
-        taken = set(first)
-        order += first + [index for index in fresh if index not in taken]
+        shuffled = list(range(size))
+        generator_of(epoch).shuffle(shuffled)
+        open_slice = bisect_right(ends, len(order))  # the one that goes on where the epoch begins
+        slice_start = ends[open_slice] - counts[open_slice]
+        in_slice = set(order[slice_start:])
+        missing = ends[open_slice] - len(order) if in_slice else 0
+        # The slice is filled up with what it doesn't hold yet; then the others follow in their order.
+        filling = [index for index in shuffled if index not in in_slice][:missing]
+        is_filling = set(filling)
+        order += filling + [index for index in shuffled if index not in is_filling]
         epoch += 1
     return order[ends[-1] - counts[-1] : ends[-1]]

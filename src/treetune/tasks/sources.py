@@ -219,15 +219,15 @@ def parquet_row(path: Path, number: int) -> dict[str, Any]:
     Raises ValueError for a file that can't be read or has no such row."""
     with _parquet(path) as file:
         reading = _Reading(file, file.schema_arrow.names, str(path))
-        left = number
+        offset = number  # of the row, counted from the group or batch that is looked at
         for group in range(file.num_row_groups):
             count = file.metadata.row_group(group).num_rows
-            if left < count:
+            if offset < count:
                 for batch in file.iter_batches(ROW_GROUP, row_groups=[group]):
-                    if left < batch.num_rows:
-                        return next(reading.rows(batch.slice(left, 1), number))
-                    left -= batch.num_rows
-            left -= count
+                    if offset < batch.num_rows:
+                        return next(reading.rows(batch.slice(offset, 1), number))
+                    offset -= batch.num_rows
+            offset -= count
     raise ValueError(f"{path} has no row {number}")
 
 
@@ -277,8 +277,8 @@ class _Reading:
                         name: json.loads(holder[name]) for name in names if holder.get(name) is not None
                     }
                 except ValueError as error:
-                    what = f"what should be JSON text in {column or 'a column'} is none"
-                    raise ValueError(f"{self._where}[{number}]: {what}: {error}") from error
+                    fault = f"what should be JSON text in {column or 'a column'} is none"
+                    raise ValueError(f"{self._where}[{number}]: {fault}: {error}") from error
                 holder.update(decoded)
             yield row
 
@@ -292,8 +292,10 @@ def _float_paths(kind: Any, path: str) -> list[str]:
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
-        inner_paths = [_float_paths(field.type, f"{path}.{field.name}") for field in kind]
-        return [inner for paths in inner_paths for inner in paths]
+        paths: list[str] = []
+        for field in kind:
+            paths += _float_paths(field.type, f"{path}.{field.name}")
+        return paths
     return [path] if pa.types.is_float64(kind) else []
 
 
@@ -362,7 +364,7 @@ def json_lines(path: Path) -> Iterator[Row]:
             line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
             if not line.strip():
                 continue
-            place = f"{path}:{number}"
+            file_and_line = f"{path}:{number}"
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
@@ -371,10 +373,10 @@ def json_lines(path: Path) -> Iterator[Row]:
                     remedy = (
                         "; the file is one JSON object over several lines, and rows are one object a line"
                     )
-                raise ValueError(f"{place}: not a line of JSON: {error}{remedy}") from error
+                raise ValueError(f"{file_and_line}: not a line of JSON: {error}{remedy}") from error
             if not isinstance(row, dict):
-                raise ValueError(f"{place}: a row must be a JSON object, not {type(row).__name__}")
-            yield place, row
+                raise ValueError(f"{file_and_line}: a row must be a JSON object, not {type(row).__name__}")
+            yield file_and_line, row
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

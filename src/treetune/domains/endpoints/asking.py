@@ -84,12 +84,12 @@ class Asker:
         self, step: str, body: dict[str, Any], keep: Callable[[Answer], bool] = lambda answer: True
     ) -> Answer:
         """Raises what `Client.ask` raises. An answer that isn't to `keep` is not written down."""
-        asked = body if self._identity is None else [self._identity, body]
-        text = json.dumps(asked, sort_keys=True)
+        question = body if self._identity is None else [self._identity, body]
+        text = json.dumps(question, sort_keys=True)
         key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-        known = self._journal.get(key)
-        if known is not None and keep(known):
-            return known
+        journaled = self._journal.get(key)
+        if journaled is not None and keep(journaled):
+            return journaled
         if key not in self._in_flight:
             self._in_flight[key] = asyncio.create_task(self._ask(key, step, body, keep))
             self._in_flight[key].add_done_callback(lambda _: self._in_flight.pop(key))

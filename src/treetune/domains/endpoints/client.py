@@ -106,8 +106,8 @@ class Client:
             wait = min(LONGEST_WAIT_S, max(wait, self.settings.backoff * 2**attempt))
             self._tell(f"{reason}; attempt {attempt + 1} of {attempts}, again in {wait:.1f} s")
             resume = asyncio.get_running_loop().time() + wait
-            while not self._stopping() and (left := resume - asyncio.get_running_loop().time()) > 0:
-                await asyncio.sleep(min(left, 0.5))
+            while not self._stopping() and (remaining := resume - asyncio.get_running_loop().time()) > 0:
+                await asyncio.sleep(min(remaining, 0.5))
         raise Unanswered(f"{reason} ({attempt + 1} of {attempts} attempts)")
 
     async def _where(self, place: Callable[[], Place]) -> Place:
@@ -146,23 +146,25 @@ class Client:
                 output_tokens=classified.output_tokens,
                 why_empty=classified.why if classified.kind == "empty" else None,
             )
-        told = f"HTTP {status}: {text[:SHOWN]}"
+        status_and_text = f"HTTP {status}: {text[:SHOWN]}"
         if status == 200:
-            told = f"HTTP 200, and {classified.why}: {text[:SHOWN]}"
+            status_and_text = f"HTTP 200, and {classified.why}: {text[:SHOWN]}"
         if classified.kind == "refused_all":
             key = place.key_of
-            whose = f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
-            raise EndpointError(f"{url} answered HTTP {status}: {classified.why}{whose}: {text[:SHOWN]}")
+            key_note = (
+                f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
+            )
+            raise EndpointError(f"{url} answered HTTP {status}: {classified.why}{key_note}: {text[:SHOWN]}")
         if classified.kind == "refused":
-            raise Refused(f"{url} refused a request with {told}")
-        raise _Again(f"{url}: {told}", wait_asked_for(response.headers, datetime.now(UTC)))
+            raise Refused(f"{url} refused a request with {status_and_text}")
+        raise _Again(f"{url}: {status_and_text}", wait_asked_for(response.headers, datetime.now(UTC)))
 
 
 class _Again(Exception):
     """An attempt failed in a way that the next one may not. `wait`: the endpoint asks for so many seconds."""
 
-    def __init__(self, what: str, wait: float = 0.0) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, wait: float = 0.0) -> None:
+        super().__init__(message)
         self.wait = wait
 
 
@@ -207,6 +209,6 @@ def _proxy_for(base_url: str) -> str | None:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    return (
-        None if local or urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(parts.scheme)
-    )
+    if local or urllib.request.proxy_bypass(host):
+        return None
+    return urllib.request.getproxies().get(parts.scheme)

@@ -59,8 +59,8 @@ def calls_of_turn(format: str, action: str) -> tuple[list[Call], str]:
     """Returns the calls of a turn in their order, and the turn without them. A call that a thought speaks of
     isn't made, and stays in it."""
     reading = read_thoughts(action)
-    calls, said = native_calls(format, reading.answer)
-    return calls, f"{reading.thought}\n{said}".strip()
+    calls, prose = native_calls(format, reading.answer)
+    return calls, f"{reading.thought}\n{prose}".strip()
 
 
 def native_calls(format: str, text: str) -> tuple[list[Call], str]:
@@ -76,16 +76,16 @@ def native_calls(format: str, text: str) -> tuple[list[Call], str]:
     closing = _HERMES_END if format == "hermes" else None
     calls: list[Call] = []
     prose: list[str] = []
-    before, *parts = text.split(opening)
-    prose.append(before)
+    text_before, *parts = text.split(opening)
+    prose.append(text_before)
     for part in parts:
-        body, closed, rest = _body(part, closing)
-        if _is_mention(before, body, is_closed=bool(closed)):
+        body, closing_tag, rest = _body(part, closing)
+        if _is_mention(text_before, body, is_closed=bool(closing_tag)):
             prose.append(opening + part)
         else:
             calls += list(calls_in(body)) or [Call("", None, fault=FORM)]
             prose.append(rest)
-        before = part
+        text_before = part
     return calls, "".join(prose).strip()
 
 
@@ -102,10 +102,11 @@ def _body(part: str, closing: str | None) -> tuple[str, str, str]:
     return part.partition(closing)
 
 
-def _is_mention(before: str, body: str, *, is_closed: bool) -> bool:
-    """Returns whether prose speaks of a tag that stands behind `before` and calls nothing with it."""
-    if before[-1:] in _QUOTES and before[-1:] and body[:1] == before[-1:]:
-        return True
+def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
+    """Returns whether prose speaks of the tag behind `text_before`, and calls nothing with it."""
+    sign_before = text_before[-1:]
+    if sign_before and sign_before in _QUOTES and body[:1] == sign_before:
+        return True  # the tag stands alone in quotes
     if is_closed:
         return not body.startswith("\n") and not set(body) & set("{[(<")
     begins = body.lstrip()
@@ -130,7 +131,7 @@ def calls_in(body: str) -> Iterator[Call]:
         if named:
             calls = [_call({"name": named[1], "arguments": value, "id": named[2]})]
         else:
-            calls = [_call(each) for each in (value if isinstance(value, list) else [value])]
+            calls = list(map(_call, value if isinstance(value, list) else [value]))
         yield from calls
         if any(call.fault for call in calls):
             return  # one message says it

@@ -76,9 +76,9 @@ class Maze(Game):
     def step(self, state: Walk, action: str) -> Turn:
         state.steps += 1
         dx, dy = DIRECTIONS.get(after_thought(action).strip(), (0, 0))
-        there = (state.at[0] + dx, state.at[1] + dy)
-        if (state.at, there) in state.passages:
-            state.at = there
+        target = (state.at[0] + dx, state.at[1] + dy)
+        if (state.at, target) in state.passages:
+            state.at = target
         earned = 0.0
         if state.at in state.gems:
             state.gems.remove(state.at)
@@ -86,6 +86,7 @@ class Maze(Game):
         return Turn(self._position(state), done=not state.gems or state.steps == self.steps, reward=earned)
 
     def _position(self, walk: Walk) -> str:
+        """Writes the cell and its open directions, such as ``b2:NE``."""
         x, y = walk.at
         beside = {name: (x + dx, y + dy) for name, (dx, dy) in DIRECTIONS.items()}
         is_open = [name for name, cell in beside.items() if (walk.at, cell) in walk.passages]
@@ -100,17 +101,21 @@ class Maze(Game):
     def _passages(self, generator: random.Random) -> frozenset[tuple[Cell, Cell]]:
         """Returns each open passage in both directions: a random tree over all cells, and some of the
         others."""
-        reached, edge = {(0, 0)}, [((0, 0), there) for there in self._beside((0, 0))]
+        reached = {(0, 0)}
+        # Passages from a cell that is reached, to one that wasn't when it was added
+        frontier = [((0, 0), neighbour) for neighbour in self._beside((0, 0))]
         passages = set()
-        while edge:
-            here, there = edge.pop(generator.randrange(len(edge)))
-            if there in reached:
+        while frontier:
+            cell, neighbour = frontier.pop(generator.randrange(len(frontier)))
+            if neighbour in reached:  # this passage isn't needed: it may stay a wall
                 if generator.random() >= self.walls:
-                    passages |= {(here, there), (there, here)}
+                    passages |= {(cell, neighbour), (neighbour, cell)}
                 continue
-            reached.add(there)
-            passages |= {(here, there), (there, here)}
-            edge += [(there, further) for further in self._beside(there) if further not in reached]
+            reached.add(neighbour)
+            passages |= {(cell, neighbour), (neighbour, cell)}
+            for further in self._beside(neighbour):
+                if further not in reached:
+                    frontier.append((neighbour, further))
         return frozenset(passages)
 
     def _beside(self, cell: Cell) -> list[Cell]:

@@ -1,8 +1,21 @@
 """Tools of MCP servers (Model Context Protocol, by its own package `mcp`): one connection to each server in a
 rank, which all answers share and which ends with the run.
 
-Calls come from threads (one for each answer), and each connection lives in the event loop of a thread of its
-own: `_Server` is the way from the ones into the other, `_Connection` sends the calls and runs their clocks.
+Calls come from threads, and each connection lives in the event loop of a thread of its own::
+
+    thread of an answer                    thread "MCP server", one for each server
+    ───────────────────                    ────────────────────────────────────────
+    Mcp.call_server                        _Server._hold: opens the connection, keeps it
+      └ _Server.call ── coroutine ───────►   until `_stop` is set, and closes it
+          │                                _Connection.call: sends the call
+          │ waits for a future               │ waits for the answer, or for `call_seconds`
+          │ ◄──── result or error ───────────┘ from when the server works on the call
+          ▼
+    text that the policy reads             thread "MCP server's errors": reads what the server prints
+
+An answer's thread waits for at most the calls before its own, each of which is answered or overdue. A new
+connection waits for at most `start_seconds`. A server that is lost ends all calls to it with an error, and
+the next call begins another one. `close`, at the end of the run, sets `_stop` and waits `_END_S` at most.
 """
 
 from __future__ import annotations
@@ -123,10 +136,8 @@ class Mcp(Tool):
             offered = self._offered()
         except Unavailable as error:  # nothing has begun yet: it is the user's to know
             raise ValueError(str(error)) from error
-        if lacking := sorted(set(self.only) - {tool.name for tool in offered}):
-            raise ValueError(
-                f"only names {', '.join(lacking)}, which the MCP server {self.name} doesn't have"
-            )
+        if absent := sorted(set(self.only) - {tool.name for tool in offered}):
+            raise ValueError(f"only names {', '.join(absent)}, which the MCP server {self.name} doesn't have")
         return [
             {
                 "type": "function",
@@ -207,13 +218,16 @@ class _Connection:
         return request.result()
 
     async def _await_answer(self, request: asyncio.Future[Any], call: _Call, seconds: float) -> None:
+        """Waits for the answer, or for the start of the clock, and from then on for `seconds` at most."""
         while not request.done():
-            left = None if call.since is None else call.since + seconds - asyncio.get_running_loop().time()
-            if left is not None and left <= 0:
+            seconds_left = None
+            if call.since is not None:
+                seconds_left = call.since + seconds - asyncio.get_running_loop().time()
+            if seconds_left is not None and seconds_left <= 0:
                 self.overdue_in_a_row += 1
                 raise TimeoutError
             changed = asyncio.ensure_future(call.changed.wait())
-            await asyncio.wait({request, changed}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({request, changed}, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
             changed.cancel()
             call.changed.clear()
         self.answered += 1
@@ -221,10 +235,11 @@ class _Connection:
         self._at_once = max(self._at_once, self._calls.index(call) + 1)
 
     def _run_clocks(self) -> None:
+        """Starts the clocks of the calls that the server is taken to work on; of all where it hangs."""
         now = asyncio.get_running_loop().time()
         gives_no_answers = self.overdue_in_a_row >= _OVERDUE_IN_A_ROW
-        for place, call in enumerate(self._calls):
-            if call.since is None and (place < self._at_once or gives_no_answers):
+        for index, call in enumerate(self._calls):
+            if call.since is None and (index < self._at_once or gives_no_answers):
                 call.since = call.sent if gives_no_answers else now
                 call.on_turn()
                 call.changed.set()
@@ -307,9 +322,9 @@ class _Server:
         # The turn's own deadline, as the call's, is for the time in which the server works on it.
         clock = call_clock()
         clock.stop()
-        called = connection.call(tool, arguments, seconds, clock.start)
+        coroutine = connection.call(tool, arguments, seconds, clock.start)
         try:
-            result = asyncio.run_coroutine_threadsafe(called, self._loop).result()
+            result = asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
         except TimeoutError:
             return self._overdue(connection)
         except MCPError as error:
@@ -322,8 +337,8 @@ class _Server:
             # Of a result that isn't as it should be, or of a transport that broke: both raise what they like.
             if not self._is_alive(connection):
                 return self._lost(connection)
-            words = re.sub(r"\s+", " ", str(error))[:_FAULT_CHARACTERS]
-            return f"Error: the result of {tool} can't be read: {words}"
+            fault = re.sub(r"\s+", " ", str(error))[:_FAULT_CHARACTERS]
+            return f"Error: the result of {tool} can't be read: {fault}"
         finally:
             clock.start()
         parts = [_text_of(part) for part in result.content]
@@ -349,12 +364,13 @@ class _Server:
         except Exception:
             return False
 
-    def _end(self, connection: _Connection, what: str) -> None:
-        with self._connecting:  # another call may have done so already
+    def _end(self, connection: _Connection, verb: str) -> None:
+        """Drops a connection whose server "hangs" or "ended", unless another call has already done so."""
+        with self._connecting:
             if self._ready is None or not self._ready.done() or self._ready.exception() is not None:
                 return
             if self._ready.result() is connection:
-                log.warning("the MCP server %s %s: the next call begins another", self._tool.name, what)
+                log.warning("the MCP server %s %s: the next call begins another", self._tool.name, verb)
                 self._drop()
 
     def _drop(self) -> None:
@@ -362,6 +378,7 @@ class _Server:
         self._loop.call_soon_threadsafe(self._stop.set)
 
     def close(self) -> None:
+        """Ends the connection and its server, which gets `_END_S` for it."""
         with self._connecting:
             self._drop()
             if self._held is not None:

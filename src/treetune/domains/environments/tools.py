@@ -168,7 +168,7 @@ class Search(Tool):
 
     @override
     def prepare(self) -> None:
-        _index(self.corpus, self.text)
+        _read_index(self.corpus, self.text)
 
     @override
     def call(self, query: str) -> str:
@@ -179,29 +179,30 @@ class Search(Tool):
         """
         import bm25s
 
-        index, passages = _index(self.corpus, self.text)
-        words = bm25s.tokenize([query], stopwords=None, show_progress=False, return_ids=False)
-        if not words[0]:
+        index, passages = _read_index(self.corpus, self.text)
+        queries = bm25s.tokenize([query], stopwords=None, show_progress=False, return_ids=False)
+        if not queries[0]:
             return "Nothing was asked for."
         count = min(self.results, len(passages))
-        indices, scores = index.retrieve(words, k=count, show_progress=False)
-        fitting = [passages[i] for i, score in zip(indices[0], scores[0], strict=True) if score > 0]
-        if not fitting:
+        indices, scores = index.retrieve(queries, k=count, show_progress=False)
+        # The library fills up with passages that share no word with the query: their score is 0.
+        hits = [passages[i] for i, score in zip(indices[0], scores[0], strict=True) if score > 0]
+        if not hits:
             return "Nothing was found."
-        return "\n".join(f"({number}) {one[: self.characters]}" for number, one in enumerate(fitting, 1))
+        return "\n".join(f"({number}) {hit[: self.characters]}" for number, hit in enumerate(hits, 1))
 
 
 @lru_cache(maxsize=4)
-def _index(files: tuple[str, ...], key: str) -> tuple[Any, Sequence[str]]:
+def _read_index(files: tuple[str, ...], key: str) -> tuple[Any, Sequence[str]]:
     """Reads and indexes passages. Raises ValueError for a row without one, and for no row at all."""
     import bm25s
 
     passages = []
     for name in files:
-        for place, row in json_lines(Path(name)):
+        for file_and_line, row in json_lines(Path(name)):
             text = row.get(key)
             if not isinstance(text, str) or not text.strip():
-                raise ValueError(f"{place}: it has no text under {key!r}")
+                raise ValueError(f"{file_and_line}: it has no text under {key!r}")
             title = row.get("title")
             passages.append(f"{title}: {text}" if title else text)
     if not passages:
@@ -271,11 +272,12 @@ class Tools(Environment):
                 groups = re.compile(self.call).groupindex
             except re.error as error:
                 raise ValueError(f"call is {self.call!r}, which is no regular expression: {error}") from error
-            lacking = [name for name in ("argument", "tool")[: len(names)] if name not in groups]
-            if lacking:
-                raise ValueError(
-                    f"call is {self.call!r}, which lacks a group (?P<{lacking[0]}>…): give it one"
-                )
+            needed_groups = ("argument",) if len(names) == 1 else ("argument", "tool")
+            for group in needed_groups:
+                if group not in groups:
+                    raise ValueError(
+                        f"call is {self.call!r}, which lacks a group (?P<{group}>…): give it one"
+                    )
 
     @property
     def is_native(self) -> bool:
@@ -298,7 +300,10 @@ class Tools(Environment):
 
     @override
     def offered(self) -> Sequence[Mapping[str, Any]]:
-        schemas = [schema for tool in self.tools for schema in tool.schemas()] if self.is_native else []
+        schemas: list[Mapping[str, Any]] = []
+        if self.is_native:
+            for tool in self.tools:
+                schemas += tool.schemas()
         names = [schema["function"]["name"] for schema in schemas]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two tools are called {', '.join(twice)}: leave one out")
@@ -307,9 +312,9 @@ class Tools(Environment):
     def calls(self, action: str) -> list[Call]:
         """Returns the calls of a turn in their order; none where it is the answer. A call that a thought
         speaks of isn't made."""
-        return self._told_apart(action)[0]
+        return self._split_turn(action)[0]
 
-    def _told_apart(self, action: str) -> tuple[list[Call], str]:
+    def _split_turn(self, action: str) -> tuple[list[Call], str]:
         """Returns the calls of a turn and what the turn says beside them, its thought included."""
         reading = read_thoughts(action)
         if self.tokenizer is not None:
@@ -331,17 +336,24 @@ class Tools(Environment):
 
     @override
     def message(self, action: str) -> dict[str, Any]:
-        calls, said = self._told_apart(action)
-        functions = [{"name": call.tool, "arguments": call.arguments} for call in calls if call.fault is None]
-        if not self.is_native or not functions:
+        calls, prose = self._split_turn(action)
+        tool_calls = []
+        for call in calls:
+            if call.fault is None:
+                function = {"name": call.tool, "arguments": call.arguments}
+                tool_calls.append({"id": "", "type": "function", "function": function})
+        if not self.is_native or not tool_calls:
             return super().message(action)
-        named = [{"id": "", "type": "function", "function": function} for function in functions]
-        return {"role": "assistant", "content": said, "tool_calls": named}
+        return {"role": "assistant", "content": prose, "tool_calls": tool_calls}
 
     @override
     def reset(self, problem: Problem, seed: int) -> SimpleNamespace:
-        kept = {name: one for tool in self.tools if tool.state for name, one in tool.functions().items()}
-        return SimpleNamespace(made=0, kept=kept)
+        # Functions of tools with a state belong to one answer; the others are made for each call.
+        functions_with_state: dict[str, Callable[..., Any]] = {}
+        for tool in self.tools:
+            if tool.state:
+                functions_with_state |= tool.functions()
+        return SimpleNamespace(made=0, kept=functions_with_state)
 
     @override
     def step(self, state: SimpleNamespace, action: str) -> Turn:
@@ -358,49 +370,57 @@ class Tools(Environment):
         return Turn(self.answer.replace(RESULT, results[0][2]))
 
     def _result(self, state: SimpleNamespace, call: Call) -> str:
+        """Returns the result of a call as the policy reads it, or why there is none."""
         if self.most_calls is not None and state.made > self.most_calls:
             return "There are no calls left: give your answer."
         if call.fault is not None:
             return call.fault
-        # States of version 0.1 keep nothing.
-        functions = {name: one for tool in self.tools for name, one in tool.functions().items()}
-        functions |= getattr(state, "kept", {})
+        functions: dict[str, Callable[..., Any]] = {}
+        for tool in self.tools:
+            functions |= tool.functions()
+        functions |= getattr(state, "kept", {})  # states of version 0.1 keep nothing
         if call.tool not in functions:
             return f"There is no tool {call.tool}; there is {', '.join(functions)}."
         function = functions[call.tool]
         try:
             if isinstance(call.arguments, Mapping):
-                result = _called(function, call.arguments)
+                result = _call_with_json(function, call.arguments)
             else:
                 result = function(call.arguments)
         except Unavailable:
             raise
         except ValidationError as error:
-            faults = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+            faults = []
+            for details in error.errors():
+                argument = ".".join(map(str, details["loc"]))
+                faults.append(f"{argument}: {details['msg']}")
             return f"{call.tool} can't be called so: {'; '.join(faults)}"
         except Exception as error:  # the policy reads it, whatever it is
             return f"{type(error).__name__}: {error}"
         return str(result).rstrip("\n")
 
 
-def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Calls a function with the arguments that a model wrote. An argument that doesn't fit and is the JSON
-    text of one that does is read. Raises ValidationError where they don't fit."""
-    checked = validate_call(function)
+def _call_with_json(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Calls a function with the arguments that a model wrote.
+
+    A text where something else has to stand is read as JSON: ``{"days": "[1, 2]"}`` is ``{"days": [1, 2]}``
+    for a function that wants a list. Raises ValidationError where the arguments don't fit all the same.
+    """
+    checked_function = validate_call(function)
     try:
-        return checked(**arguments)
+        return checked_function(**arguments)
     except ValidationError as error:
-        unfitting = {str(each["loc"][0]) for each in error.errors() if each["loc"]}
-        read = dict(arguments)
+        unfitting = {str(details["loc"][0]) for details in error.errors() if details["loc"]}
+        repaired = dict(arguments)
         for name in unfitting & arguments.keys():
             if isinstance(arguments[name], str):
                 try:
-                    read[name] = json.loads(arguments[name], strict=False)
+                    repaired[name] = json.loads(arguments[name], strict=False)
                 except ValueError:
                     continue
-        if read == arguments:
+        if repaired == arguments:
             raise
-    return checked(**read)
+    return checked_function(**repaired)
 
 
 def _calls_by_vllm(name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]], action: str) -> list[Call]:
@@ -411,12 +431,11 @@ def _calls_by_vllm(name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]]
 
     request = ChatCompletionRequest(messages=[], tools=list(tools))
     parser = ToolParserManager.get_tool_parser(name)(_tokenizer(tokenizer), request.tools)
-    found = parser.extract_tool_calls(action, request).tool_calls
-    return [
-        call
-        for each in found
-        for call in calls_in(f"{each.function.name}[ARGS]{each.function.arguments or '{}'}")
-    ]
+    calls: list[Call] = []
+    for tool_call in parser.extract_tool_calls(action, request).tool_calls:
+        function = tool_call.function
+        calls += calls_in(f"{function.name}[ARGS]{function.arguments or '{}'}")
+    return calls
 
 
 @lru_cache(maxsize=1)

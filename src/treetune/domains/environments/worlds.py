@@ -1,7 +1,20 @@
 """The states of environments, one of each answer, in this process or each in a process of its own.
 
-Run as ``python -m treetune.domains.environments.worlds`` by `Forks`, never by hand: such a process loads an
-environment once and forks itself for each answer, which takes milliseconds and shares what was loaded.
+`Forks` runs it as ``python -m treetune.domains.environments.worlds``; nobody does by hand. Such a process
+loads an environment once and forks itself for each answer, which takes milliseconds and shares what was
+loaded::
+
+    this process                           the environment's process (`main`)
+    ────────────                           ──────────────────────────────────
+    Forks ──("fork", 0), a descriptor ───► forks ──► the process of an answer
+          ◄── the child's number ─────────              │
+          ──("kill" or "dies", number) ──► ends the child
+          ◄── its exit code ──────────────              │
+    ForkedWorld.call ──(method, arguments) ───────────► World.call
+                     ◄────────── Played ───────────────┘
+
+`Forks` sends one order at a time, under its lock, and waits `START_SECONDS` for each reply. A call waits for
+its own deadline. If a process is killed, the wait for its reply ends with EOFError.
 """
 
 from __future__ import annotations
@@ -30,8 +43,8 @@ from treetune.processes.pool import (
     START_SECONDS,
     WorkerStartError,
     call_clock,
-    exit_words,
-    pickled_servant,
+    describe_exit,
+    pickle_servant,
     start_worker,
 )
 from treetune.processes.worker import Servant, become_worker, die_with_parent, frame, load, read
@@ -42,9 +55,10 @@ Snapshot = tuple[int, bytes]
 """A pickled state, behind the number of actions that had led to it."""
 
 Order = Literal["fork", "kill", "dies"]
-"""What is to be done; a process that dies has hung up."""
+"""``kill`` ends a process at once. ``dies`` ends one that has closed its connection, after `_LAST_WORDS_S` in
+which it may end by itself."""
 _LAST_WORDS_S = 1.0
-"""Seconds that a process which has hung up has to end by itself."""
+"""Seconds that a process which has closed its connection has to end by itself."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +90,16 @@ class World:
     def begin(
         self, problem: Problem, seed: int, actions: Sequence[str] = (), snapshot: Snapshot | None = None
     ) -> Played:
-        """Comes to the state that `actions` lead to, from the snapshot where there is one. Returns the turns
-        that it played for that."""
+        """Reaches the state that `actions` lead to, from the snapshot or, without one, from the beginning.
+
+        Returns the turns of those actions that it had to play again.
+        """
         try:
             if snapshot is not None:
                 try:
                     self._played, self._state = snapshot[0], pickle.loads(snapshot[1])
                 except Exception as error:  # a journal of an earlier version names classes that are gone
-                    raise Unavailable(
-                        f"the environment's state can't be read: {_described(error)}"
-                    ) from error
+                    raise Unavailable(f"the environment's state can't be read: {_describe(error)}") from error
             elif actions and self.environment.again != "replay":
                 raise Unavailable("the process that held the environment's state has ended")
             else:
@@ -94,7 +108,7 @@ class World:
         except Unavailable as error:
             return failure("unavailable", str(error))
         except Exception as error:  # nobody has written anything yet: it can't be the answer's doing
-            return failure("unavailable", f"the environment did not begin: {_described(error)}")
+            return failure("unavailable", f"the environment did not begin: {_describe(error)}")
         turns: list[Turn] = []
         for action in actions[self._played :]:
             played = self.step(action)
@@ -120,16 +134,17 @@ class World:
         except Unavailable as error:
             return failure("unavailable", str(error))
         except (Exception, SystemExit) as error:
-            return failure("error", _described(error))
+            return failure("error", _describe(error))
         turn = replace(turn, observation=turn.observation[:LONGEST_OBSERVATION])
         return Played((turn,), snapshot)
 
     def _snapshot(self) -> Snapshot | None:
-        copied = self.environment.again == "copy"
-        return (self._played, pickle.dumps(self._state)) if copied else None
+        if self.environment.again != "copy":
+            return None
+        return self._played, pickle.dumps(self._state)
 
 
-def _described(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     name = type(error).__name__
     return f"{name}: {error}"[:1000] if str(error) else name
 
@@ -159,7 +174,7 @@ class Forks:
     """
 
     def __init__(self, environment: Environment, memory_gib: float | None) -> None:
-        self._pickled = pickled_servant(Loaded(environment), type(environment).__name__)
+        self._pickled = pickle_servant(Loaded(environment), type(environment).__name__)
         self._memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -191,7 +206,7 @@ class Forks:
             if self._orders is not None:
                 try:
                     self._orders.send((order, pid))
-                    return exit_words(self._orders.recv())
+                    return describe_exit(self._orders.recv())
                 except (EOFError, OSError):  # it was killed, and all answers' processes with it
                     self._stop()
         return "was killed"
@@ -215,14 +230,14 @@ class Forks:
         try:
             with open(os.dup(ours.fileno()), "wb") as requests:
                 requests.write(frame(setup) + frame(self._pickled))
-            kind, told = ours.recv()
+            kind, message = ours.recv()
             if kind == "failed":
-                raise WorkerStartError(f"a worker process cannot load what it works with: {told}")
+                raise WorkerStartError(f"a worker process cannot load what it works with: {message}")
         except BlockingIOError as error:
             raise WorkerStartError(f"no environment was there within {START_SECONDS:g} s") from error
         except (EOFError, OSError) as error:
             raise WorkerStartError(
-                f"a worker process did not start: it {exit_words(self._process.wait())}"
+                f"a worker process did not start: it {describe_exit(self._process.wait())}"
             ) from error
         self._orders = ours
         return ours
@@ -277,9 +292,15 @@ def _bound(connection: Connection, seconds: float) -> None:
 
 
 def main() -> None:
+    """Loads the environment, and forks a process for each answer that is to be played.
+
+    Orders come one at a time: ``("fork", 0)`` with a descriptor, answered by the child's number; and
+    ``("kill", pid)`` or ``("dies", pid)``, answered by the exit code of that child. The child serves calls of
+    its `World` on the descriptor until that is closed.
+    """
     requests, _ = become_worker()
     orders = Connection(os.dup(requests.fileno()))
-    environment = load(read(requests), lambda *told: orders.send(told)).environment
+    environment = load(read(requests), lambda *message: orders.send(message)).environment
     orders.send(("loaded", None))
     while True:
         try:
@@ -292,14 +313,15 @@ def main() -> None:
                 code = _end(pid, _LAST_WORDS_S if order == "dies" else 0.0)
             orders.send(code)
             continue
-        descriptor, own, pid = reduction.recv_handle(orders), os.getpid(), os.fork()
+        descriptor, parent = reduction.recv_handle(orders), os.getpid()
+        pid = os.fork()
         if pid:
             os.close(descriptor)
             orders.send(pid)
             continue
         try:
             os.setsid()  # so that what it starts is ended with it
-            die_with_parent(own)
+            die_with_parent(parent)
             orders.close()
             requests.close()
             world, connection = World(environment), Connection(descriptor)
@@ -316,11 +338,14 @@ def main() -> None:
 
 
 def _end(pid: int, patience: float) -> int:
-    """Returns the exit code of a process, which had so many seconds to end by itself. Raises
-    ChildProcessError for one that isn't a child of this one."""
-    until = time.monotonic() + patience
-    looked_at = os.WEXITED | os.WNOHANG | os.WNOWAIT  # its number stays its own until it is waited for
-    while os.waitid(os.P_PID, pid, looked_at) is None and time.monotonic() < until:
+    """Ends a process, with what it started, after `patience` seconds; returns its exit code.
+
+    Raises ChildProcessError for one that isn't a child of this one.
+    """
+    deadline = time.monotonic() + patience
+    # Looks without collecting the child, so that the kernel gives its number to no other process meanwhile.
+    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while os.waitid(os.P_PID, pid, look) is None and time.monotonic() < deadline:
         time.sleep(0.001)
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):

@@ -112,10 +112,10 @@ class CodeIO(Grader):
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold, key = read_gold(problem.gold)
         try:
-            given = read_prediction(extracted)
+            prediction = read_prediction(extracted)
         except NoValue as error:
             return Grade(reward=0.0, outcome="ok", message=f"no value: {error}")
-        readings = candidates(given, key)
+        readings = candidates(prediction, key)
         right = any(self.equal(candidate, gold) for candidate in readings)
         if not right and self.program is not None and key == "input":
             right = self._same_output(readings[0], gold, problem)
@@ -132,53 +132,56 @@ class CodeIO(Grader):
             return False
         return self.equal(candidates(value, key)[0], candidates(other_value, key)[0])
 
-    def _same_output(self, given: Any, gold: Any, problem: Problem) -> bool:
+    def _same_output(self, prediction: Any, gold: Any, problem: Problem) -> bool:
         """Runs the program on both inputs. An object is given as named arguments, a list as arguments in
         their order."""
         program = problem.data.get(str(self.program))
         if not isinstance(program, str):
             raise ValueError(f"problem {problem.id} has no program under {self.program!r}")
         calls = _CALLS.format(entry=self.entry, mark=_MARK)
-        outcome = self.sandbox.run(f"{program}\n{calls}", stdin=json.dumps([gold, given]), limits=self.limits)
+        outcome = self.sandbox.run(
+            f"{program}\n{calls}", stdin=json.dumps([gold, prediction]), limits=self.limits
+        )
         # Missing are calls that weren't done within the limits; one without a value raised, or returned what
         # JSON doesn't have.
-        results = [
-            json.loads(line.removeprefix(_MARK))
-            for line in outcome.stdout.split("\n")
-            if line.startswith(_MARK)
-        ]
-        if not results or "value" not in results[0]:
+        results = []
+        for line in outcome.stdout.split("\n"):
+            if line.startswith(_MARK):
+                results.append(json.loads(line.removeprefix(_MARK)))
+        gold_result = results[0] if results else {}
+        result = results[1] if len(results) > 1 else {}
+        if "value" not in gold_result:
             raise ValueError(f"the program of problem {problem.id} gives nothing for the gold's input")
-        return (
-            len(results) > 1
-            and "value" in results[1]
-            and self.equal([results[1]["value"]], [results[0]["value"]])
-        )
+        return "value" in result and self.equal([result["value"]], [gold_result["value"]])
 
-    def equal(self, given: Any, gold: Any) -> bool:
+    def equal(self, value: Any, gold: Any) -> bool:
         """Compares two values in depth. They are nested no deeper than `extraction.DEEPEST_VALUE`."""
-        given, gold = _normal(given), _normal(gold)
-        if isinstance(given, bool) or isinstance(gold, bool):
-            return given is gold
-        if isinstance(given, int | float) and isinstance(gold, int | float):
-            if given == gold or (isinstance(given, int) and isinstance(gold, int)):
-                return given == gold
+        value, gold = _normal(value), _normal(gold)
+        if isinstance(value, bool) or isinstance(gold, bool):
+            return value is gold
+        if isinstance(value, int | float) and isinstance(gold, int | float):
+            if value == gold or (isinstance(value, int) and isinstance(gold, int)):
+                return value == gold
             try:
-                number, meant = float(given), float(gold)
+                number, gold_number = float(value), float(gold)
             except OverflowError:
                 return False
-            if math.isnan(number) or math.isnan(meant):
-                return math.isnan(number) and math.isnan(meant)
-            return math.isclose(number, meant, rel_tol=self.tolerance)
-        if isinstance(given, Mapping) and isinstance(gold, Mapping):
-            one, other = ({str(key): value for key, value in side.items()} for side in (given, gold))
-            return one.keys() == other.keys() and all(self.equal(one[key], other[key]) for key in one)
-        if isinstance(given, list | tuple) and isinstance(gold, list | tuple):
-            return len(given) == len(gold) and all(map(self.equal, given, gold))
-        return type(given) is type(gold) and bool(given == gold)
+            if math.isnan(number) or math.isnan(gold_number):
+                return math.isnan(number) and math.isnan(gold_number)
+            return math.isclose(number, gold_number, rel_tol=self.tolerance)
+        if isinstance(value, Mapping) and isinstance(gold, Mapping):
+            items = {str(key): item for key, item in value.items()}
+            gold_items = {str(key): item for key, item in gold.items()}
+            if items.keys() != gold_items.keys():
+                return False
+            return all(self.equal(items[key], gold_items[key]) for key in items)
+        if isinstance(value, list | tuple) and isinstance(gold, list | tuple):
+            return len(value) == len(gold) and all(map(self.equal, value, gold))
+        return type(value) is type(gold) and bool(value == gold)
 
 
 def _normal(value: Any) -> Any:
+    """Returns True for ``"true"``, a list for the text ``"[1, 2]"``, and any other value as it is."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -221,12 +224,12 @@ def read_prediction(text: str) -> Any:
     raise NoValue("neither JSON nor a literal")
 
 
-def candidates(given: Any, key: str | None) -> list[Any]:
+def candidates(prediction: Any, key: str | None) -> list[Any]:
     """Returns the readings of an answer: all of it, and before that the value under the gold's key (under
     either where the gold has none) if that key stands alone: an answer that says more than was asked has not
     settled on one."""
-    if isinstance(given, Mapping) and len(given) == 1:
-        ((name, value),) = given.items()
+    if isinstance(prediction, Mapping) and len(prediction) == 1:
+        ((name, value),) = prediction.items()
         if name == key or (key is None and name in KEYS):
-            return [value, given]
-    return [given]
+            return [value, prediction]
+    return [prediction]

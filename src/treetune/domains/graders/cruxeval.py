@@ -59,16 +59,17 @@ class CruxEval(SandboxedGrader):
     def verdict(self, extracted: str, problem: Problem) -> float:
         gold = _gold_of(problem)
         asked_output = "input" in gold
-        given = _call_of(gold["input"]) if asked_output else None
+        call_of_question = _call_of(gold["input"]) if asked_output else None
         prediction = _prediction(extracted, asked_output)
         if prediction is None:
             return 0.0
         call, value = prediction
         if asked_output:
-            assert given is not None
-            if value is None or (call is not None and ast.dump(call) != ast.dump(given)):
+            assert call_of_question is not None
+            is_other_call = call is not None and ast.dump(call) != ast.dump(call_of_question)
+            if value is None or is_other_call:
                 return 0.0
-            outcome = self._value_of(gold["code"], given)
+            outcome = self._value_of(gold["code"], call_of_question)
             if not outcome.ok:
                 raise ValueError(f"the function of problem {problem.id} fails: {outcome.stderr[-300:]!r}")
             return float(_same(outcome.stdout, value))
@@ -113,22 +114,29 @@ def _prediction(text: str, asked_output: bool) -> tuple[ast.Call | None, str | N
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         statements = []  # such as arguments by their names
-    asserted = [one for one in statements if isinstance(one, ast.Assert)]
-    if not asserted:
+    assertions = [statement for statement in statements if isinstance(statement, ast.Assert)]
+    if not assertions:
         if asked_output:
             return None, text
-        alone = statements[0].value if len(statements) == 1 and isinstance(statements[0], ast.Expr) else None
-        return _call_of(ast.unparse(alone)[2:-1] if alone is not None and _is_call(alone) else text), None
-    test = asserted[-1].test
+        statement = statements[0] if len(statements) == 1 else None
+        if isinstance(statement, ast.Expr) and _is_call(statement.value):
+            return _call_of(_arguments_of(statement.value)), None
+        return _call_of(text), None
+    test = assertions[-1].test
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
         return None
     sides = [test.left, *test.comparators]
-    calls = [one for one in sides if _is_call(one)]
-    values = [one for one in sides if not _is_call(one)]
+    calls = [side for side in sides if _is_call(side)]
+    values = [side for side in sides if not _is_call(side)]
     if len(calls) != 1:
         return None
-    call = _call_of(ast.unparse(calls[0])[2:-1])
+    call = _call_of(_arguments_of(calls[0]))
     return None if call is None else (call, ast.unparse(values[0]))
+
+
+def _arguments_of(call: ast.expr) -> str:
+    """Returns ``1, x=2`` of the call ``f(1, x=2)``."""
+    return ast.unparse(call)[len("f(") : -len(")")]
 
 
 def _is_call(node: ast.expr) -> bool:
@@ -141,16 +149,16 @@ def _call_of(arguments: str) -> ast.Call | None:
         call = ast.parse(f"f({arguments}\n)", mode="eval").body
         if not isinstance(call, ast.Call) or not _is_call(call):
             return None
-        for one in (*call.args, *(keyword.value for keyword in call.keywords)):
-            ast.literal_eval(one)
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+            ast.literal_eval(argument)
         return call
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 
 
-def _same(one: str, other: str) -> bool:
-    """Compares two values in text: equal as Python has it, or the same text."""
+def _same(text: str, other_text: str) -> bool:
+    """Compares two values that are written as texts: equal as Python has it, or the same text."""
     try:
-        return bool(read_value(one) == read_value(other))
+        return bool(read_value(text) == read_value(other_text))
     except NoValue:
-        return one.strip() == other.strip()
+        return text.strip() == other_text.strip()

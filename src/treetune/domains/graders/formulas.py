@@ -503,7 +503,7 @@ MOST_DIGITS_OF_A_FACTORIAL = 400
 """Digits to which a factorial of a fraction is computed, at most: some 0.1 s."""
 
 
-def same_value(one: Any, other: Any, tolerance: float = 0.0) -> bool:
+def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
     """Compares for all values of the unknowns; numbers count as equal if they are nearer than `tolerance`.
 
     Evaluating is a thousand times quicker than simplifying, and sees more: sympy does not find
@@ -512,36 +512,37 @@ def same_value(one: Any, other: Any, tolerance: float = 0.0) -> bool:
     """
     import sympy
 
-    if any(expression.has(sympy.zoo, sympy.nan) for expression in (one, other)):
+    if any(expression.has(sympy.zoo, sympy.nan) for expression in (first, second)):
         return False  # a division by zero equals nothing, not even another one
-    if one == other:
+    if first == second:
         return True
     infinite = (sympy.oo, -sympy.oo)
-    if one.has(*infinite) or other.has(*infinite):
+    if first.has(*infinite) or second.has(*infinite):
         return False  # infinities that aren't the same object
-    unknowns = sorted(one.free_symbols | other.free_symbols, key=str)
+    unknowns = sorted(first.free_symbols | second.free_symbols, key=str)
     if not unknowns:
-        agree = _agree(one, other, tolerance)
-        return _is_zero_when_simplified(one - other) if agree is None else agree
-    seen = 0
+        agree = _agree(first, second, tolerance)
+        return _is_zero_when_simplified(first - second) if agree is None else agree
+    compared_points = 0
     for index, (top, bottom) in enumerate(_POINTS):
+        # Each unknown has its own value, or else x - y would be 0.
         point = {symbol: Fraction(top + 2 * rank, bottom + index) for rank, symbol in enumerate(unknowns)}
-        agree = _agree_at(point, one, other)
+        agree = _agree_at(point, first, second)
         if agree is False:
             return False
-        seen += agree is not None
-    return seen >= _FEWEST or _is_zero_when_simplified(one - other)
+        compared_points += agree is not None
+    return compared_points >= _FEWEST or _is_zero_when_simplified(first - second)
 
 
-def _agree_at(point: dict[Any, Fraction], one: Any, other: Any) -> bool | None:
+def _agree_at(point: dict[Any, Fraction], first: Any, second: Any) -> bool | None:
     """Compares two expressions at a point; None where one of them has no value there."""
     import sympy
 
-    first_value, second_value = _rational_value(one, point), _rational_value(other, point)
+    first_value, second_value = _rational_value(first, point), _rational_value(second, point)
     if first_value is not None and second_value is not None:
         return first_value == second_value
     values = {symbol: sympy.Rational(value) for symbol, value in point.items()}
-    return _agree(one.subs(values), other.subs(values), 0.0)
+    return _agree(first.subs(values), second.subs(values), 0.0)
 
 
 def _rational_value(expression: Any, point: dict[Any, Fraction]) -> Fraction | None:
@@ -585,19 +586,19 @@ def _is_zero_when_simplified(difference: Any) -> bool:
     return bool(sympy.simplify(difference) == 0)
 
 
-def _agree(one: Any, other: Any, tolerance: float) -> bool | None:
+def _agree(first: Any, second: Any, tolerance: float) -> bool | None:
     """Compares two numbers; None where one of them has no value, or none that can be computed."""
-    if one.is_Rational and other.is_Rational:
-        return bool(one == other or abs(one - other) < tolerance)
+    if first.is_Rational and second.is_Rational:
+        return bool(first == second or abs(first - second) < tolerance)
     import mpmath
 
-    digits = _digits_for(one, other)
+    digits = _digits_for(first, second)
     if digits > _DIGITS:
-        if _differ_in_first_digits(one, other, tolerance):
+        if _differ_in_first_digits(first, second, tolerance):
             return False
-        if digits > MOST_DIGITS_OF_A_FACTORIAL and _has_factorials_of_fractions(one, other):
+        if digits > MOST_DIGITS_OF_A_FACTORIAL and _has_factorials_of_fractions(first, second):
             raise Absurd("factorials of fractions whose difference shows in too many digits")
-    first_value, second_value = _value(one, digits), _value(other, digits)
+    first_value, second_value = _value(first, digits), _value(second, digits)
     if first_value is None or second_value is None:
         return None
     with mpmath.workdps(digits):
@@ -606,17 +607,18 @@ def _agree(one: Any, other: Any, tolerance: float) -> bool | None:
         return bool(distance < tolerance or distance <= largest * mpmath.mpf(10) ** (_SPARE_DIGITS - digits))
 
 
-def _differ_in_first_digits(one: Any, other: Any, tolerance: float) -> bool:
+def _differ_in_first_digits(first: Any, second: Any, tolerance: float) -> bool:
     """Returns whether 40 digits show already that two numbers differ. Most that differ do so early, and
     thousands of digits of a factorial or of a power's parts take seconds."""
     import mpmath
 
-    values = [_value(number, _DIGITS, needs_all_digits=True) for number in (one, other)]
-    if values[0] is None or values[1] is None:
+    first_value = _value(first, _DIGITS, needs_all_digits=True)
+    second_value = _value(second, _DIGITS, needs_all_digits=True)
+    if first_value is None or second_value is None:
         return False
     with mpmath.workdps(_DIGITS):
-        distance = abs(values[0] - values[1])
-        largest = max(abs(values[0]), abs(values[1]))
+        distance = abs(first_value - second_value)
+        largest = max(abs(first_value), abs(second_value))
         return bool(distance > 2 * tolerance and distance > largest * mpmath.mpf(10) ** (-_DIGITS / 2))
 
 
@@ -740,9 +742,9 @@ def equal_formulas(given: str, gold: str) -> bool:
     """Compares exactly. Raises Absurd for a `given` that would cost too much to compare."""
     if spaceless(given) == spaceless(gold):
         return True
-    one, other = exact_value(given), exact_value(gold)
-    if one is not None and other is not None:
-        return one == other
+    value, gold_value = exact_value(given), exact_value(gold)
+    if value is not None and gold_value is not None:
+        return value == gold_value
     if _has_words(given) or _has_words(gold):
         return False  # text that isn't the gold's says something else
     given, gold = mixed_numbers_added(given), mixed_numbers_added(gold)
@@ -800,23 +802,26 @@ def _has_words(formula: str) -> bool:
 
 
 def proportional_equations(given: tuple[str, str], gold: tuple[str, str]) -> bool:
-    """Returns whether left - right of one is a number, not 0, times that of the other."""
+    """Returns whether left - right of one equation is a number, not 0, times that of the other.
+
+    ``2x = 6`` and ``x = 3`` are such equations: their differences are 2x - 6 and x - 3.
+    """
     import sympy
 
     try:
-        one, other = (read_expression(left) - read_expression(right) for left, right in (given, gold))
+        difference = read_expression(given[0]) - read_expression(given[1])
+        gold_difference = read_expression(gold[0]) - read_expression(gold[1])
     except NotAFormula:
         return _by_math_verify(" = ".join(given), " = ".join(gold))
-    if one.free_symbols != other.free_symbols or not one.free_symbols:
-        return one == other
-    point = {
-        symbol: sympy.Rational(7 + 4 * rank, 3)
-        for rank, symbol in enumerate(sorted(one.free_symbols, key=str))
-    }
-    above, below = one.subs(point), other.subs(point)
-    if below == 0 or above == 0:
-        return same_value(one, other) or same_value(one, -other)
-    return same_value(one, other * above / below)
+    unknowns = difference.free_symbols
+    if unknowns != gold_difference.free_symbols or not unknowns:
+        return difference == gold_difference
+    # The factor is what the two differ by at some point; it must be right everywhere else, too.
+    point = {symbol: sympy.Rational(7 + 4 * rank, 3) for rank, symbol in enumerate(sorted(unknowns, key=str))}
+    value, gold_value = difference.subs(point), gold_difference.subs(point)
+    if gold_value == 0 or value == 0:
+        return same_value(difference, gold_difference) or same_value(difference, -gold_difference)
+    return same_value(difference, gold_difference * value / gold_value)
 
 
 def spaceless(text: str) -> str:
@@ -830,6 +835,7 @@ def mixed_numbers_added(formula: str) -> str:
 
 
 def _by_math_verify(given: str, gold: str) -> bool:
+    """Compares what the grammar here doesn't read by the library math-verify. Raises Absurd, as above."""
     for formula in (given, gold):
         if len(_LARGE_OPERATORS.findall(formula)) > 1:
             raise Absurd("sums, integrals or limits within each other")
@@ -840,13 +846,13 @@ def _by_math_verify(given: str, gold: str) -> bool:
 
     if bool(_PRIME.search(given)) is not bool(_PRIME.search(gold)):
         return False  # 45' is no 45 degrees; math-verify reads over the sign
-    one, other = _parsed(given), _parsed(gold)
-    if not one or not other:
+    readings, gold_readings = _parsed(given), _parsed(gold)
+    if not readings or not gold_readings:
         return False
-    if isinstance(one[0], Expr) and isinstance(other[0], Expr):
-        return same_value(one[0], other[0])
+    if isinstance(readings[0], Expr) and isinstance(gold_readings[0], Expr):
+        return same_value(readings[0], gold_readings[0])
     # No alarm of its own: the grader pool's deadline ends what hangs.
-    return bool(verify(other, one, float_rounding=10, timeout_seconds=None))
+    return bool(verify(gold_readings, readings, float_rounding=10, timeout_seconds=None))
 
 
 @lru_cache(maxsize=256)

@@ -23,7 +23,7 @@ from treetune.vocabulary import Grade, Problem
 NO_ROW: foreign.Row = {"data": {}, "messages": (), "transcript": ("", (), ())} | dict.fromkeys(
     ("prompt", "gold", "domain"), ""
 )
-NO_STATE = foreign.answered(NO_ROW)
+NO_STATE = foreign.verifiers_state(NO_ROW)
 """What a function is held against before there is a problem and an answer."""
 
 
@@ -80,7 +80,7 @@ class FunctionGrader(Grader):
         if self.python is None:
             _function(self.path)
         else:
-            _started(self.python, self.path)
+            _start_python(self.python, self.path)
 
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
@@ -91,37 +91,40 @@ class FunctionGrader(Grader):
         if problem.transcript and not problem.messages:  # several turns are a conversation anyhow
             row["messages"] = [{"role": "user", "content": problem.prompt}]
         if self.python is not None:
-            told = self._elsewhere(response, row)
+            result = self._ask_other_python(response, row)
         else:
             row["problem"] = problem
-            told = foreign.graded(_function(self.path), self.path, response, row, self.arguments)
-        if isinstance(told, Grade):
-            return told
-        rewards, numbers = told
+            result = foreign.grade_answer(_function(self.path), self.path, response, row, self.arguments)
+        if isinstance(result, Grade):
+            return result
+        rewards, numbers = result
         if not rewards:
             return Grade(reward=0.0, outcome="no_answer")
         return Grade(reward=sum(rewards), outcome="ok", numbers=numbers, step_rewards=tuple(rewards))
 
-    def _elsewhere(self, response: str, row: Mapping[str, Any]) -> Any:
-        process = _started(self.python, self.path)
+    def _ask_other_python(self, response: str, row: Mapping[str, Any]) -> Any:
+        """Has the process of `python` grade an answer. Raises RuntimeError where the function raised."""
+        process = _start_python(self.python, self.path)
         assert process.stdin is not None and process.stdout is not None
-        asked = json.dumps([response, row, self.arguments])
+        request = json.dumps([response, row, self.arguments])
         try:
-            process.stdin.write(asked + "\n")
+            process.stdin.write(request + "\n")
             process.stdin.flush()
-            told = process.stdout.readline()
+            line = process.stdout.readline()
         except BrokenPipeError:
-            told = ""
-        if not told:
-            _started.cache_clear()
+            line = ""
+        if not line:
+            _start_python.cache_clear()
             raise RuntimeError(f"{self.python} ended with exit code {process.wait()}")
-        if isinstance(said := json.loads(told), str):
-            raise RuntimeError(said)
-        return said
+        reply = json.loads(line)
+        if isinstance(reply, str):  # the error that the function raised
+            raise RuntimeError(reply)
+        return reply
 
 
 @functools.cache
 def _function(path: str) -> Any:
+    """Returns the function, rubric or environment that a path names. Raises ValueError where it can't."""
     if not path.rpartition(":")[0].endswith(".py"):
         function: Any = function_at(path)
     else:
@@ -134,7 +137,7 @@ def _function(path: str) -> Any:
 
 
 @functools.cache
-def _started(python: str, path: str) -> subprocess.Popen[str]:
+def _start_python(python: str, path: str) -> subprocess.Popen[str]:
     """Returns a process that has loaded the function. It ends with this one."""
     process = subprocess.Popen(
         [python, foreign.__file__, path, *folders.searched()[0]],
@@ -149,13 +152,15 @@ def _started(python: str, path: str) -> subprocess.Popen[str]:
 
 
 def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
-    """Raises ValueError for a function that can't be called as it is going to be."""
+    """Raises ValueError for a function that can't be called with the arguments that it will get."""
     if not inspect.isroutine(function):  # a rubric: its own library calls its functions by their names
         return
     signature = inspect.signature(function)
-    given, named = foreign.offered(signature.parameters, "response", NO_ROW, NO_STATE)
-    try:  # columns of the rows may be missing here
-        (signature.bind if given else signature.bind_partial)(*given, **named, **arguments)
+    in_order, by_name = foreign.call_arguments(signature.parameters, "response", NO_ROW, NO_STATE)
+    # A function that takes columns of the rows by name gets more of them with a real row.
+    bind = signature.bind if in_order else signature.bind_partial
+    try:
+        bind(*in_order, **by_name, **arguments)
     except TypeError as error:
         raise ValueError(
             f"path names {path}{signature}, which can't be called with a response and a gold answer"

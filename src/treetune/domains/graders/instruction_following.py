@@ -91,10 +91,14 @@ class InstructionFollowing(Grader):
         texts = [extracted]
         if not self.strict:  # the eight texts that IFEval's loose accuracy tries
             lines = extracted.split("\n")
-            parts = ["\n".join(part).strip() for part in (lines, lines[1:], lines[:-1], lines[1:-1])]
-            texts = [text for part in parts for text in (part, part.replace("*", ""))]
+            texts = []
+            for kept_lines in (lines, lines[1:], lines[:-1], lines[1:-1]):
+                text = "\n".join(kept_lines).strip()
+                texts += [text, text.replace("*", "")]
         instructions = read_instructions(problem)
-        followed = sum(any(_follows(one, text) for text in texts if text.strip()) for one in instructions)
+        followed = 0
+        for instruction in instructions:
+            followed += any(_follows(instruction, text) for text in texts if text.strip())
         share = followed / len(instructions)
         reward = share if self.score == "share" or share == 1 else 0.0
         return Grade(reward=reward, outcome="ok", numbers={"instructions": share})
@@ -102,10 +106,10 @@ class InstructionFollowing(Grader):
 
 def read_instructions(problem: Problem) -> Sequence[Instruction]:
     """Raises ValueError for a problem without any, and for one that the library doesn't have."""
-    held: Any = problem.data
+    fields: Any = problem.data
     if problem.gold.lstrip().startswith("{"):
-        held = {**problem.data, **json.loads(problem.gold)}
-    ids, arguments = held.get(IDS), held.get(ARGUMENTS)
+        fields = {**problem.data, **json.loads(problem.gold)}
+    ids, arguments = fields.get(IDS), fields.get(ARGUMENTS)
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if ids is None or arguments is None or not len(ids) or len(ids) != len(arguments):
@@ -113,15 +117,21 @@ def read_instructions(problem: Problem) -> Sequence[Instruction]:
             f"problem {problem.id} has no {IDS!r} and {ARGUMENTS!r} of the same length, neither in its gold"
             " nor in its fields"
         )
-    return [Instruction(id, given or {}) for id, given in zip(ids, arguments, strict=True)]
+    pairs = zip(ids, arguments, strict=True)
+    return [Instruction(id, its_arguments or {}) for id, its_arguments in pairs]
 
 
 def _follows(instruction: Instruction, text: str) -> bool:
-    known = _library()
-    if instruction.id not in known:
-        near = get_close_matches(instruction.id, known, n=1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no instruction {instruction.id!r}{meant}")
+    """Returns whether a text follows an instruction, as the library checks it.
+
+    Raises ValueError for an instruction that the library doesn't have or whose arguments are incomplete,
+    and Unavailable where nltk's data is missing.
+    """
+    check_classes = _library()
+    if instruction.id not in check_classes:
+        near = get_close_matches(instruction.id, check_classes, n=1)
+        suggestion = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no instruction {instruction.id!r}{suggestion}")
     if instruction.id in _OF_LANGUAGE:
         import langdetect
 
@@ -129,20 +139,21 @@ def _follows(instruction: Instruction, text: str) -> bool:
             langdetect.detect(text)
         except langdetect.LangDetectException:  # a text of no language
             return False
-    check = known[instruction.id](instruction.id)
+    check = check_classes[instruction.id](instruction.id)
     names = check.get_instruction_args_keys()
-    given: dict[str, Any] = {name: instruction.arguments.get(name) for name in names}
-    if lacking := [name for name in names if given[name] in (None, "", [])]:
-        raise ValueError(f"instruction {instruction.id!r} lacks its arguments {', '.join(lacking)}")
-    if instruction.id == _LETTERS and not str(given["letter"]).isalpha():
+    arguments: dict[str, Any] = {name: instruction.arguments.get(name) for name in names}
+    if missing := [name for name in names if arguments[name] in (None, "", [])]:
+        raise ValueError(f"instruction {instruction.id!r} lacks its arguments {', '.join(missing)}")
+    if instruction.id == _LETTERS and not str(arguments["letter"]).isalpha():
         # In place of a sign such as ! the library would count a letter that it draws.
-        count = text.count(str(given["letter"]))
-        return bool(count < given["let_frequency"]) is (given["let_relation"] == "less than")
-    # The library draws an argument where it doesn't like the given one; the same one every time, then.
+        count = text.count(str(arguments["letter"]))
+        is_less = bool(count < arguments["let_frequency"])
+        return is_less is (arguments["let_relation"] == "less than")
+    # The library draws an argument where it doesn't like the instruction's; the same one every time, then.
     state = random.getstate()
     random.seed(0)
     try:
-        check.build_description(**given)
+        check.build_description(**arguments)
         try:
             return bool(check.check_following(text))
         except LookupError as error:
@@ -155,29 +166,30 @@ def _follows(instruction: Instruction, text: str) -> bool:
 def _library() -> Mapping[str, Any]:
     """Returns the library's class for each instruction.
 
-    Its modules of IFEval alone are imported: the package around them wants a dozen more packages, and that
-    they fetch data from the network as they are imported is kept from them.
+    Only its modules of IFEval are imported: the package around them needs a dozen more packages. They would
+    fetch data from the network as they are imported, and are kept from it.
     """
     import langdetect
 
     langdetect.DetectorFactory.seed = 0  # else it draws
     spec = find_spec("lm_eval")
     assert spec is not None and spec.origin is not None, "see missing"
-    around = types.ModuleType("lm_eval.tasks")
-    around.__path__ = [str(Path(spec.origin).parent / "tasks")]
-    before, rank = sys.modules.get(around.__name__), os.environ.get("LOCAL_RANK")
-    sys.modules[around.__name__] = around
+    # An empty package in the place of lm_eval.tasks, below which the modules of IFEval are found.
+    package = types.ModuleType("lm_eval.tasks")
+    package.__path__ = [str(Path(spec.origin).parent / "tasks")]
+    loaded_package, rank = sys.modules.get(package.__name__), os.environ.get("LOCAL_RANK")
+    sys.modules[package.__name__] = package
     os.environ["LOCAL_RANK"] = "1"  # the first rank alone would download
     try:
         from lm_eval.tasks.ifeval import instructions_registry
     finally:
-        if before is None:
-            del sys.modules[around.__name__]
+        if loaded_package is None:
+            del sys.modules[package.__name__]
         else:
-            sys.modules[around.__name__] = before
+            sys.modules[package.__name__] = loaded_package
         if rank is None:
             del os.environ["LOCAL_RANK"]
         else:
             os.environ["LOCAL_RANK"] = rank
-    known: Mapping[str, Any] = instructions_registry.INSTRUCTION_DICT
-    return known
+    check_classes: Mapping[str, Any] = instructions_registry.INSTRUCTION_DICT
+    return check_classes

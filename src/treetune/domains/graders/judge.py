@@ -175,8 +175,8 @@ class JudgeGrader(Grader):
 
         A judge that thinks aloud says in its thought what it would say if: that is no verdict.
         """
-        said = read_thoughts(reply).answer
-        verdicts = [match[1] for match in re.finditer(self.verdict_pattern, said, re.IGNORECASE)]
+        answer = read_thoughts(reply).answer
+        verdicts = [match[1] for match in re.finditer(self.verdict_pattern, answer, re.IGNORECASE)]
         if not verdicts:
             return None
         verdict = verdicts[-1].strip().lower()
@@ -302,9 +302,12 @@ class Judge:
     def count(self, **numbers: float | tuple[float, float]) -> None:
         with self._lock:
             for short, number in numbers.items():
-                value, over = number if isinstance(number, tuple) else (number, None)
-                before, parts = self._counts.get(f"judge/{short}", (0.0, 0.0))
-                self._counts[f"judge/{short}"] = before + value, None if over is None else (parts or 0) + over
+                value, divisor = number if isinstance(number, tuple) else (number, None)
+                total, total_divisor = self._counts.get(f"judge/{short}", (0.0, 0.0))
+                self._counts[f"judge/{short}"] = (
+                    total + value,
+                    None if divisor is None else (total_divisor or 0) + divisor,
+                )
 
     async def _reward(self, client: Client, question: str) -> float:
         """Asks until there is a verdict. Raises Unavailable where there is none to be had."""
@@ -312,7 +315,7 @@ class Judge:
         messages: list[Message] = [("user", question)]
         if self.grader.system is not None:
             messages.insert(0, ("system", self.grader.system))
-        for left in range(self.grader.again, -1, -1):
+        for tries_left in range(self.grader.again, -1, -1):
             asker.is_new = False
             body = self._asking.question(self._model, messages, {})
             reply = await asker.answer("judge", body, lambda answer: self._verdict(answer) is not None)
@@ -321,10 +324,10 @@ class Judge:
             if (reward := self._verdict(reply)) is not None:
                 return reward
             self.count(without_verdict=1)
-            if not left:
+            if not tries_left:
                 break
-            said = read_thoughts(reply.text).answer.strip()
-            if said:
+            answer = read_thoughts(reply.text).answer.strip()
+            if answer:
                 messages += [("assistant", reply.text), ("user", AGAIN)]
             else:  # endpoints refuse an empty message, and a thought without an end would go on
                 messages[-1] = ("user", f"{question}\n\n{AGAIN_BRIEFLY}")

@@ -119,33 +119,36 @@ def truths(answer: str, gold: str) -> float:
 
 def names_in_order(answer: str, gold: str) -> float:
     """Scores ``house_traversal``: the names, in their order, each once."""
-    meant = re.findall(r"\w+", gold.casefold())
-    return float([name for name in re.findall(r"\w+", answer.casefold()) if name in meant] == meant)
+    gold_names = re.findall(r"\w+", gold.casefold())
+    # "Ann, then Bob" holds another word: what is no name of the gold doesn't count.
+    names = [name for name in re.findall(r"\w+", answer.casefold()) if name in gold_names]
+    return float(names == gold_names)
 
 
 def one_answer(answer: str, gold: str) -> float:
     """Scores ``spatial``: a number, in digits or spelled, or a shape, which may be told with a word more."""
-    given, meant = _word(answer), _word(gold)
-    shape = meant in _SHAPES and meant in given.split() and len(given.split()) <= 2
-    return float(given == meant or shape)
+    answer_word, gold_word = _word(answer), _word(gold)
+    is_shape = gold_word in _SHAPES and gold_word in answer_word.split() and len(answer_word.split()) <= 2
+    return float(answer_word == gold_word or is_shape)
 
 
 def several_answers(answer: str, gold: str) -> float:
     """Scores ``zebra_puzzle``: the mean of the share of answers that are right and of whether all are."""
-    meant = [_word(part) for part in gold.split(",")]
-    given = [_word(part) for part in answer.split(",")]
-    if len(given) > len(meant):
+    gold_parts = [_word(part) for part in gold.split(",")]
+    parts = [_word(part) for part in answer.split(",")]
+    if len(parts) > len(gold_parts):
         return 0.0
-    right = sum(one == other for one, other in zip(given, meant, strict=False))
-    return (float(right == len(meant)) + right / len(meant)) / 2
+    right = sum(part == gold_part for part, gold_part in zip(parts, gold_parts, strict=False))
+    return (float(right == len(gold_parts)) + right / len(gold_parts)) / 2
 
 
 def groups_of_four(answer: str, gold: str) -> float:
     """Scores ``connections``: the share of groups that are found, four words after four, in any order."""
-    meant, given = _groups(gold), _groups(answer)
-    if len(given) > len(meant):
+    gold_groups, groups = _groups(gold), _groups(answer)
+    if len(groups) > len(gold_groups):
         return 0.0
-    return sum(group in meant for group in {frozenset(group) for group in given}) / len(meant)
+    different = {frozenset(group) for group in groups}  # a group that is said twice earns once
+    return sum(group in gold_groups for group in different) / len(gold_groups)
 
 
 def corrected_text(answer: str, gold: str) -> float:
@@ -159,60 +162,70 @@ def order_of_sentences(answer: str, gold: str) -> float:
 
     A sentence of the gold is the one in the answer that is most like it.
     """
-    meant, given = _sentences(gold), _sentences(answer)
-    if not given:
+    gold_sentences, sentences = _sentences(gold), _sentences(answer)
+    if not sentences:
         return 0.0
     order = []
-    for sentence in meant:
-        [best] = difflib.get_close_matches(sentence, given, n=1, cutoff=0.0)
-        order.append(given.index(best))
-    return 1 - edit_distance(range(len(meant)), order) / len(meant)
+    for gold_sentence in gold_sentences:
+        [most_alike] = difflib.get_close_matches(gold_sentence, sentences, n=1, cutoff=0.0)
+        order.append(sentences.index(most_alike))
+    return 1 - edit_distance(range(len(gold_sentences)), order) / len(gold_sentences)
 
 
 def label(answer: str, gold: str) -> float:
     """Scores ``cta``: the label of a column, letters and digits alone."""
-    letters, meant = (re.sub(r"[\W_]+", "", _DRESS.sub(" ", text).casefold()) for text in (answer, gold))
-    return float(letters == meant)
+    letters, gold_letters = (
+        re.sub(r"[\W_]+", "", _DRESS.sub(" ", text).casefold()) for text in (answer, gold)
+    )
+    return float(letters == gold_letters)
 
 
 def mapping(answer: str, gold: str) -> float:
     """Scores ``tablejoin``: the F1 of the pairs of columns."""
-    meant, given = _pairs(gold), _pairs(answer)
-    if meant is None:
+    gold_pairs, pairs = _pairs(gold), _pairs(answer)
+    if gold_pairs is None:
         raise ValueError(f"the gold {gold[:100]!r} is no mapping of columns")
-    if not given or not meant:
+    if not pairs or not gold_pairs:
         return 0.0
-    return 2 * len(given & meant) / (len(given) + len(meant))
+    return 2 * len(pairs & gold_pairs) / (len(pairs) + len(gold_pairs))
 
 
-def edit_distance(one: Sequence[int], other: Sequence[int]) -> int:
-    """Counts insertions, deletions and replacements from one to the other."""
-    row = list(range(len(other) + 1))
-    for i, item in enumerate(one, start=1):
-        before, row[0] = row[0], i
-        for j, target in enumerate(other, start=1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (item != target))
-    return row[-1]
+def edit_distance(source: Sequence[int], target: Sequence[int]) -> int:
+    """Counts the insertions, deletions and replacements that make `source` into `target`."""
+    # distances[j]: from the items of the source so far to the first j of the target
+    distances = list(range(len(target) + 1))
+    for i, source_item in enumerate(source, start=1):
+        diagonal, distances[0] = distances[0], i
+        for j, target_item in enumerate(target, start=1):
+            insertion = distances[j - 1] + 1
+            deletion = distances[j] + 1
+            replacement = diagonal + (source_item != target_item)
+            diagonal, distances[j] = distances[j], min(insertion, deletion, replacement)
+    return distances[-1]
 
 
 def _word(text: str) -> str:
+    """Returns an answer for comparison: "3" for ``**Three**`` or "position three", "cats" for "the cats"."""
     text = plain(_DRESS.sub(" ", text).replace("-", " ")).strip(" .,;:!")
     text = text.removeprefix("position ").removeprefix("the ").removesuffix(" movies")
     return str(_NUMBERS.index(text)) if text in _NUMBERS else text
 
 
 def _groups(text: str) -> list[set[str]]:
-    words = [plain(_DRESS.sub(" ", word)) for word in re.split(r"[,\n]", text)]
-    words = [word for word in words if word]
-    return [set(words[i : i + 4]) for i in range(0, len(words), 4)]
+    """Returns four words after four, of a text with commas or newlines between the words."""
+    parts = [plain(_DRESS.sub(" ", part)) for part in re.split(r"[,\n]", text)]
+    members = [part for part in parts if part]
+    return [set(members[i : i + 4]) for i in range(0, len(members), 4)]
 
 
 def _sentences(text: str) -> list[str]:
+    """Splits at full stops; returns the first `MOST_SENTENCES`, each cut to `LONGEST_SENTENCE`."""
     sentences = [" ".join(sentence.split())[:LONGEST_SENTENCE] for sentence in text.split(".")]
     return [sentence for sentence in sentences if sentence][:MOST_SENTENCES]
 
 
 def _pairs(text: str) -> set[tuple[str, str]] | None:
+    """Returns keys with values of the object that the text is or holds; None where it holds none."""
     try:
         value = read_value(text)
     except NoValue:
@@ -239,25 +252,29 @@ def same_table(answer: str, gold: str) -> float:
 
     Cells are equal as texts, or as numbers to within 1e-6. A column that counts rows is left out.
     """
-    meant = next(iter(_tables(gold, None)), None)
-    if meant is None:
+    gold_table = next(iter(_tables(gold, None)), None)
+    if gold_table is None:
         raise ValueError(f"the gold {gold[:100]!r} is no table")
-    for table in _tables(answer, list(meant[0])):
-        if len(table) == len(meant) and all(
-            one.keys() == other.keys() and all(_same_cell(one[name], other[name]) for name in other)
-            for one, other in zip(table, meant, strict=True)
-        ):
+    # A text may read as a table in several formats: one reading that is right is enough.
+    for table in _tables(answer, list(gold_table[0])):
+        if len(table) == len(gold_table) and all(map(_same_row, table, gold_table)):
             return 1.0
     return 0.0
 
 
-def _same_cell(one: str, other: str) -> bool:
-    if one == other or (one.lower() in _NOTHING and other.lower() in _NOTHING):
+def _same_row(row: Row, gold_row: Row) -> bool:
+    if row.keys() != gold_row.keys():
+        return False
+    return all(_same_cell(row[name], gold_row[name]) for name in gold_row)
+
+
+def _same_cell(cell: str, gold_cell: str) -> bool:
+    if cell == gold_cell or (cell.lower() in _NOTHING and gold_cell.lower() in _NOTHING):
         return True
-    if one.lower() in ("true", "false"):
-        return one.lower() == other.lower()
+    if cell.lower() in ("true", "false"):
+        return cell.lower() == gold_cell.lower()
     try:
-        difference = float(one) - float(other)
+        difference = float(cell) - float(gold_cell)
     except ValueError:
         return False
     return math.isfinite(difference) and abs(difference) < 1e-6
@@ -266,8 +283,8 @@ def _same_cell(one: str, other: str) -> bool:
 def _tables(text: str, columns: Sequence[str] | None) -> Iterator[list[Row]]:
     """Yields the text as a table, in each format in which it is one. In a text with other lines, rows begin
     below the line that names these columns."""
-    for read in (_json, _json_lines, _html):
-        if rows := _rows(read(text)):
+    for read_format in (_json, _json_lines, _html):
+        if rows := _rows(read_format(text)):
             yield rows
     for delimiter in ("|", "\t", ","):
         if rows := _rows(_lines(text, delimiter, columns)):
@@ -275,14 +292,15 @@ def _tables(text: str, columns: Sequence[str] | None) -> Iterator[list[Row]]:
 
 
 def _rows(table: Sequence[Mapping[str, Any]]) -> list[Row]:
-    rows = [
-        {
-            str(name).strip(): cell.strip() if isinstance(cell, str) else json.dumps(cell)
-            for name, cell in row.items()
-            if str(name).strip() not in _NUMBERS_OF_ROWS
-        }
-        for row in table[:MOST_ROWS]
-    ]
+    """Returns rows of texts, without the column that counts them; none where no other column is left."""
+    rows: list[Row] = []
+    for cells in table[:MOST_ROWS]:
+        row: Row = {}
+        for name, cell in cells.items():
+            column = str(name).strip()
+            if column not in _NUMBERS_OF_ROWS:
+                row[column] = cell.strip() if isinstance(cell, str) else json.dumps(cell)
+        rows.append(row)
     return rows if rows and rows[0] else []
 
 
@@ -346,6 +364,8 @@ def _html(text: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Sequence[Mapping[str, Any]]:
+    """Reads Markdown (``|``), TSV or CSV, from the line with the `columns` on, up to the first line that has
+    another number of cells."""
     lines = [line.strip() if delimiter == "|" else line for line in text.strip("\n").split("\n")]
     if delimiter == "|":
         lines = [line.strip("|") for line in lines if line.startswith("|") and line.strip("|:- ")]

@@ -152,11 +152,13 @@ def _value_in_several_forms(gold: Answer, question: str) -> Answer | None:
     ``\\boxed{15\\frac{39}{40}}, or \\boxed{\\frac{639}{40}}``. None for every other gold."""
     if not isinstance(gold, Group) or gold.kind != "list" or len(gold.parts) < 2:
         return None
-    value, *others = gold.parts
-    return value if all(equal_answers(other, value, question) for other in others) else None
+    value, *further_forms = gold.parts
+    are_one_value = all(equal_answers(form, value, question) for form in further_forms)
+    return value if are_one_value else None
 
 
 def _plain(text: str) -> str:
+    """Returns a text without spaces and without a full stop at its end."""
     return spaceless(text).rstrip(".")
 
 
@@ -167,56 +169,71 @@ _BASED = re.compile(r"\(?([0-9A-Za-z]+)\)? ?_ ?(?:\{ ?\(?(?:base )?(\w+)\)? ?\}|
 _PERCENT = re.compile(r"%|\bper ?cent", re.IGNORECASE)
 
 
-def equal_answers(given: Answer, gold: Answer, question: str = "") -> bool:
+def equal_answers(answer: Answer, gold: Answer, question: str = "") -> bool:
     """Compares two answers by their kinds. Raises Absurd for a formula that would cost too much.
 
     Names and units that only one of them has don't count; a list without brackets may stand for a
     pair (in its order) or a set, but a pair never for a set, nor an open interval for a closed one.
     """
-    if given == gold:
+    if answer == gold:
         return True
-    if isinstance(given, Qualified) or isinstance(gold, Qualified):
-        return _equal_with_conditions(given, gold, question)
-    are_both_by_name = _values_by_name(given) is not None and _values_by_name(gold) is not None
-    if isinstance(given, System) or isinstance(gold, System) or are_both_by_name:
-        return _equal_systems(given, gold, question)
-    if isinstance(given, Named) and isinstance(gold, Named):
-        same_name = given.name == gold.name or "text" in given.name or "text" in gold.name
-        return same_name and equal_answers(given.value, gold.value, question)
-    if isinstance(given, Equation) or isinstance(gold, Equation):
-        return _equal_with_equation(given, gold, question)
-    if isinstance(given, Named):
-        return equal_answers(given.value, gold, question)
+    if isinstance(answer, Qualified) or isinstance(gold, Qualified):
+        return _equal_with_conditions(answer, gold, question)
+    are_both_by_name = _values_by_name(answer) is not None and _values_by_name(gold) is not None
+    if isinstance(answer, System) or isinstance(gold, System) or are_both_by_name:
+        return _equal_systems(answer, gold, question)
+    if isinstance(answer, Named) and isinstance(gold, Named):
+        same_name = answer.name == gold.name or "text" in answer.name or "text" in gold.name
+        return same_name and equal_answers(answer.value, gold.value, question)
+    if isinstance(answer, Equation) or isinstance(gold, Equation):
+        return _equal_with_equation(answer, gold, question)
+    if isinstance(answer, Named):
+        return equal_answers(answer.value, gold, question)
     if isinstance(gold, Named):
-        return equal_answers(given, gold.value, question)
-    if isinstance(given, Date) or isinstance(gold, Date):
+        return equal_answers(answer, gold.value, question)
+    if isinstance(answer, Date) or isinstance(gold, Date):
         return False  # equal dates are equal by their parts
-    if isinstance(given, Clock) or isinstance(gold, Clock):
-        return _equal_times(given, gold, question)
-    if isinstance(given, Ratio) or isinstance(gold, Ratio):
-        return _equal_ratios(given, gold)
-    if isinstance(given, Score) or isinstance(gold, Score):
-        return _equal_scores(given, gold, question)
-    if isinstance(given, Words) or isinstance(gold, Words):
-        return _words_of(given) == _words_of(gold) or _equal_in_words(given, gold, question)
-    if isinstance(given, Union) and isinstance(gold, Union) and {given.named, gold.named} not in (
-        {given.named}, {"", given.named}, {"", gold.named}
+    if isinstance(answer, Clock) or isinstance(gold, Clock):
+        return _equal_times(answer, gold, question)
+    if isinstance(answer, Ratio) or isinstance(gold, Ratio):
+        return _equal_ratios(answer, gold)
+    if isinstance(answer, Score) or isinstance(gold, Score):
+        return _equal_scores(answer, gold, question)
+    if isinstance(answer, Words) or isinstance(gold, Words):
+        return _words_of(answer) == _words_of(gold) or _equal_in_words(answer, gold, question)
+    if isinstance(answer, Union) and isinstance(gold, Union) and {answer.named, gold.named} not in (
+        {answer.named}, {"", answer.named}, {"", gold.named}
     ):  # fmt: skip
         return False  # x < 5 says nothing about y
-    if isinstance(given, Union) or isinstance(gold, Union):
-        return _matched(_pieces(given), _pieces(gold), question)
-    if isinstance(given, Matrix) or isinstance(gold, Matrix):
-        rows, others = _rows(given), _rows(gold)
-        return [len(row) for row in rows] == [len(row) for row in others] and all(
-            equal_answers(a, b, question) for row, other in zip(rows, others) for a, b in zip(row, other)
-        )
-    if isinstance(given, Group) or isinstance(gold, Group):
-        given, gold = (one if isinstance(one, Group) else Group("list", (one,)) for one in (given, gold))
-        return _equal_groups(given, gold, question)
-    return _equal_scalars(given, gold, question)
+    if isinstance(answer, Union) or isinstance(gold, Union):
+        return _matched(_pieces(answer), _pieces(gold), question)
+    if isinstance(answer, Matrix) or isinstance(gold, Matrix):
+        return _equal_matrices(_rows(answer), _rows(gold), question)
+    if isinstance(answer, Group) or isinstance(gold, Group):
+        return _equal_groups(_as_group(answer), _as_group(gold), question)
+    return _equal_scalars(answer, gold, question)
+
+
+def _equal_matrices(
+    rows: Sequence[Sequence[Answer]], gold_rows: Sequence[Sequence[Answer]], question: str
+) -> bool:
+    """Compares two matrices entry by entry; matrices of different shapes are different."""
+    if [len(row) for row in rows] != [len(row) for row in gold_rows]:
+        return False
+    for row, gold_row in zip(rows, gold_rows):
+        for entry, gold_entry in zip(row, gold_row):
+            if not equal_answers(entry, gold_entry, question):
+                return False
+    return True
+
+
+def _as_group(answer: Answer) -> Group:
+    """Returns a group as it is, and anything else as a list of one part."""
+    return answer if isinstance(answer, Group) else Group("list", (answer,))
 
 
 def _words_of(answer: Answer) -> str | None:
+    """Returns what an answer in words is compared by: of ``7\\text{ Apples}`` it is ``7apples``."""
     if isinstance(answer, Words):
         return answer.text
     if isinstance(answer, Scalar):
@@ -225,46 +242,54 @@ def _words_of(answer: Answer) -> str | None:
 
 
 _EMPTY = (Scalar("\\emptyset"),)
+"""The parts of a group that holds the empty set and nothing else."""
 
 
-def _equal_groups(given: Group, gold: Group, question: str) -> bool:
-    kinds = {given.kind, gold.kind}
-    if (given.parts == _EMPTY) != (gold.parts == _EMPTY) or (
-        given.kind != gold.kind and gold.parts == _EMPTY
-    ):
+def _equal_groups(answer: Group, gold: Group, question: str) -> bool:
+    """Compares pairs and intervals in order and by their brackets, and sets and lists in any order."""
+    kinds = {answer.kind, gold.kind}
+    is_empty, is_gold_empty = answer.parts == _EMPTY, gold.parts == _EMPTY
+    if is_empty != is_gold_empty or (is_gold_empty and answer.kind != gold.kind):
         return False
     if kinds == {"tuple", "set"}:
         return False
     if "tuple" not in kinds:
-        return _matched(given.parts, gold.parts, question)
-    if len(given.parts) != len(gold.parts):
+        return _matched(answer.parts, gold.parts, question)
+    if len(answer.parts) != len(gold.parts):
         return False
-    if given.kind == gold.kind and (given.left, given.right) != (gold.left, gold.right):
+    if answer.kind == gold.kind and (answer.left, answer.right) != (gold.left, gold.right):
         return False
-    bare = gold if given.kind == "tuple" else given
-    other = given if given.kind == "tuple" else gold
-    if bare.kind == "list" and (other.left, other.right) != ("(", ")"):
+    # At least one of the two is a tuple: a list without brackets may stand for it, if it is a pair.
+    pair, partner = (answer, gold) if answer.kind == "tuple" else (gold, answer)
+    if partner.kind == "list" and (pair.left, pair.right) != ("(", ")"):
         return False  # an interval needs its brackets
-    return all(equal_answers(a, b, question) for a, b in zip(given.parts, gold.parts))
+    return all(equal_answers(part, gold_part, question) for part, gold_part in zip(answer.parts, gold.parts))
 
 
 def _pieces(answer: Answer) -> Sequence[Answer]:
+    """Returns the parts of a union or of a list, and anything else as its only part."""
     if isinstance(answer, Union):
         return answer.parts
     return answer.parts if isinstance(answer, Group) and answer.kind == "list" else (answer,)
 
 
-def _matched(given: Sequence[Answer], gold: Sequence[Answer], question: str) -> bool:
-    """Matches one to one, in any order; repetitions count once."""
-    given, gold = list(dict.fromkeys(given)), list(dict.fromkeys(gold))
-    left = list(gold)
-    for answer in given:
-        partner = next((other for other in left if equal_answers(answer, other, question)), None)
+def _matched(answer: Sequence[Answer], gold: Sequence[Answer], question: str) -> bool:
+    """Matches one to one, in any order; repetitions count once.
+
+    Repeated are also two parts that are written differently: the second of ``0.5, 1/2`` finds its partner
+    taken, and equals it all the same.
+    """
+    distinct_gold = list(dict.fromkeys(gold))
+    unmatched = list(distinct_gold)
+    for part in dict.fromkeys(answer):
+        partner = next(
+            (candidate for candidate in unmatched if equal_answers(part, candidate, question)), None
+        )
         if partner is not None:
-            left.remove(partner)
-        elif not any(equal_answers(answer, other, question) for other in gold):
+            unmatched.remove(partner)
+        elif not any(equal_answers(part, gold_part, question) for gold_part in distinct_gold):
             return False
-    return not left
+    return not unmatched
 
 
 def _rows(answer: Answer) -> tuple[tuple[Answer, ...], ...]:
@@ -276,15 +301,16 @@ def _rows(answer: Answer) -> tuple[tuple[Answer, ...], ...]:
     return ()
 
 
-def _equal_in_words(given: Answer, gold: Answer, question: str) -> bool:
+def _equal_in_words(answer: Answer, gold: Answer, question: str) -> bool:
     """Compares ``three dollars`` with 3, or 25 with ``twenty five``."""
-    one, other = _as_scalar(given), _as_scalar(gold)
-    if one is None or other is None or (one, other) == (given, gold):
+    number, gold_number = _as_scalar(answer), _as_scalar(gold)
+    if number is None or gold_number is None or (number, gold_number) == (answer, gold):
         return False
-    return equal_answers(one, other, question)
+    return equal_answers(number, gold_number, question)
 
 
 def _as_scalar(answer: Answer) -> Answer | None:
+    """Returns the number that an answer is, or says in words; None where it is none."""
     if not isinstance(answer, Words):
         return answer if isinstance(answer, Scalar) else None
     if answer.text == "infinity":
@@ -297,18 +323,19 @@ def _as_scalar(answer: Answer) -> Answer | None:
     return number if isinstance(number, Scalar) else None
 
 
-def _equal_with_equation(given: Answer, gold: Answer, question: str) -> bool:
-    one, other = _sides(given), _sides(gold)
-    if one is not None and other is not None:
-        return proportional_equations(one, other)
-    if isinstance(given, Equation):
-        end = read_answer(given.right)
-        return equal_answers(end, gold, question) and _leads_to(given, end, question)
+def _equal_with_equation(answer: Answer, gold: Answer, question: str) -> bool:
+    """Compares two equations by whether they are multiples, and one equation with the value it ends in."""
+    sides, gold_sides = _sides(answer), _sides(gold)
+    if sides is not None and gold_sides is not None:
+        return proportional_equations(sides, gold_sides)
+    if isinstance(answer, Equation):
+        end = read_answer(answer.right)
+        return equal_answers(end, gold, question) and _leads_to(answer, end, question)
     # A gold of 9 * 2 = 18 says 18: both of its sides must be that number.
-    if not isinstance(gold, Equation) or not isinstance(given, Scalar):
+    if not isinstance(gold, Equation) or not isinstance(answer, Scalar):
         return False
     left, right = read_answer(gold.left), read_answer(gold.right)
-    return equal_answers(left, right) and equal_answers(right, given)
+    return equal_answers(left, right) and equal_answers(right, answer)
 
 
 def _leads_to(equation: Equation, end: Answer, question: str) -> bool:
@@ -331,10 +358,12 @@ def _leads_to(equation: Equation, end: Answer, question: str) -> bool:
 
 
 def _bare(text: str) -> str:
+    """Returns a formula without spaces, braces and signs of layout, for a search in the question."""
     return re.sub(r"\\left|\\right|[\s{}$]", "", text)
 
 
 def _sides(answer: Answer) -> tuple[str, str] | None:
+    """Returns both sides of ``x + y = 3``, or of ``x = 3`` where the value has no unit; else None."""
     if isinstance(answer, Equation):
         return answer.left, answer.right
     if isinstance(answer, Named) and isinstance(answer.value, Scalar) and not answer.value.unit:
@@ -342,85 +371,96 @@ def _sides(answer: Answer) -> tuple[str, str] | None:
     return None
 
 
-def _equal_scalars(given: Answer, gold: Answer, question: str) -> bool:
-    if not isinstance(given, Scalar) or not isinstance(gold, Scalar):
+def _equal_scalars(answer: Answer, gold: Answer, question: str) -> bool:
+    if not isinstance(answer, Scalar) or not isinstance(gold, Scalar):
         return False
-    if "_" in given.formula or "_" in gold.formula:
-        based = _equal_in_bases(given.formula, gold.formula, question)
-        if based is not None:
-            return based
-    given, gold = (
-        with_short_unit(given, gold, exact_value(gold.formula) is not None),
-        with_short_unit(gold, given, exact_value(given.formula) is not None),
+    if "_" in answer.formula or "_" in gold.formula:
+        is_equal = _equal_in_bases(answer.formula, gold.formula, question)
+        if is_equal is not None:
+            return is_equal
+    answer, gold = (
+        with_short_unit(answer, gold, exact_value(gold.formula) is not None),
+        with_short_unit(gold, answer, exact_value(answer.formula) is not None),
     )
-    if (given.percent and gold.unit) or (gold.percent and given.unit):
+    if (answer.percent and gold.unit) or (gold.percent and answer.unit):
         return False  # 75 % are no 75 degrees
-    if given.unit is not None or gold.unit is not None:
-        return _equal_quantities(given, gold)
+    if answer.unit is not None or gold.unit is not None:
+        return _equal_quantities(answer, gold)
     # A percent sign counts for nothing only where percent are asked for: 0.5 % are no half.
-    asked = gold.percent or _PERCENT.search(question) is not None
-    if (asked or not given.percent) and equal_formulas(given.formula, gold.formula):
+    are_percent_asked_for = gold.percent or _PERCENT.search(question) is not None
+    if (are_percent_asked_for or not answer.percent) and equal_formulas(answer.formula, gold.formula):
         return True
-    if given.percent != gold.percent:
-        percent, plain = (given, gold) if given.percent else (gold, given)
-        value, meant = exact_value(percent.formula), exact_value(plain.formula)
-        return value is not None and meant is not None and value / 100 == meant
-    return False
+    if answer.percent == gold.percent:
+        return False
+    # One has a percent sign: 50 % are 0.5, whichever of them is the gold.
+    percent, number = (answer, gold) if answer.percent else (gold, answer)
+    percent_value, number_value = exact_value(percent.formula), exact_value(number.formula)
+    if percent_value is None or number_value is None:
+        return False
+    return percent_value / 100 == number_value
 
 
-def _equal_quantities(given: Scalar, gold: Scalar) -> bool:
+def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
     """Compares numbers of which at least one has a unit. A unit that one side lacks counts for nothing."""
-    if given.unit is None or gold.unit is None:
-        bare, measured = (given, gold) if given.unit is None else (gold, given)
+    if answer.unit is None or gold.unit is None:
+        bare, measured = (answer, gold) if answer.unit is None else (gold, answer)
         assert measured.unit is not None
         if bare_degrees(measured.unit) and "\\pi" in bare.formula and "\\pi" not in measured.formula:
             return equal_formulas(f"({measured.formula}) \\cdot \\frac{{\\pi}}{{180}}", bare.formula)
-        return equal_formulas(given.formula, gold.formula)
-    for radians, degrees in ((given, gold), (gold, given)):
+        return equal_formulas(answer.formula, gold.formula)
+    for radians, degrees in ((answer, gold), (gold, answer)):
         assert radians.unit is not None and degrees.unit is not None
         if is_radian(radians.unit) and bare_degrees(degrees.unit):
             return equal_formulas(radians.formula, f"({degrees.formula}) \\cdot \\frac{{\\pi}}{{180}}")
-    converted = conversion(given.unit, gold.unit)
+    converted = conversion(answer.unit, gold.unit)
     if converted is None:
         return False
     factor, summand = converted
     if (factor, summand) == (1, 0):
-        return equal_formulas(given.formula, gold.formula)
-    value, meant = exact_value(given.formula), exact_value(gold.formula)
-    if value is not None and meant is not None:
-        return value * factor + summand == meant
-    scaled = f"({given.formula}) \\cdot \\frac{{{factor.numerator}}}{{{factor.denominator}}}"
+        return equal_formulas(answer.formula, gold.formula)
+    value, gold_value = exact_value(answer.formula), exact_value(gold.formula)
+    if value is not None and gold_value is not None:
+        return value * factor + summand == gold_value
+    scaled = f"({answer.formula}) \\cdot \\frac{{{factor.numerator}}}{{{factor.denominator}}}"
     return summand == 0 and equal_formulas(scaled, gold.formula)
 
 
-def _equal_times(given: Answer, gold: Answer, question: str) -> bool:
+def _equal_times(answer: Answer, gold: Answer, question: str) -> bool:
     """Compares times of the day; what may be a ratio is one unless the question asks for a time."""
-    clocks = [answer for answer in (gold, given) if isinstance(answer, Clock)]
-    is_time = clocks[0].is_time(question) if isinstance(gold, Clock) else clocks[0].is_sure
-    if len(clocks) == 2:
-        if is_time or clocks[1].is_sure:
-            return clocks[0].equals(clocks[1])
-        return _equal_ratios(clocks[1].ratio(), clocks[0].ratio())
-    if is_time:
-        number = given if isinstance(gold, Clock) else gold
-        is_hour = clocks[0].minute is None and isinstance(number, Scalar) and number.unit is None
-        return is_hour and isinstance(number, Scalar) and exact_value(number.formula) == clocks[0].hour
-    given = given.ratio() if isinstance(given, Clock) else given
-    gold = gold.ratio() if isinstance(gold, Clock) else gold
-    return _equal_ratios(given, gold)
+    if isinstance(answer, Clock) and isinstance(gold, Clock):
+        if gold.is_time(question) or answer.is_sure:
+            return gold.equals(answer)
+        return _equal_ratios(answer.ratio(), gold.ratio())
+    if isinstance(gold, Clock):
+        if gold.is_time(question):
+            return _is_hour_of(gold, answer)
+        return _equal_ratios(answer, gold.ratio())
+    assert isinstance(answer, Clock), "one of them is a time"
+    if answer.is_sure:
+        return _is_hour_of(answer, gold)
+    return _equal_ratios(answer.ratio(), gold)
 
 
-def _equal_ratios(given: Answer, gold: Answer) -> bool:
+def _is_hour_of(clock: Clock, answer: Answer) -> bool:
+    """Returns whether an answer is the bare number 4 where the time is ``4 p.m.``, without minutes."""
+    if clock.minute is not None or not isinstance(answer, Scalar) or answer.unit is not None:
+        return False
+    return exact_value(answer.formula) == clock.hour
+
+
+def _equal_ratios(answer: Answer, gold: Answer) -> bool:
     """Compares ratios by their proportions, and a ratio of two with the fraction that it is."""
-    if isinstance(given, Ratio) and isinstance(gold, Ratio):
-        if len(given.parts) != len(gold.parts):
+    if isinstance(answer, Ratio) and isinstance(gold, Ratio):
+        if len(answer.parts) != len(gold.parts):
             return False
-        pairs = list(zip(given.parts, gold.parts))
-        return all(
-            equal_formulas(f"({part})({other_meant})", f"({other_part})({meant})")
-            for (part, meant), (other_part, other_meant) in itertools.pairwise(pairs)
-        ) and not any((part.strip("0 ") == "") != (meant.strip("0 ") == "") for part, meant in pairs)
-    ratio, number = (given, gold) if isinstance(given, Ratio) else (gold, given)
+        pairs = list(zip(answer.parts, gold.parts))
+        # 2:4 is 3:6, because 2 · 6 = 4 · 3: of each two neighbours, crosswise.
+        for (part, gold_part), (next_part, next_gold_part) in itertools.pairwise(pairs):
+            if not equal_formulas(f"({part})({next_gold_part})", f"({next_part})({gold_part})"):
+                return False
+        # Crosswise, 0:0 would be proportional to every ratio: a zero must stand where the gold has one.
+        return all(_is_zero(part) == _is_zero(gold_part) for part, gold_part in pairs)
+    ratio, number = (answer, gold) if isinstance(answer, Ratio) else (gold, answer)
     if not isinstance(ratio, Ratio) or not isinstance(number, Scalar) or number.unit or number.percent:
         return False
     return len(ratio.parts) == 2 and equal_formulas(
@@ -428,41 +468,48 @@ def _equal_ratios(given: Answer, gold: Answer) -> bool:
     )
 
 
-def _equal_scores(given: Answer, gold: Answer, question: str) -> bool:
+def _is_zero(part: str) -> bool:
+    return part.strip("0 ") == ""
+
+
+def _equal_scores(answer: Answer, gold: Answer, question: str) -> bool:
     """Compares ``5-3`` with a score by its parts, and with a number by the difference."""
-    if isinstance(given, Score) and isinstance(gold, Score):
-        return given == gold
-    score, other = (given, gold) if isinstance(given, Score) else (gold, given)
+    if isinstance(answer, Score) and isinstance(gold, Score):
+        return answer == gold
+    score, number = (answer, gold) if isinstance(answer, Score) else (gold, answer)
     assert isinstance(score, Score)
+    if not isinstance(number, Scalar):
+        return False
     difference = Scalar(str(score.value()))
-    return equal_answers(difference, other, question) if isinstance(other, Scalar) else False
+    return equal_answers(difference, number, question)
 
 
-def _equal_systems(given: Answer, gold: Answer, question: str) -> bool:
+def _equal_systems(answer: Answer, gold: Answer, question: str) -> bool:
     """Compares the values of names; a pair or a list without names stands for them, in order."""
-    values, meant = _values_by_name(given), _values_by_name(gold)
-    if values is not None and meant is not None:
-        return values.keys() == meant.keys() and all(
-            equal_answers(values[name], meant[name], question) for name in meant
-        )
-    if values is None and meant is None:
+    values, gold_values = _values_by_name(answer), _values_by_name(gold)
+    if values is not None and gold_values is not None:
+        if values.keys() != gold_values.keys():
+            return False
+        return all(equal_answers(values[name], gold_values[name], question) for name in gold_values)
+    if values is not None:
+        by_name, nameless = values, gold
+    elif gold_values is not None:
+        by_name, nameless = gold_values, answer
+    else:
         return False
-    bare, by_name = (gold, values) if values is not None else (given, meant)
-    assert by_name is not None
-    if (
-        not isinstance(bare, Group)
-        or len(bare.parts) != len(by_name)
-        or (bare.left, bare.right) != ("(", ")")
-    ):
+    if not isinstance(nameless, Group) or len(nameless.parts) != len(by_name):
         return False
-    if bare.kind == "set":
+    if nameless.kind == "set" or (nameless.left, nameless.right) != ("(", ")"):
         return False
-    # A pair has the order of the alphabet: (x, y). A list may also have that in which the names stand.
-    orders = [sorted(by_name), list(by_name)]
-    return any(
-        all(equal_answers(part, by_name[name], question) for part, name in zip(bare.parts, order))
-        for order in orders[: 1 if bare is gold and bare.kind == "tuple" else 2]
-    )
+    # A pair has the order of the alphabet: (x, y). Any but a gold's pair may also have that in which the
+    # names stand in the system.
+    orders = [sorted(by_name)]
+    if nameless is not gold or nameless.kind != "tuple":
+        orders.append(list(by_name))
+    for order in orders:
+        if all(equal_answers(part, by_name[name], question) for part, name in zip(nameless.parts, order)):
+            return True
+    return False
 
 
 def _values_by_name(answer: Answer) -> dict[str, Answer] | None:
@@ -472,28 +519,24 @@ def _values_by_name(answer: Answer) -> dict[str, Answer] | None:
     if not isinstance(answer, Named) or not answer.name.startswith("("):
         return None
     names = answer.name.strip("()").split(",")
-    if (
-        not isinstance(answer.value, Group)
-        or len(answer.value.parts) != len(names)
-        or len(set(names)) < len(names)
-    ):
+    has_repetition = len(set(names)) < len(names)
+    if has_repetition or not isinstance(answer.value, Group) or len(answer.value.parts) != len(names):
         return None
     return dict(zip(names, answer.value.parts))
 
 
-def _equal_with_conditions(given: Answer, gold: Answer, question: str) -> bool:
+def _equal_with_conditions(answer: Answer, gold: Answer, question: str) -> bool:
     r"""Compares answers of which at least one has a condition (``\text{for } n \ge 1``). Two must agree;
     one that the gold doesn't have must be about a letter of the gold."""
-    value = given.value if isinstance(given, Qualified) else given
-    meant = gold.value if isinstance(gold, Qualified) else gold
-    if isinstance(given, Qualified) and isinstance(gold, Qualified):
-        if _bare_condition(given.condition) != _bare_condition(gold.condition):
-            return False
-    elif (
-        isinstance(given, Qualified) and isinstance(meant, Scalar) and exact_value(meant.formula) is not None
-    ):
-        return False  # 5 if n > 1: the gold is 5 and nothing else
-    return equal_answers(value, meant, question)
+    value = answer.value if isinstance(answer, Qualified) else answer
+    gold_value = gold.value if isinstance(gold, Qualified) else gold
+    if isinstance(answer, Qualified):
+        if isinstance(gold, Qualified):
+            if _bare_condition(answer.condition) != _bare_condition(gold.condition):
+                return False
+        elif isinstance(gold_value, Scalar) and exact_value(gold_value.formula) is not None:
+            return False  # 5 if n > 1: the gold is 5 and nothing else
+    return equal_answers(value, gold_value, question)
 
 
 _CONDITION_WORDS = re.compile(
@@ -503,28 +546,31 @@ _CONDITION_WORDS = re.compile(
 
 
 def _bare_condition(condition: str) -> str:
+    r"""Returns what of a condition is compared: of ``\text{for all integers } n \ge 1`` it is ``inZnge1``."""
     for written, integer in (("an integer", "\\in Z"), ("integers", "\\in Z"), ("integer", "\\in Z")):
         condition = condition.replace(written, integer)
     condition = re.sub(r"\\text|\\mathbb|\\left|\\right|[{}()$,.;]", " ", condition)
     return re.sub(r"[\s\\]", "", _CONDITION_WORDS.sub(" ", condition))
 
 
-def _equal_in_bases(given: str, gold: str, question: str) -> bool | None:
+def _equal_in_bases(answer: str, gold: str, question: str) -> bool | None:
     """Compares numbers with their base written below; None where neither is one.
 
     The same digits in the same base; a base that one side leaves out is what the other says, if the
     gold says it or the problem speaks of it.
     """
-    one, other = _based(given), _based(gold)
-    if one is None and other is None:
+    number, gold_number = _read_based(answer), _read_based(gold)
+    if number is None and gold_number is None:
         return None
-    digits, base = one or (given, None)
-    gold_digits, gold_base = other or (gold, None)
+    digits, base = number or (answer, None)
+    gold_digits, gold_base = gold_number or (gold, None)
     if digits.lower().lstrip("0") != gold_digits.lower().lstrip("0"):
         return False
     if base == gold_base or base is None:
         return True
-    return gold_base is None and (base == "10" or re.search(rf"base\W{{0,4}}{base}\b", question) is not None)
+    if gold_base is not None:
+        return False
+    return base == "10" or re.search(rf"base\W{{0,4}}{base}\b", question) is not None
 
 
 _BASES = {
@@ -533,7 +579,8 @@ _BASES = {
 }  # fmt: skip
 
 
-def _based(formula: str) -> tuple[str, str] | None:
+def _read_based(formula: str) -> tuple[str, str] | None:
+    """Reads ``101_2`` or ``(101)_{two}`` as its digits and its base, ("101", "2"); else None."""
     match = _BASED.fullmatch(_UPRIGHT.sub(r"\1", formula.strip()))
     if match is None or not any(character.isdigit() for character in match[1]):
         return None

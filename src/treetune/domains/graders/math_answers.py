@@ -330,11 +330,13 @@ def _all_but(holes: list[str]) -> Answer | None:
         numbers.append((number, hole))
     if not numbers:
         return None
-    ends = [_BELOW_ALL, *(Scalar(hole) for _, hole in sorted(set(numbers))), _ABOVE_ALL]
+    in_order = [Scalar(hole) for _, hole in sorted(set(numbers))]
+    ends = [_BELOW_ALL, *in_order, _ABOVE_ALL]
     return Union(tuple(Group("tuple", pair) for pair in itertools.pairwise(ends)))
 
 
 def _rays_beside(hole: Scalar) -> Union:
+    """Returns the open rays below and above a hole."""
     return Union((Group("tuple", (_BELOW_ALL, hole)), Group("tuple", (hole, _ABOVE_ALL))))
 
 
@@ -463,12 +465,14 @@ def _group(text: str, depth: int) -> Answer | None:
 
 
 def _flat(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    r"""Dissolves lists among the parts of a list or a set (from ``0, \\pm 1``)."""
-    return tuple(
-        one
-        for part in parts
-        for one in (part.parts if isinstance(part, Group) and part.kind == "list" else (part,))
-    )
+    r"""Dissolves lists among the parts of a list or a set: ``0, \pm 1`` has the parts 0, 1 and -1."""
+    flat: list[Answer] = []
+    for part in parts:
+        if isinstance(part, Group) and part.kind == "list":
+            flat += part.parts
+        else:
+            flat.append(part)
+    return tuple(flat)
 
 
 def _parts(inner: str, depth: int) -> tuple[Answer, ...]:
@@ -583,21 +587,20 @@ def _distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | 
 
 def _region(text: str, depth: int) -> Answer | None:
     r"""Reads ``x > 3``, ``1 < x \le 2``, ``x < 1 \text{ or } x > 3`` as intervals of one unknown."""
-    excluded = _EXCLUDED.fullmatch(text)
-    if excluded is not None and not _SIGN.search(excluded["values"]):
-        allowed = _all_but(_values(excluded["values"]))
-        return Union(allowed.parts, named=excluded["name"]) if isinstance(allowed, Union) else None
-    pieces = [piece for part in split_at_top(text, (",",)) for piece in _and_parts(part)]
+    # x \ne 1, 2: one exclusion of several values
+    exclusion = _EXCLUDED.fullmatch(text)
+    if exclusion is not None and not _SIGN.search(exclusion["values"]):
+        return _named_region({exclusion["name"]}, _all_but(_values(exclusion["values"])))
+    pieces: list[str] = []
+    for part in split_at_top(text, (",",)):
+        pieces += _and_parts(part)
+    # x \ne 1, x \ne 2: every piece is an exclusion
     exclusions = [_EXCLUDED.fullmatch(piece.strip()) for piece in pieces]
     if len(pieces) > 1 and all(exclusions):
-        excluded_names = {match["name"] for match in exclusions if match is not None}
-        allowed = _all_but([match["values"].strip() for match in exclusions if match is not None])
-        return (
-            Union(allowed.parts, named=excluded_names.pop())
-            if len(excluded_names) == 1 and isinstance(allowed, Union)
-            else None
-        )
-    meet = _MEETING_AND.search(text) is not None
+        matches = [match for match in exclusions if match is not None]
+        values = [match["values"].strip() for match in matches]
+        return _named_region({match["name"] for match in matches}, _all_but(values))
+    is_intersection = _MEETING_AND.search(text) is not None
     rays: list[Answer] = []
     names: set[str] = set()
     for piece in pieces:
@@ -611,12 +614,19 @@ def _region(text: str, depth: int) -> Answer | None:
         rays += parts
     if len(names) != 1:
         return None
-    if meet and len(pieces) > 1:
-        return _met(rays) or Scalar(text)
+    if is_intersection and len(pieces) > 1:
+        return _intersect(rays) or Scalar(text)
     return Union(tuple(rays), named=names.pop())
 
 
-def _met(rays: list[Answer]) -> Answer | None:
+def _named_region(names: set[str], allowed: Answer | None) -> Union | None:
+    """Returns the region as that of its unknown; None where it has several names or is no union."""
+    if len(names) != 1 or not isinstance(allowed, Union):
+        return None
+    return Union(allowed.parts, named=next(iter(names)))
+
+
+def _intersect(rays: list[Answer]) -> Answer | None:
     """Makes ``x > 1 and x < 2`` an interval; None unless one ray up and one down meet."""
     if len(rays) != 2 or not all(isinstance(ray, Group) for ray in rays):
         return None
@@ -625,36 +635,52 @@ def _met(rays: list[Answer]) -> Answer | None:
     if up.parts[1] != _ABOVE_ALL or down.parts[0] != _BELOW_ALL:
         return None
     start, end = up.parts[0], down.parts[1]
-    low, high = (exact_value(at.formula) if isinstance(at, Scalar) else None for at in (start, end))
+    if not isinstance(start, Scalar) or not isinstance(end, Scalar):
+        return None
+    low, high = exact_value(start.formula), exact_value(end.formula)
     if low is None or high is None or low >= high:
         return None
     return Group("tuple", (start, end), up.left, down.right)
 
 
 def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
-    if len(signs) == 1 and (distance := _distance(signs, sides)) is not None:
-        return distance
-    if len(signs) == 1 and not _NAME.fullmatch(sides[0]) and _NAME.fullmatch(sides[1]):
-        signs = [{"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(signs[0], signs[0])]
-        sides = sides[::-1]
-    if len(signs) == 1 and _NAME.fullmatch(sides[0]):
-        value = read_answer(sides[1], depth + 1)
-        if not isinstance(value, Scalar):
-            return None
-        if signs[0] == "!=":
-            below, above = Group("tuple", (_BELOW_ALL, value)), Group("tuple", (value, _ABOVE_ALL))
-            return sides[0], [below, above]
-        if signs[0] in ("<", "<="):
-            return sides[0], [Group("tuple", (_BELOW_ALL, value), "(", ")" if signs[0] == "<" else "]")]
-        return sides[0], [Group("tuple", (value, _ABOVE_ALL), "(" if signs[0] == ">" else "[", ")")]
+    """Reads one inequality as the name of its unknown and the intervals where it holds.
+
+    ``x > 3`` has the sides x and 3 and gives ("x", [(3, ∞)]); ``3 < x`` gives the same, ``x != 3`` two rays,
+    and ``1 < x <= 2``, which has two signs, ("x", [(1, 2]]). None where no unknown stands alone.
+    """
+    if len(signs) == 1:
+        distance = _distance(signs, sides)
+        return distance if distance is not None else _rays_of_one_sign(signs[0], sides, depth)
     if len(signs) == 2 and _NAME.fullmatch(sides[1]) and {sign[0] for sign in signs} in ({"<"}, {">"}):
-        if signs[0][0] == ">":
+        if signs[0][0] == ">":  # 2 >= x > 1 is 1 < x <= 2
             signs, sides = [sign.replace(">", "<") for sign in signs[::-1]], sides[::-1]
         ends = read_answer(sides[0], depth + 1), read_answer(sides[2], depth + 1)
-        return sides[1], [
-            Group("tuple", ends, "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")
-        ]
+        left = "(" if signs[0] == "<" else "["
+        right = ")" if signs[1] == "<" else "]"
+        return sides[1], [Group("tuple", ends, left, right)]
     return None
+
+
+_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
+"""Each sign as it is read from the right: ``3 < x`` is ``x > 3``."""
+
+
+def _rays_of_one_sign(sign: str, sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
+    """Reads an inequality with one sign and an unknown alone on one of its sides (see `_rays`)."""
+    name, bound = sides
+    if not _NAME.fullmatch(name):
+        sign, name, bound = _MIRRORED.get(sign, sign), bound, name
+        if not _NAME.fullmatch(name):
+            return None
+    value = read_answer(bound, depth + 1)
+    if not isinstance(value, Scalar):
+        return None
+    if sign == "!=":
+        return name, list(_rays_beside(value).parts)
+    if sign in ("<", "<="):
+        return name, [Group("tuple", (_BELOW_ALL, value), "(", ")" if sign == "<" else "]")]
+    return name, [Group("tuple", (value, _ABOVE_ALL), "(" if sign == ">" else "[", ")")]
 
 
 # ABC, AB': points of a figure, or a Roman number
@@ -721,8 +747,9 @@ def _words(text: str) -> Words | Scalar | None:
     plain_words = [word for word in _WORD.findall(plain) if word.lower() not in _CALLED]
     if whole and not plain_words and plain:
         return None
-    long = any(len(word) > 3 for word in plain_words) or (whole and plain_words)
-    if not long and plain.lower() not in _SHORT_WORDS:
+    # abc may be a product of three letters, but "even" is a word, and so is all within \text.
+    are_words = any(len(word) > 3 for word in plain_words) or (whole and plain_words)
+    if not are_words and plain.lower() not in _SHORT_WORDS:
         return None
     if "," in plain:
         return None if len(plain.split(",")) <= MOST_PARTS else Words(plain.lower())
@@ -736,6 +763,7 @@ _SHORT_WORDS = {
 
 
 def _scalar(text: str) -> Answer:
+    r"""Reads a number or formula with what stands at it: ``(1{,}200 \text{ cm})`` without its brackets."""
     text = text.strip()
     opening, _, inner = _brackets(text)
     if opening == "(" and text.endswith(")"):

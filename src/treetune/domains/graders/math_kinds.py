@@ -69,9 +69,10 @@ class Clock:
 
     def equals(self, other: Clock) -> bool:
         """Compares two times; a half of the day that one of them leaves out is what the other says."""
-        is_one_whole_hour = (self.minute is None) != (other.minute is None)
-        are_both_halves = bool(self.half and other.half)
-        if is_one_whole_hour and (not are_both_halves or self.minute or other.minute):
+        # ``4 p.m.`` says no minutes, and so is ``4:00 p.m.``, but neither ``4:30 p.m.`` nor ``4:00``.
+        lacks_one_minutes = (self.minute is None) != (other.minute is None)
+        have_both_halves = bool(self.half and other.half)
+        if lacks_one_minutes and (not have_both_halves or self.minute or other.minute):
             return False
         if (self.minute or 0, self.second or 0) != (other.minute or 0, other.second or 0):
             return False
@@ -82,11 +83,13 @@ class Clock:
         return self._hour_of_day() == other._hour_of_day() and bool(self.half or other.half)
 
     def _hour_of_day(self) -> int:
+        """Returns the hour from 0 to 23: 16 for ``4 p.m.``, 0 for ``12 a.m.``; as written without a half."""
         if not self.half:
             return self.hour
         return self.hour % 12 + (12 if self.half == "pm" else 0)
 
     def ratio(self) -> Ratio:
+        """Returns what was written, read as a ratio: ``1:20`` is 1 to 20."""
         parts = (
             (self.hour, self.minute or 0)
             if self.second is None
@@ -95,12 +98,12 @@ class Clock:
         return Ratio(tuple(str(part) for part in parts))
 
 
-def _half_of_day(words: str) -> str:
-    """Returns am, pm or, for "o'clock", nothing."""
-    words = words.lower().replace(" ", "")
-    if words.endswith(("am", "morning", "midnight")):
+def _half_of_day(text: str) -> str:
+    """Returns am for "in the morning", pm for "P M", and nothing for "o'clock"."""
+    text = text.lower().replace(" ", "")
+    if text.endswith(("am", "morning", "midnight")):
         return "am"
-    return "pm" if words.endswith(("pm", "afternoon", "evening", "noon")) else ""
+    return "pm" if text.endswith(("pm", "afternoon", "evening", "noon")) else ""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class Ratio:
 
     @classmethod
     def read(cls, parts: list[str]) -> Ratio | None:
-        """Makes a ratio of parts that colons part; None where one of them is empty."""
+        """Makes a ratio of the parts between colons; None where one of them is empty."""
         stripped = tuple(part.strip() for part in parts)
         return cls(stripped) if 1 < len(stripped) <= 8 and all(stripped) else None
 
@@ -134,6 +137,7 @@ class Score:
         return cls(tuple(int(part) for part in text.split("-")))
 
     def value(self) -> Fraction:
+        """Returns the difference that was written: ``5-3`` is 2."""
         return Fraction(self.parts[0] - sum(self.parts[1:]))
 
 
@@ -188,6 +192,7 @@ class Date:
 
 
 def _month(text: str) -> int | None:
+    """Returns the number of a month: 1 for ``January``, ``jan``, ``janu`` and ``01``; None for no month."""
     if text.isdigit():
         return int(text)
     name = text.lower()

@@ -89,6 +89,7 @@ _TEMPERATURE = re.compile(
     r"(?:degrees? |\^\\circ ?)(?P<symbol>[CF])|(?:degrees? |\^\\circ ?)?(?P<name>[Cc]elsius|[Ff]ahrenheit)"
     r"|(?P<kelvin>K|[Kk]elvins?)"
 )
+_POWERS = {"squared": 2, "cubed": 3}
 _TEMPERATURE_SYMBOLS = {"C": "celsius", "F": "fahrenheit"}
 _SYMBOLS_OF_MONEY = {"USD": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee"}
 
@@ -132,21 +133,24 @@ def read_unit(text: str) -> Unit | None:
     if len(text.split()) > MOST_WORDS or re.search(r"[^-A-Za-z'¢€£¥₹./^\d{}() ]", text):
         return None
     text = _OF.sub("", " ".join(text.split()))
+    # km/h/s: what stands before the first slash multiplies, and all behind it divides.
+    numerator, *denominators = text.replace(" / ", "/").replace("/ ", "/").split("/")
+    products = [(product, -1) for product in denominators]
+    if numerator or not denominators:  # "per second" has no numerator
+        products.insert(0, (numerator, 1))
     powers: dict[str, int] = {}
     factor = Fraction(1)
-    for place, part in enumerate(text.replace(" / ", "/").replace("/ ", "/").split("/")):
-        if place == 0 and not part and "/" in text:
-            continue  # "per second"
-        sign = 1 if place == 0 else -1
-        product = _read_product(part.strip(" ()"))
-        if product is None:
+    for product, sign in products:
+        unit = _read_product(product.strip(" ()"))
+        if unit is None:
             return None
-        for dimension, power in product.dimensions:
+        for dimension, power in unit.dimensions:
             powers[dimension] = powers.get(dimension, 0) + sign * power
-        factor *= product.factor**sign
+        factor *= unit.factor**sign
     if not powers:
         return None
-    return Unit(tuple(sorted((name, power) for name, power in powers.items() if power)), factor)
+    remaining = [(dimension, power) for dimension, power in powers.items() if power]
+    return Unit(tuple(sorted(remaining)), factor)
 
 
 def _read_temperature(text: str) -> Unit | None:
@@ -159,29 +163,32 @@ def _read_temperature(text: str) -> Unit | None:
 
 
 def _read_product(text: str) -> Unit | None:
-    """Reads ``kg m``, ``square feet``, ``meters squared`` or a noun ("red balls")."""
-    words = text.split()
-    if not words:
+    """Reads ``kg m``, ``square feet``, ``meters squared`` or a noun ("red balls").
+
+    ``square feet`` and ``feet squared`` both are ``Unit((("length", 2),), …)``.
+    """
+    factors = text.split()
+    if not factors:
         return None
     powers: dict[str, int] = {}
     factor = Fraction(1)
-    next_power = 1
-    place = 0
-    while place < len(words):
-        word = words[place]
-        place += 1
-        if word.lower().rstrip(".") in ("square", "sq", "cubic", "cu"):
-            next_power = 2 if word.lower().startswith("s") else 3
+    next_power = 1  # 2 behind "square"
+    index = 0
+    while index < len(factors):
+        symbol = factors[index]
+        index += 1
+        if symbol.lower().rstrip(".") in ("square", "sq", "cubic", "cu"):
+            next_power = 2 if symbol.lower().startswith("s") else 3
             continue
-        match = _FACTOR.fullmatch(word)
+        match = _FACTOR.fullmatch(symbol)
         unit = None if match is None else _look_up(match["name"])
         if match is None or unit is None:
             return _read_noun(text)
         power = int(match["power"]) if match["power"] else next_power
         next_power = 1
-        if place < len(words) and words[place].lower() in ("squared", "cubed"):
-            power = 2 if words[place].lower() == "squared" else 3
-            place += 1
+        if index < len(factors) and factors[index].lower() in _POWERS:
+            power = _POWERS[factors[index].lower()]
+            index += 1
         if abs(power) > LARGEST_POWER:
             return None
         for dimension, exponent in unit.dimensions:
@@ -216,14 +223,15 @@ def _read_noun(text: str) -> Unit | None:
     match = re.fullmatch(r"([-A-Za-z' ]+?)\.?(?:\^\{?([23])\}?)?", text)
     if match is None:
         return None
-    words = match[1].lower().split()
-    if any(word in _NO_NOUNS or _ORDINAL_PART.fullmatch(word) for word in words):
+    nouns = match[1].lower().split()
+    if any(noun in _NO_NOUNS or _ORDINAL_PART.fullmatch(noun) for noun in nouns):
         return None
-    if _CHANGED.fullmatch(words[-1]) or words[-1].endswith("ly"):
+    if _CHANGED.fullmatch(nouns[-1]) or nouns[-1].endswith("ly"):
         return None  # "reduced", "doubled", "roughly" say something about the number
     if len(match[1]) == 1:
         return None  # a letter is a variable, or a k
-    noun = " ".join(word.removesuffix("s") if len(word) > 3 else word for word in words)
+    # In the singular, so that 1 apple and 2 apples have one unit.
+    noun = " ".join(noun.removesuffix("s") if len(noun) > 3 else noun for noun in nouns)
     return Unit(((noun, int(match[2] or 1)),))
 
 
@@ -259,7 +267,6 @@ _SCALES: dict[str, int | Fraction] = {
     "hundredths": Fraction(1, 100), "thousandths": Fraction(1, 1000), "halves": Fraction(1, 2),
     "thirds": Fraction(1, 3), "quarters": Fraction(1, 4),
 }  # fmt: skip
-_POWERS = {"squared": 2, "cubed": 3}
 # USD 5, -€5, £-5; \frac behind the symbol, too
 _MONEY_FIRST = re.compile(r"(?P<sign>- ?)?(?P<symbol>USD|€|£|¥|₹) ?(?P<rest>-?[\d.\\].*)", re.DOTALL)
 # ^\circ and ^\circ C at the end
@@ -288,20 +295,14 @@ _QUANTITY = re.compile(
 def split_unit(text: str) -> Scalar:
     """Tells a number from the unit, the currency or the percent sign with it.
 
-    Text that is no unit stays in the formula, which then is none and equals nothing but itself.
+    ``5 cm`` is ``Scalar("5", read_unit("cm"))``, ``€5`` is ``Scalar("5", read_unit("euro"))`` and ``50%`` is
+    ``Scalar("50", percent=True)``. Text that is no unit stays in the formula (``5 is wrong``), which then is
+    none and equals nothing but itself.
     """
     text = text.strip()
     money = _MONEY_FIRST.fullmatch(text)
     if money is not None:
-        currency = _look_up(_SYMBOLS_OF_MONEY[money["symbol"]])
-        amount = split_unit(money["rest"])
-        sign = "-" if money["sign"] else ""
-        is_same = amount.unit is None or (
-            currency is not None and amount.unit.dimensions == currency.dimensions
-        )
-        if is_same and not amount.percent:
-            return Scalar(sign + amount.formula, currency)
-        return Scalar(text)
+        return _read_money(money) or Scalar(text)
     degrees = _DEGREES.search(text)
     if degrees is not None and not _OF_AN_ANGLE.search(text):
         number = text[: degrees.start()].strip()
@@ -310,63 +311,86 @@ def split_unit(text: str) -> Scalar:
         return Scalar(text[:-1].strip(), None, percent=True)
     if text.endswith("USD"):
         return Scalar(text[:-3].strip(), read_unit("dollar"))
-    number, words = _split_words(text)
-    if not number or not words:
+    number, unit_text = _split_text(text)
+    if not number or not unit_text:
         return Scalar(text)
-    return _measured(number, words) or Scalar(text)
+    return _read_measured(number, unit_text) or Scalar(text)
 
 
-def _split_words(text: str) -> tuple[str, str]:
-    r"""Returns the number and the words behind it: after the first ``\text``, or plain words."""
+def _read_money(money: re.Match[str]) -> Scalar | None:
+    """Reads an amount behind its currency; None for ``€5 \\text{ cm}`` or ``€5%``, which are no amounts."""
+    currency = _look_up(_SYMBOLS_OF_MONEY[money["symbol"]])
+    amount = split_unit(money["rest"])
+    if amount.percent:
+        return None
+    # A unit behind the number may repeat the currency (USD 5 dollars), also as a part of it (cents).
+    if amount.unit is not None and (currency is None or amount.unit.dimensions != currency.dimensions):
+        return None
+    sign = "-" if money["sign"] else ""
+    return Scalar(sign + amount.formula, currency)
+
+
+def _split_text(text: str) -> tuple[str, str]:
+    r"""Returns the number and the text behind it, which begins with the first ``\text`` or is a plain unit.
+
+    ``5 \text{ red balls}`` is ("5", "red balls"), and ``5cm^2`` is ("5", "cm^2"). Both are "" where nothing
+    stands behind a number.
+    """
     upright = _TEXT.search(text)
     if upright is not None:
         number = text[: upright.start()].rstrip(" (~")
-        words = re.sub(r"[{}~]", "", _TEXT.sub(r" \1 ", text[upright.start() :]))
-        words = re.sub(r"\s*\^\s*", "^", " ".join(words.split())).strip("()")
-        return (number, words) if _END_OF_NUMBER.search(number) else ("", "")
+        unit_text = re.sub(r"[{}~]", "", _TEXT.sub(r" \1 ", text[upright.start() :]))
+        unit_text = re.sub(r"\s*\^\s*", "^", " ".join(unit_text.split())).strip("()")
+        return (number, unit_text) if _END_OF_NUMBER.search(number) else ("", "")
     plain = _PLAIN_UNIT.search(text)
     if plain is None:
         return "", ""
-    number, words = text[: plain.start()].strip(), plain["unit"].strip()
-    first_word = re.split(r"[ /^.]", words)[0]
-    if _is_product(first_word, words, plain["gap"]):
+    number, unit_text = text[: plain.start()].strip(), plain["unit"].strip()
+    first_word = re.split(r"[ /^.]", unit_text)[0]
+    if _is_product(first_word, unit_text, plain["gap"]):
         return "", ""
     if first_word in _NO_UNITS or not re.fullmatch(r"[-+.,:\d/ {}()!\\a-z^]*", number):
         return "", ""
-    return number, words.replace("{", "").replace("}", "")
+    return number, unit_text.replace("{", "").replace("}", "")
 
 
 _WRITTEN_TO_THE_NUMBER = {"cm", "mm", "km", "kg", "mg", "ft", "in", "lb", "oz", "hr", "mi", "ml", "yd"}
 
 
-def _is_product(first_word: str, words: str, gap: str) -> bool:
+def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
     """Returns whether letters behind a number are variables, as in ``5nb``, and no unit or noun."""
     if len(first_word) == 2 and not gap:
         return first_word.lower() not in _WRITTEN_TO_THE_NUMBER
-    return _look_up(first_word) is None and not any(len(word) > 3 for word in re.findall(r"[A-Za-z]+", words))
+    if _look_up(first_word) is not None:
+        return False
+    return all(len(letters) <= 3 for letters in re.findall(r"[A-Za-z]+", unit_text))
 
 
-def _measured(number: str, words: str) -> Scalar | None:
-    """Reads the words behind a number: a scale, then percent or a unit; None where they are neither."""
-    words = words.rstrip(" .").strip() if not words.endswith("m.") else words
-    first, _, rest = words.partition(" ")
+def _read_measured(number: str, unit_text: str) -> Scalar | None:
+    """Reads a number with the text behind it: a scale, then percent or a unit; None where it is neither.
+
+    Of "5" and "dozen eggs" the formula is 12 · (5), and eggs are the unit.
+    """
+    if not unit_text.endswith("m."):  # the end of "p.m.", which is no unit and must stay so
+        unit_text = unit_text.rstrip(" .").strip()
+    first, _, rest = unit_text.partition(" ")
     if first.lower() in _POWERS:
         number = f"({number})^{_POWERS[first.lower()]}"
-        words = rest.strip()
+        unit_text = rest.strip()
     elif first.lower() in _SCALES:
         scale = Fraction(_SCALES[first.lower()])
         number = f"\\frac{{{scale.numerator}}}{{{scale.denominator}}} \\cdot ({number})"
-        words = rest.strip().removeprefix("of ").strip()
-    if not words:
+        unit_text = rest.strip().removeprefix("of ").strip()
+    if not unit_text:
         return Scalar(number)
-    if words.lower() in ("percent", "per cent"):
+    if unit_text.lower() in ("percent", "per cent"):
         return Scalar(number, None, percent=True)
-    unit = read_unit(words)
+    unit = read_unit(unit_text)
     return None if unit is None else Scalar(number, unit)
 
 
 def with_short_unit(answer: Scalar, other: Scalar, other_is_number: bool) -> Scalar:
-    """Reads ``5 m`` as a length where the other is a number, and as a product where it is a formula."""
+    """Reads ``5 m`` as a length where the answer beside it is a number, else as 5 times a variable."""
     match = _SHORT_UNIT.fullmatch(answer.formula)
     if match is None or answer.unit is not None or not (other_is_number or other.unit is not None):
         return answer
@@ -410,8 +434,11 @@ def sum_of_quantities(text: str) -> Scalar | None:
 
 
 def conversion(unit: Unit, other: Unit) -> tuple[Fraction, Fraction] | None:
-    """Returns factor and summand that make a number of `unit` one of `other`; None where they measure
-    different things. A bare degree is one of whatever temperature the other is."""
+    """Returns the factor and the summand that convert a number of `unit` to `other`.
+
+    From °C to K they are 1 and 273.15. None where the two measure different things. A bare degree is one of
+    whatever temperature the other is.
+    """
     if (
         unit == other
         or (bare_degrees(unit) and is_temperature(other))

@@ -78,12 +78,12 @@ class Minerva(Grader):
             message = f"not read: {len(response)} characters, more than {LONGEST}"
             return Grade(reward=0.0, outcome="error", message=message)
         answer = self.behind_thought(response, problem)
-        given = extract(answer or "", problem.prompt)
-        gold = _gold_answers(problem)
-        if not given:
+        answers = extract(answer or "", problem.prompt)
+        gold_answers = _gold_answers(problem)
+        if not answers:
             return Grade(reward=0.0, outcome="no_answer")
-        correct = lists_agree(given, gold)
-        return Grade(reward=float(correct), outcome="ok", extracted=_BETWEEN.join(given))
+        correct = lists_agree(answers, gold_answers)
+        return Grade(reward=float(correct), outcome="ok", extracted=_BETWEEN.join(answers))
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
@@ -140,7 +140,7 @@ _LAST: list[tuple[str, str]] = [
 _UNIT = re.compile(r"\\text\{.*?\}$")
 _ZEROS = re.compile(r"(\d)\.0+(?!\d)")
 _ROOT = re.compile(r"\\(sqrt|tan)([A-Za-z0-9]+)")
-_FRAC = re.compile(r"\\frac(?:(?P<one>[^\s{}\\])(?P<two>[^\s{}\\])|(?P<first>[^\s{}\\])(?=\{))")
+_FRAC = re.compile(r"\\frac(?:(?P<above>[^\s{}\\])(?P<below>[^\s{}\\])|(?P<first>[^\s{}\\])(?=\{))")
 _SLASH = re.compile(r"(-?\d+|-?\d*\\sqrt\{\d+\})/(-?\d+|-?\d*\\sqrt\{\d+\})")
 
 
@@ -161,6 +161,8 @@ def extract(text: str, question: str) -> list[str]:
 
 
 def _parts(text: str) -> list[str]:
+    """Returns the texts of the answers, by the first of five signs of an answer that the text has: the phrase
+    of the paper's prompt, boxes, "the answer is", the output of a program, a number."""
     _, start, rest = text.partition("final answer is $")
     if start and "$. I hope" in rest:
         return [rest.partition("$. I hope")[0]]
@@ -171,8 +173,8 @@ def _parts(text: str) -> list[str]:
                 percent = "%" if text[end + 1 : end + 2] == "%" else ""
                 contents.append(text[box.end() : end] + percent)
         return contents
-    _, told, rest = text.rpartition("he answer is")
-    if told:
+    _, marker, rest = text.rpartition("he answer is")
+    if marker:
         return [rest]
     outputs = _OUTPUT.findall(text)
     if outputs:
@@ -183,12 +185,12 @@ def _parts(text: str) -> list[str]:
 
 def normalised(text: str) -> str:
     """Returns one answer in the form that is compared: the rules, one after the other."""
-    text = _applied(_FIRST, text.strip())
+    text = _apply_rules(_FIRST, text.strip())
     without_unit = _UNIT.sub("", text).strip()
-    text = _applied(_THEN, without_unit or text)
+    text = _apply_rules(_THEN, without_unit or text)
     if "\\infty" not in text:
         text = text.replace("inf", "\\infty")
-    text = _applied(_LAST, text)
+    text = _apply_rules(_LAST, text)
     if "j" in text and "i" not in text:
         text = text.replace("j", "i")
     text = _ZEROS.sub(r"\1", text)
@@ -196,14 +198,21 @@ def normalised(text: str) -> str:
         text = "0" + text
     text = _ROOT.sub(r"\\\1{\2}", text)
     text = text.replace(" ", "")
-    text = _FRAC.sub(lambda m: r"\frac" + "".join(f"{{{m[i]}}}" for i in (1, 2, 3) if m[i]), text)
+    text = _FRAC.sub(_brace_fraction, text)
     match = _SLASH.fullmatch(text)
     if match:
         text = rf"\frac{{{match[1]}}}{{{match[2]}}}"
     return text.rstrip("\\,.")
 
 
-def _applied(rules: list[tuple[str, str]], text: str) -> str:
+def _brace_fraction(match: re.Match[str]) -> str:
+    r"""Writes ``\frac12`` as ``\frac{1}{2}``, and of ``\frac1{2}`` the numerator as ``\frac{1}``."""
+    braced = [f"{{{argument}}}" for argument in match.groups() if argument]
+    return r"\frac" + "".join(braced)
+
+
+def _apply_rules(rules: list[tuple[str, str]], text: str) -> str:
+    """Replaces by one rule after the other, and strips the text after each."""
     for pattern, into in rules:
         text = re.sub(pattern, into, text).strip()
     return text
@@ -212,27 +221,30 @@ def _applied(rules: list[tuple[str, str]], text: str) -> str:
 # Equality
 
 
-def lists_agree(given: list[str], gold: list[str]) -> bool:
-    """Returns whether each of one list has its like in the other; the last ``len(gold)`` of `given` count."""
-    gold = list(dict.fromkeys(gold))
-    given = list(dict.fromkeys(given))[-len(gold) :] if gold else []
-    if not given or len(gold) > MOST_ANSWERS:
+def lists_agree(answers: list[str], golds: list[str]) -> bool:
+    """Returns whether each of one list has its like in the other; the last ``len(golds)`` answers count."""
+    golds = list(dict.fromkeys(golds))
+    answers = list(dict.fromkeys(answers))[-len(golds) :] if golds else []
+    if not answers or len(golds) > MOST_ANSWERS:
         return False
-    same = [[agree(one, other) for other in gold] for one in given]
-    return all(map(any, same)) and all(map(any, zip(*same, strict=True)))
+    agreement = [[agree(answer, gold_answer) for gold_answer in golds] for answer in answers]
+    every_answer_has_a_gold = all(map(any, agreement))
+    every_gold_has_an_answer = all(map(any, zip(*agreement, strict=True)))
+    return every_answer_has_a_gold and every_gold_has_an_answer
 
 
-def agree(given: str, gold: str) -> bool:
+def agree(answer: str, gold: str) -> bool:
     r"""Returns whether two normalised answers count as the same. Unions of intervals agree as lists."""
-    if "\\cup" in given and "\\cup" in gold:
-        return lists_agree(given.split("\\cup"), gold.split("\\cup"))
-    numbers = [_float(text.replace(",", "")) for text in (given, gold)]
-    if numbers[0] is not None and numbers[1] is not None and abs(numbers[0] - numbers[1]) < CLOSE:
+    if "\\cup" in answer and "\\cup" in gold:
+        return lists_agree(answer.split("\\cup"), gold.split("\\cup"))
+    number, gold_number = _float(answer.replace(",", "")), _float(gold.replace(",", ""))
+    if number is not None and gold_number is not None and abs(number - gold_number) < CLOSE:
         return True
-    return given == gold or _math_equal(given, gold)
+    return answer == gold or _math_equal(answer, gold)
 
 
 def _float(text: str) -> float | None:
+    """Returns the finite number that a text is; else None."""
     try:
         value = float(text)
     except ValueError:
@@ -241,6 +253,7 @@ def _float(text: str) -> float | None:
 
 
 def _number(text: str) -> float | None:
+    """Returns the number that a text is, ``1,200`` or ``50%`` (0.5); else None."""
     text = text.replace(",", "")
     value = _float(text)
     if value is None and text.endswith("%"):
@@ -249,63 +262,82 @@ def _number(text: str) -> float | None:
     return value
 
 
-def _math_equal(given: str, gold: str, depth: int = 0) -> bool:
+def _math_equal(answer: str, gold: str, depth: int = 0) -> bool:
+    """Compares two normalised answers: as numbers, pairs, matrices, equations or formulas, in this order."""
     if depth > 5:
         return False
-    numbers = _number(given), _number(gold)
-    if numbers[0] is not None and numbers[1] is not None:
-        value, meant = numbers
-        assert value is not None and meant is not None
-        return any(
-            math.isclose(value, one, rel_tol=1e-9, abs_tol=CLOSE) for one in (meant / 100, meant, meant * 100)
-        )
-    if _bracketed(given) and _bracketed(gold):
-        parts, others = given[1:-1].split(","), gold[1:-1].split(",")
-        if len(parts) == len(others) and all(
-            _math_equal(one, other, depth + 1) for one, other in zip(parts, others, strict=True)
-        ):
+    number, gold_number = _number(answer), _number(gold)
+    if number is not None and gold_number is not None:
+        # A percentage equals the number without its sign, either way.
+        accepted = (gold_number / 100, gold_number, gold_number * 100)
+        return any(math.isclose(number, value, rel_tol=1e-9, abs_tol=CLOSE) for value in accepted)
+    if _is_bracketed(answer) and _is_bracketed(gold):
+        parts, gold_parts = answer[1:-1].split(","), gold[1:-1].split(",")
+        if _are_math_equal(parts, gold_parts, depth + 1):
             return True
-    rows, other_rows = _matrix(given), _matrix(gold)
-    if rows is not None and other_rows is not None:
-        return [len(row) for row in rows] == [len(row) for row in other_rows] and all(
-            _math_equal(one, other, depth + 1)
-            for row, other_row in zip(rows, other_rows, strict=True)
-            for one, other in zip(row, other_row, strict=True)
+    rows, gold_rows = _matrix(answer), _matrix(gold)
+    if rows is not None and gold_rows is not None:
+        if len(rows) != len(gold_rows):
+            return False
+        if any(len(row) != len(gold_row) for row, gold_row in zip(rows, gold_rows, strict=True)):
+            return False
+        return all(
+            _are_math_equal(row, gold_row, depth + 1) for row, gold_row in zip(rows, gold_rows, strict=True)
         )
-    if given.count("=") == 1 and gold.count("=") == 1:
-        sides = (f"{left}-({right})" for left, right in (given.split("="), gold.split("=")))
-        one, other = sides
-        return _symbolic(one, other) or _symbolic(f"-({one})", other)
-    for one, other, turned in ((given, gold, False), (gold, given, True)):
-        if one.count("=") == 1 and "=" not in other and len(one.split("=")[0].strip()) <= 2:
-            right = one.split("=")[1]
-            return _math_equal(other, right, depth + 1) if turned else _math_equal(right, other, depth + 1)
-    return given == gold or _symbolic(given, gold)
+    if answer.count("=") == 1 and gold.count("=") == 1:
+        difference, gold_difference = _left_minus_right(answer), _left_minus_right(gold)
+        return _symbolic(difference, gold_difference) or _symbolic(f"-({difference})", gold_difference)
+    if _is_named_value(answer) and "=" not in gold:
+        return _math_equal(answer.split("=")[1], gold, depth + 1)
+    if _is_named_value(gold) and "=" not in answer:
+        return _math_equal(answer, gold.split("=")[1], depth + 1)
+    return answer == gold or _symbolic(answer, gold)
 
 
-def _bracketed(text: str) -> bool:
+def _are_math_equal(parts: list[str], gold_parts: list[str], depth: int) -> bool:
+    """Compares part by part; lists of different lengths are different."""
+    if len(parts) != len(gold_parts):
+        return False
+    return all(_math_equal(part, gold_part, depth) for part, gold_part in zip(parts, gold_parts, strict=True))
+
+
+def _left_minus_right(equation: str) -> str:
+    """Writes ``x=3`` as ``x-(3)``."""
+    left, right = equation.split("=")
+    return f"{left}-({right})"
+
+
+def _is_named_value(text: str) -> bool:
+    """Returns whether a text is ``x=3``, with at most two characters on the left."""
+    return text.count("=") == 1 and len(text.split("=")[0].strip()) <= 2
+
+
+def _is_bracketed(text: str) -> bool:
     return len(text) > 2 and text[0] in "([" and text[-1] in ")]"
 
 
 def _matrix(text: str) -> list[list[str]] | None:
+    """Returns the rows of cells of a ``pmatrix`` or ``bmatrix``; None for any other text."""
     match = re.fullmatch(r"\\begin\{([pb]matrix)\}(.*)\\end\{\1\}", text, re.DOTALL)
     if match is None:
         return None
     return [row.split("&") for row in match[2].split("\\\\") if row.strip()]
 
 
-def _symbolic(given: str, gold: str) -> bool:
-    if any(_TOO_HARD.search(text) or _NO_FORMULA.search(text) for text in (given, gold)):
+def _symbolic(answer: str, gold: str) -> bool:
+    """Compares two formulas by their values; False for what that code can't read."""
+    if any(_TOO_HARD.search(text) or _NO_FORMULA.search(text) for text in (answer, gold)):
         return False
-    one, other = _expression(given), _expression(gold)
-    if one is None or other is None:
+    expression, gold_expression = _expression(answer), _expression(gold)
+    if expression is None or gold_expression is None:
         return False
-    if len(one.free_symbols | other.free_symbols) > 2:
+    if len(expression.free_symbols | gold_expression.free_symbols) > 2:
         return False
-    return same_value(one, other, tolerance=CLOSE)
+    return same_value(expression, gold_expression, tolerance=CLOSE)
 
 
 def _expression(text: str) -> Any:
+    """Returns the text as sympy's expression; None where it is no formula, or one that costs too much."""
     try:
         return read_expression(mixed_numbers_added(_DRESS.sub("", text)), reads_choices=False)
     except (NotAFormula, Absurd):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import Le, MinLen
 from typing_extensions import override
@@ -85,6 +86,17 @@ _JOINED = re.compile(
 )
 
 
+class _Choice(NamedTuple):
+    """A choice in a response: ``_Choice(4, "B", " Paris")`` of "The answer is (B) Paris"."""
+
+    start: int
+    """Where in the response it begins."""
+    letter: str | None
+    """None: a choice of no letter, such as "none of these"."""
+    rest: str
+    """The text behind the letter, up to the end of the line."""
+
+
 @Grader.register("multiple_choice")
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice(Grader):
@@ -112,52 +124,71 @@ class MultipleChoice(Grader):
 
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
-        answer = response.translate(_WIDTH)
-        stated: list[tuple[int, str | None, str]] = []
-        for start, end, content in boxes(answer):
+        text = response.translate(_WIDTH)
+        choices = [*self._in_boxes(text), *self._in_tags(text)]
+        alone = self._alone(text)
+        if alone is not None:
+            choices.append(alone)
+        choices += self._in_sentences(text)
+        if not choices:
+            return None
+        choices.sort(
+            key=lambda choice: choice.start
+        )  # of two at one start, the later in this list comes last
+        last = choices[-1]
+        # "B, or maybe C": another letter behind the choice takes it back, but not one in a reason.
+        remark = _REASON.split(_DRESS.sub("", last.rest))[0]
+        for hedge in _HEDGED.finditer(remark):
+            if re.findall("[A-Z]", hedge[0])[-1] != last.letter:
+                return None
+        # "answer is B or the correct answer is C": two choices that are joined are none.
+        if len(choices) > 1:
+            before = choices[-2]
+            between = text[max(before.start, last.start - 200) : last.start]
+            if before.letter != last.letter and _JOINED.search(between):
+                return None
+        return last.letter
+
+    def _in_boxes(self, text: str) -> Iterator[_Choice]:
+        r"""Yields the choices in ``\boxed{…}``; a box with a formula is about something else."""
+        for start, end, content in boxes(text):
             if _FORMULA_OF_LETTERS.fullmatch(content):
                 continue
             letter, rest = self._letter(content)
-            behind = answer[end : end + 200].partition("\n")[0]
+            behind = text[end : end + 200].partition("\n")[0]
             if letter or not _FORMULA.search(_DRESS.sub("", content[:_LONGEST_LABEL])):
-                stated.append((start, letter, rest + behind))
-        for tag in _TAG.finditer(answer):
+                yield _Choice(start, letter, rest + behind)
+
+    def _in_tags(self, text: str) -> Iterator[_Choice]:
+        """Yields the choices in ``<answer>…</answer>``."""
+        for tag in _TAG.finditer(text):
             letter, rest = self._letter(tag["text"])
             if letter or _SAYS.search(tag["text"]):
-                stated.append((tag.start(), letter, rest))
-        if (alone := self._alone(answer)) is not None:
-            stated.append(alone)
-        for match in _ANSWER_IS.finditer(answer):
+                yield _Choice(tag.start(), letter, rest)
+
+    def _in_sentences(self, text: str) -> Iterator[_Choice]:
+        """Yields the choices of "The answer is B" and "Option B is correct"."""
+        for match in _ANSWER_IS.finditer(text):
             if match["named"]:
-                letter, rest = self._letter(match["named"])[0], answer[match.end() : match.end() + 200]
+                letter, _ = self._letter(match["named"])
+                rest = text[match.end() : match.end() + 200]
             else:
                 letter, rest = self._letter(match["text"])
             if letter or match["named"] or _SAYS.search(match["text"]):
-                stated.append((match.start(), letter, rest.partition("\n")[0]))
-        stated.sort(key=lambda one: one[0])
-        if not stated:
-            return None
-        start, letter, rest = stated[-1]
-        rest = _REASON.split(_DRESS.sub("", rest))[0]
-        if any(re.findall("[A-Z]", hedge[0])[-1] != letter for hedge in _HEDGED.finditer(rest)):
-            return None
-        before, other, _ = stated[-2] if len(stated) > 1 else stated[-1]
-        return (
-            letter
-            if other == letter or not _JOINED.search(answer[max(before, start - 200) : start])
-            else None
-        )
+                yield _Choice(match.start(), letter, rest.partition("\n")[0])
 
-    def _alone(self, answer: str) -> tuple[int, str | None, str] | None:
-        """Returns where a line is nothing but a letter, and the letter; None for that where lines name
-        several. A small letter, and one with its option behind it, must be all of the answer."""
+    def _alone(self, answer: str) -> _Choice | None:
+        """Returns the last line that is nothing but a letter; without the letter where lines name several.
+
+        A small letter, and one with its option behind it, must be all of the answer.
+        """
         lines = answer.splitlines()
         is_one_line = sum(bool(line.strip()) for line in lines) == 1
         if is_one_line and "<answer" not in answer and "boxed" not in answer:
             whole = answer.strip()
             letter, rest = self._letter(_LABELLED.sub("", whole[:_LONGEST_LABEL]))
-            return None if letter is None else (answer.index(whole), letter, rest)
-        named: list[tuple[int, str]] = []
+            return None if letter is None else _Choice(answer.index(whole), letter, rest)
+        letter_lines: list[tuple[int, str]] = []
         position = 0
         for line in lines:
             start_of_line = position
@@ -168,11 +199,12 @@ class MultipleChoice(Grader):
             plain = _ALONE.fullmatch(_DRESS.sub("", text).strip())
             letter, _ = self._letter(text)
             if letter is not None and plain is not None and plain["letter"] == letter:
-                named.append((start_of_line, letter))
-        if not named:
+                letter_lines.append((start_of_line, letter))
+        if not letter_lines:
             return None
-        letters = {letter for _, letter in named}
-        return named[-1][0], (letters.pop() if len(letters) == 1 else None), ""
+        letters = {letter for _, letter in letter_lines}
+        last_start, last_letter = letter_lines[-1]
+        return _Choice(last_start, last_letter if len(letters) == 1 else None, "")
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
@@ -182,11 +214,16 @@ class MultipleChoice(Grader):
         return Grade(reward=float(extracted == gold), outcome="ok")
 
     def _letter(self, text: str) -> tuple[str | None, str]:
-        """Returns the letter that a text chooses at its beginning, and what follows it."""
+        """Returns the letter that a text chooses at its beginning, and what follows it.
+
+        ``**b**`` is ("B", ""), ``(B) Paris`` is ("B", " Paris"), and ``Paris`` is (None, "").
+        """
         text = " ".join(_DRESS.sub("", text[:_LONGEST_LABEL]).split())
-        alone = _ALONE.fullmatch(text)
-        label = _LABEL.match(text) if alone is None else None
-        letter = alone["letter"] if alone else (label["inner"] or label["letter"]) if label else ""
-        rest = text[label.end() :] if label else ""
-        letter = letter.upper()
-        return (letter if letter and ord(letter) - ord("A") < self.options else None), rest
+        letter = rest = ""
+        if alone := _ALONE.fullmatch(text):
+            letter = alone["letter"].upper()
+        elif label := _LABEL.match(text):
+            letter = (label["inner"] or label["letter"]).upper()
+            rest = text[label.end() :]
+        is_option = letter != "" and ord(letter) - ord("A") < self.options
+        return (letter if is_option else None), rest

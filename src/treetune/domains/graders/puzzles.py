@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,49 +51,48 @@ class ZebraGrader(Tagged):
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_table(problem.gold)
-        known, asked = self._told_and_asked(gold)
-        table = _answered_table(extracted, gold, asked)
+        told, asked = self._split_columns(gold)
+        table = _read_answer_table(extracted, gold, asked)
         if table is None:
             return Grade(reward=0.0, outcome="ok", message="no table")
         if len(table.rows) > len(gold.rows):
             return Grade(reward=0.0, outcome="ok", message="more rows than there are positions")
-        answers = _cells_to_fill(table, gold, known, asked)
-        right = sum(
-            one == other
-            for row, gold_row in zip(answers, gold.rows, strict=True)
-            for one, other in zip(row, (gold_row[column] for column in asked), strict=False)
-        )
+        filled_rows = _cells_to_fill(table, gold, told, asked)
+        right = 0
+        for filled_row, gold_row in zip(filled_rows, gold.rows, strict=True):
+            gold_cells = [gold_row[column] for column in asked]
+            right += sum(map(operator.eq, filled_row, gold_cells))
         return of_parts(right, len(asked) * len(gold.rows), pays=self.score == "cells")
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         # The gold's columns and positions say how each of the two is read.
         gold = gold_table(problem.gold)
-        known, asked = self._told_and_asked(gold)
-        tables = [_answered_table(text, gold, asked) for text in (answer, other)]
-        filled = [
-            None if table is None or len(table.rows) > len(gold.rows)
-            else _cells_to_fill(table, gold, known, asked)
-            for table in tables
-        ]  # fmt: skip
-        return filled[0] is not None and filled[0] == filled[1]
+        told, asked = self._split_columns(gold)
+        filled_rows = []
+        for text in (answer, other):
+            table = _read_answer_table(text, gold, asked)
+            if table is None or len(table.rows) > len(gold.rows):
+                return False
+            filled_rows.append(_cells_to_fill(table, gold, told, asked))
+        return filled_rows[0] == filled_rows[1]
 
-    def _told_and_asked(self, gold: Table) -> tuple[list[int], list[int]]:
+    def _split_columns(self, gold: Table) -> tuple[list[int], list[int]]:
         """Returns the gold's columns that the question tells, and those that it asks for. Raises ValueError
         where it asks for none."""
-        # Told are columns named `given` with a number in each cell: a house may also be an attribute, as of
-        # whoever lives in the red one.
-        known = [
-            column
-            for column, name in enumerate(gold.header)
-            if name in all_plain(self.given) and all(_position(row[column]).isdigit() for row in gold.rows)
-        ]
-        asked = [column for column in range(len(gold.rows[0])) if column not in known]
+        # The question tells columns named in `given`, if each cell holds a number. A house may also be an
+        # attribute, as of whoever lives in the red one.
+        names = all_plain(self.given)
+        told = []
+        for column, name in enumerate(gold.header):
+            if name in names and all(_position(row[column]).isdigit() for row in gold.rows):
+                told.append(column)
+        asked = [column for column in range(len(gold.rows[0])) if column not in told]
         if not asked:
             raise ValueError(
                 f"the gold's columns {', '.join(gold.header)} are all among given: nothing is asked"
             )
-        return known, asked
+        return told, asked
 
 
 @dataclass(frozen=True)
@@ -120,45 +120,56 @@ def gold_table(gold: str) -> Table:
 
 
 def _position(cell: str) -> str:
-    """A position is known by its number: ``House 2``, ``second`` and ``2`` are one."""
+    """Returns the number in a position: "2" for ``house 2``, ``second`` and ``2``; else the cell itself."""
     if cell in _ORDINALS:
         return str(_ORDINALS.index(cell) + 1)
     return "".join(sign for sign in cell if sign.isdigit()) or cell
 
 
-def _answered_table(text: str, gold: Table, asked: Sequence[int]) -> Table | None:
+def _read_answer_table(text: str, gold: Table, asked: Sequence[int]) -> Table | None:
     """Reads an answer's table, or its rows of letters where the gold asks for nothing else."""
     asks_letters = all(len(row[column]) == 1 for row in gold.rows for column in asked)
-    return (read_letters(text) if asks_letters else None) or read_table(text)
+    letters = read_letters(text) if asks_letters else None
+    return letters or read_table(text)
 
 
-def _cells_to_fill(table: Table, gold: Table, known: Sequence[int], asked: Sequence[int]) -> list[list[str]]:
-    """Returns, for each of the gold's rows, the asked cells of the row that claims its position; none where
-    no row does, or several do."""
-    columns = _columns(table, gold, known, asked)
+def _cells_to_fill(table: Table, gold: Table, told: Sequence[int], asked: Sequence[int]) -> list[list[str]]:
+    """Returns for each of the gold's rows the asked cells of the answer's row with the same position.
+
+    A gold's row gets no cells where no row of the answer has its position, or where several have.
+    """
+    columns = _columns(table, gold, told, asked)
     rows = [[row[column] if column < len(row) else "" for column in columns] for row in table.rows]
-    if len(columns) == len(asked):  # nothing says where a row belongs but its own place
-        return [*rows, *[[] for _ in gold.rows]][: len(gold.rows)]
-    claims: dict[tuple[str, ...], list[list[str]]] = {}
+    if len(columns) == len(asked):  # no cell says which row this is: rows count in their order
+        missing_rows: list[list[str]] = [[] for _ in range(len(gold.rows) - len(rows))]
+        return [*rows, *missing_rows][: len(gold.rows)]
+    rows_at: dict[tuple[str, ...], list[list[str]]] = {}
     for row in rows:
-        claims.setdefault(tuple(map(_position, row[len(asked) :])), []).append(row[: len(asked)])
-    of_rows = [claims.get(tuple(_position(row[column]) for column in known), []) for row in gold.rows]
-    return [claim[0] if len(claim) == 1 else [] for claim in of_rows]
+        asked_cells, told_cells = row[: len(asked)], row[len(asked) :]
+        rows_at.setdefault(tuple(map(_position, told_cells)), []).append(asked_cells)
+    filled = []
+    for gold_row in gold.rows:
+        candidates = rows_at.get(tuple(_position(gold_row[column]) for column in told), [])
+        filled.append(candidates[0] if len(candidates) == 1 else [])
+    return filled
 
 
-def _columns(table: Table, gold: Table, known: Sequence[int], asked: Sequence[int]) -> list[int]:
-    """Returns where the asked columns stand in the answer and, if they do, the known ones: by the header,
-    or in the gold's order where there is none of the gold's names."""
+def _columns(table: Table, gold: Table, told: Sequence[int], asked: Sequence[int]) -> list[int]:
+    """Returns where the asked columns stand in the answer and, if it has them all, the told ones behind them.
+
+    They are found by the answer's header, or else stand in the gold's order.
+    """
     if table.header and len(set(table.header)) == len(table.header):
-        at = {name: column for column, name in enumerate(table.header)}
-        if len(known) == 1 and UNNAMED in at:
-            at.setdefault(gold.header[known[0]], at[UNNAMED])
-        if all(gold.header[column] in at for column in asked):
-            there = all(gold.header[column] in at for column in known)
-            return [at[gold.header[column]] for column in (*asked, *(known if there else ()))]
+        column_of = {name: column for column, name in enumerate(table.header)}
+        if len(told) == 1 and UNNAMED in column_of:
+            column_of.setdefault(gold.header[told[0]], column_of[UNNAMED])
+        if all(gold.header[column] in column_of for column in asked):
+            has_told = all(gold.header[column] in column_of for column in told)
+            columns = (*asked, *told) if has_told else asked
+            return [column_of[gold.header[column]] for column in columns]
     if all(len(row) == len(asked) for row in table.rows):
         return list(range(len(asked)))
-    return [*asked, *known]
+    return [*asked, *told]
 
 
 def read_table(text: str) -> Table | None:
@@ -175,18 +186,22 @@ def read_table(text: str) -> Table | None:
         table = next((table for table in tables if table is not None), None)
     if table is not None:
         return table
+    return _markdown_table(text)
+
+
+def _markdown_table(text: str) -> Table | None:
+    """Reads the last table in Markdown. Its header stands above the last rule, ``|---|---|``."""
     lines = [line.strip() for line in text.split("\n")]
-    ruled = [number for number, line in enumerate(lines) if len(line) > 2 and not line.strip("|:- ")]
-    if not ruled or ruled[-1] == 0:
+    rules = [number for number, line in enumerate(lines) if len(line) > 2 and not line.strip("|:- ")]
+    if not rules or rules[-1] == 0:
         return None
-    rule = ruled[-1]
+    rule = rules[-1]
     end = rule + 1
     while end < len(lines) and lines[end].startswith("|"):
         end += 1
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in (lines[rule - 1], *lines[rule + 1 : end])
-    ]
+    cells = []
+    for line in (lines[rule - 1], *lines[rule + 1 : end]):
+        cells.append([cell.strip() for cell in line.strip("|").split("|")])
     return _table(cells[0], cells[1:])
 
 
@@ -199,15 +214,17 @@ def read_letters(text: str) -> Table | None:
 
 
 def _table_of(value: Any) -> Table | None:
+    """Makes a table of a value that was read: rows, objects, or an object that holds them; else None."""
     if isinstance(value, Mapping):
         keys = {plain(str(key)): inner for key, inner in value.items()}
         if "rows" in keys:
             return _table(keys.get("header", keys.get("columns", ())), keys["rows"])
-        inner = list(value.values())
-        if len(inner) == 1 and isinstance(inner[0], Mapping | list | tuple):
-            return _table_of(inner[0])
-        if not all(isinstance(row, Mapping) for row in inner):
+        items = list(value.values())
+        if len(items) == 1 and isinstance(items[0], Mapping | list | tuple):
+            return _table_of(items[0])
+        if not all(isinstance(item, Mapping) for item in items):
             return None
+        # {"1": {"pet": "cat"}}: the keys are a column
         value = [{UNNAMED: key, **row} for key, row in value.items()]
     if isinstance(value, list | tuple) and value and all(isinstance(row, Mapping) for row in value):
         header = list(value[0])
@@ -216,6 +233,7 @@ def _table_of(value: Any) -> Table | None:
 
 
 def _table(header: Any, rows: Any) -> Table | None:
+    """Makes a table ready for comparison; None where the rows are none, or too many or too long."""
     if not isinstance(header, list | tuple) or not isinstance(rows, list | tuple):
         return None
     if not 1 <= len(rows) <= MOST_ROWS or not all(isinstance(row, list | tuple) for row in rows):
@@ -256,12 +274,12 @@ class OrderingGrader(Tagged):
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_names(problem.gold)
-        given = read_names(extracted, gold)
-        if sorted(given) != sorted(gold):
+        names = read_names(extracted, gold)
+        if sorted(names) != sorted(gold):
             return Grade(
                 reward=0.0, outcome="ok", message="other names than the gold's", numbers={"cells": 0.0}
             )
-        right = sum(one == other for one, other in zip(gold, given, strict=True))
+        right = sum(map(operator.eq, names, gold))
         return of_parts(right, len(gold), pays=self.score == "places")
 
     @override
@@ -345,15 +363,12 @@ class GridGrader(Tagged):
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_grid(problem.gold)
-        given = read_grid(extracted)
-        if given is None:
+        grid = read_grid(extracted)
+        if grid is None:
             return Grade(reward=0.0, outcome="ok", message="no grid")
-        rows, columns = max(len(gold), len(given)), max(len(gold[0]), len(given[0]))
-        right = sum(
-            one == other
-            for row, other_row in zip(gold, given, strict=False)
-            for one, other in zip(row, other_row, strict=False)
-        )
+        # Cells that only one of the two has count as wrong.
+        rows, columns = max(len(gold), len(grid)), max(len(gold[0]), len(grid[0]))
+        right = sum(sum(map(operator.eq, row, gold_row)) for row, gold_row in zip(grid, gold, strict=False))
         return of_parts(right, rows * columns, pays=self.score == "cells")
 
 
@@ -383,6 +398,7 @@ def written(grid: Grid) -> str:
 
 
 def _grid_in_lines(text: str) -> Grid | None:
+    """Reads ``0 1\\n2 3``, ``01/23`` or a matrix of LaTeX; None for any other text."""
     if len(text) > 10 * LARGEST * LARGEST:
         return None
     text = _AROUND.sub("", text).replace("\\\\", "\n").replace("&", " ")
@@ -394,6 +410,7 @@ def _grid_in_lines(text: str) -> Grid | None:
 
 
 def _grid(rows: Any) -> Grid | None:
+    """Makes a grid of rows that were read; None where they aren't rows of whole numbers of one length."""
     if isinstance(rows, dict) and len(rows) == 1:
         (rows,) = rows.values()
     if not isinstance(rows, list | tuple) or not 1 <= len(rows) <= LARGEST:
@@ -409,6 +426,7 @@ def _grid(rows: Any) -> Grid | None:
 
 
 def _cell(cell: Any) -> int | None:
+    """Returns the whole number of a cell: 3 for 3, 3.0 and "3"; else None."""
     if isinstance(cell, str) and len(cell) <= 3 and cell.isdecimal():
         return int(cell)
     if isinstance(cell, float) and cell.is_integer():

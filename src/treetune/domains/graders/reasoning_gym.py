@@ -80,8 +80,9 @@ class ReasoningGymGrader(Grader):
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
-        asked = {name: problem.data[name] for name in ("dataset", "config", "question", "entry")}
-        scored = self._scorer().score(extracted, asked)
+        # `prompt` and `gold` are not among them: the library's scorer reads its own entry.
+        library_problem = {name: problem.data[name] for name in ("dataset", "config", "question", "entry")}
+        scored = self._scorer().score(extracted, library_problem)
         if scored.is_late or scored.has_crashed:
             outcome: GradeOutcome = "timeout" if scored.is_late else "error"
             return Grade(reward=0.0, outcome=outcome, message=scored.message)

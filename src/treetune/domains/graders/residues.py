@@ -46,6 +46,7 @@ class Residue:
 
     @classmethod
     def of(cls, value: Fraction, prime: int) -> Residue:
+        """Returns the residue of a number: of 1/2 modulo 7 it is 4, since 2 · 4 is 1 more than 7."""
         remainder = value.numerator * pow(value.denominator, -1, prime) % prime
         bits = max(abs(value.numerator), value.denominator).bit_length()
         return cls(remainder, prime, value if bits <= MOST_EXACT_BITS else None)
@@ -104,9 +105,9 @@ class Residue:
         if chosen > LARGEST_PRODUCT:
             raise Absurd("a binomial coefficient of too many factors")
         above = below = 1
-        for place in range(chosen):
-            above = above * (top - place) % self.prime
-            below = below * (place + 1) % self.prime
+        for index in range(chosen):
+            above = above * (top - index) % self.prime
+            below = below * (index + 1) % self.prime
         return self._of_remainder(above * pow(below, -1, self.prime))
 
     def _small_number(self, largest: int) -> int:

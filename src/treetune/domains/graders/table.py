@@ -59,10 +59,10 @@ class TableGrader(Grader):
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         golds = list(gold_answers(problem.gold))
-        given = split_answers(extracted[: LONGEST * 10], len(golds))
-        if len(given) != len(golds):
-            return Grade(reward=0.0, outcome="ok", message=f"{len(given)} answers, of {len(golds)}")
-        right = self._matches(given, golds, problem)
+        answers = split_answers(extracted[: LONGEST * 10], len(golds))
+        if len(answers) != len(golds):
+            return Grade(reward=0.0, outcome="ok", message=f"{len(answers)} answers, of {len(golds)}")
+        right = self._matches(answers, golds, problem)
         return Grade(reward=float(right == len(golds)), outcome="ok", numbers={"answers": right / len(golds)})
 
     @override
@@ -74,47 +74,58 @@ class TableGrader(Grader):
             return False
         return self._matches(parts, other_parts, problem) == len(parts)
 
-    def _matches(self, given: Sequence[str], golds: Sequence[str], problem: Problem) -> int:
-        """Counts the answers that have a gold of their own."""
-        hundredths = self.percent == "asked" and _PERCENT.search(problem.prompt) is not None
-        # Which answer is which gold: few enough for a simple matching along alternating paths.
-        taken: dict[int, int] = {}
-        alike = [
-            [index for index, gold in enumerate(golds) if self._same(answer, gold, hundredths)]
-            for answer in given
-        ]
-        return sum(_matched(number, alike, taken, set()) for number in range(len(given)))
+    def _matches(self, answers: Sequence[str], golds: Sequence[str], problem: Problem) -> int:
+        """Counts the answers that have a gold of their own, with as many pairs as there can be."""
+        may_lack_percent = self.percent == "asked" and _PERCENT.search(problem.prompt) is not None
+        # The golds that each answer equals: [[0, 1], [0]] where the first one equals both.
+        equal_golds: list[list[int]] = []
+        for answer in answers:
+            equal_golds.append(
+                [index for index, gold in enumerate(golds) if self._same(answer, gold, may_lack_percent)]
+            )
+        # They are few: a matching along alternating paths is quick enough.
+        answer_of_gold: dict[int, int] = {}
+        return sum(_match_answer(index, equal_golds, answer_of_gold, set()) for index in range(len(answers)))
 
-    def _same(self, given: str, gold: str, hundredths: bool) -> bool:
-        if given == gold:
+    def _same(self, answer: str, gold: str, may_lack_percent: bool) -> bool:
+        """Compares two answers as texts, then as numbers, then as percentages without their sign."""
+        if answer == gold:
             return True
-        one, other = read_answer(given), read_answer(gold)
-        if one is None or other is None:
+        number, gold_number = read_answer(answer), read_answer(gold)
+        if number is None or gold_number is None:
             return False
-        if self._near(_value(one), _value(other)):
+        value, gold_value = _value(number), _value(gold_number)
+        if self._is_near(value, gold_value):
             return True
-        if not hundredths or (one.percent and other.percent):
+        if not may_lack_percent or (number.percent and gold_number.percent):
             return False
-        return any(self._near(_value(one) * factor, _value(other)) for factor in (100, Fraction(1, 100)))
+        return self._is_near(value * 100, gold_value) or self._is_near(value / 100, gold_value)
 
-    def _near(self, given: Fraction, gold: Fraction) -> bool:
-        if given == gold or gold.denominator == 1:
-            return given == gold
-        return abs(given - gold) <= abs(gold) * Fraction(self.tolerance)
+    def _is_near(self, value: Fraction, gold: Fraction) -> bool:
+        if value == gold or gold.denominator == 1:
+            return value == gold
+        return abs(value - gold) <= abs(gold) * Fraction(self.tolerance)
 
 
-def _matched(number: int, alike: Sequence[Sequence[int]], taken: dict[int, int], seen: set[int]) -> bool:
-    """Returns whether this answer gets a gold of its own, others moving to another gold where they can."""
-    for gold in alike[number]:
-        if gold not in seen:
-            seen.add(gold)
-            if gold not in taken or _matched(taken[gold], alike, taken, seen):
-                taken[gold] = number
+def _match_answer(
+    answer: int, equal_golds: Sequence[Sequence[int]], answer_of_gold: dict[int, int], tried: set[int]
+) -> bool:
+    """Gives an answer a gold of its own, where need be by giving its present owner another one.
+
+    Returns whether there was one. `answer_of_gold` is changed; `tried` are golds that are on this path.
+    """
+    for gold in equal_golds[answer]:
+        if gold not in tried:
+            tried.add(gold)
+            is_free = gold not in answer_of_gold
+            if is_free or _match_answer(answer_of_gold[gold], equal_golds, answer_of_gold, tried):
+                answer_of_gold[gold] = answer
                 return True
     return False
 
 
 def _value(number: Number) -> Fraction:
+    """Returns a number's value: 0.12 for ``12 %``."""
     return number.value / 100 if number.percent else number.value
 
 
@@ -122,7 +133,9 @@ def _value(number: Number) -> Fraction:
 def gold_answers(gold: str) -> Sequence[str]:
     """Raises ValueError for a gold without an answer."""
     if gold.lstrip().startswith("["):
-        answers = [_plain(one if isinstance(one, str) else json.dumps(one)) for one in json.loads(gold)]
+        answers = []
+        for answer in json.loads(gold):
+            answers.append(_plain(answer if isinstance(answer, str) else json.dumps(answer)))
     else:
         answers = split_answers(gold, None)
     if not any(answers) or len(answers) > MOST_ANSWERS:
@@ -133,15 +146,16 @@ def gold_answers(gold: str) -> Sequence[str]:
 def split_answers(text: str, expected: int | None) -> list[str]:
     """Splits the answers in a box. Where several are expected and there is no ``|``, commas and "and" part
     them, if that gives as many as expected."""
-    parts = [one for part in re.split(r"\||\\mid\b|\\vert\b", text) if (one := _plain(part))]
+    parts = list(filter(None, map(_plain, re.split(r"\||\\mid\b|\\vert\b", text))))
     if expected is not None and expected > 1 and len(parts) == 1:
-        by_commas = [one for part in _COMMAS.split(text) if (one := _plain(part))]
+        by_commas = list(filter(None, map(_plain, _COMMAS.split(text))))
         if len(by_commas) == expected:
             return by_commas
     return parts
 
 
 def _plain(text: str) -> str:
+    r"""Returns an answer for comparison: ``new york`` for ``\text{New York}.``, ``1,200`` for ``1{,}200``."""
     text = text.replace("{,}", ",").replace("\\!", "")
     return " ".join(_DRESS.sub(" ", text).casefold().split()).lstrip(" ,;:").rstrip(" .,;:")
 
@@ -150,6 +164,6 @@ def _plain(text: str) -> str:
 def read_answer(text: str) -> Number | None:
     """Reads the number of an answer; a ratio is a fraction."""
     if re.fullmatch(r"\s*\d{1,15}(?:\.\d{1,15})?\s*:\s*\d{1,15}(?:\.\d{1,15})?\s*", text):
-        one, other = (Fraction(part.strip()) for part in text.split(":"))
-        return Number(one / other) if other else None
+        above, below = (Fraction(part.strip()) for part in text.split(":"))
+        return Number(above / below) if below else None
     return read_number(text)

@@ -177,7 +177,7 @@ def gold_words(gold: str) -> Sequence[Sequence[str]]:
             value = gold
         if isinstance(value, dict):
             value = next((value[key] for key in _KEYS if key in value), ())
-        golds = [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+        golds = [str(text) for text in value] if isinstance(value, list | tuple) else [str(value)]
     if not golds or not any(map(str.strip, golds)):
         raise ValueError(f"the gold {gold[:100]!r} holds no answer: give a text, or a JSON list of texts")
     return tuple(words(text) for text in golds if text.strip())

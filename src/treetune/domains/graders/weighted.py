@@ -21,8 +21,12 @@ PREFIX = "rewards/"
 @NumberGroup.register("rewards", {})
 def rewards(answers: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
     """The rewards that make up an answer's, where its grader tells them."""
-    named = [answer.grade.numbers.items() for answer in answers]
-    return [{key.removeprefix(PREFIX): one for key, one in own if key.startswith(PREFIX)} for own in named]
+    rewards_by_answer = []
+    for answer in answers:
+        numbers = answer.grade.numbers.items()
+        of_answer = {key.removeprefix(PREFIX): value for key, value in numbers if key.startswith(PREFIX)}
+        rewards_by_answer.append(of_answer)
+    return rewards_by_answer
 
 
 @Grader.register("weighted")
@@ -52,12 +56,17 @@ class Weighted(Grader):
     @property
     @override
     def best(self) -> float:
-        weights = {name: self.weights.get(name, 1.0) for name in self.graders}
-        return sum(max(0.0, weights[name] * one.best) for name, one in self.graders.items())
+        # A grader with a weight below 0 is best where it gives nothing.
+        return sum(
+            max(0.0, self.weights.get(name, 1.0) * grader.best) for name, grader in self.graders.items()
+        )
 
     @override
     def parts(self) -> Sequence[Grader]:
-        return [self, *(part for one in self.graders.values() for part in one.parts())]
+        parts: list[Grader] = [self]
+        for grader in self.graders.values():
+            parts += grader.parts()
+        return parts
 
     @override
     def serve(self, context: ServiceContext, grade_by: GradeBy) -> AtWork:
@@ -65,9 +74,10 @@ class Weighted(Grader):
 
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
-        return AtWork(self, lambda one, said, about: one.of(about).grade(said, about)).grade(
-            response, problem
-        )
+        def grade_at_once(grader: Grader, response: str, problem: Problem) -> Grade:
+            return grader.of(problem).grade(response, problem)
+
+        return AtWork(self, grade_at_once).grade(response, problem)
 
 
 @dataclass(frozen=True)
@@ -82,25 +92,28 @@ class AtWork:
         return self.grader.concurrency
 
     def grade(self, response: str, problem: Problem) -> Grade:
-        total, last = 0.0, Grade(reward=0.0, outcome="no_answer")
-        steps: list[float] = []  # from the last one on
+        total = 0.0
+        shown = Grade(reward=0.0, outcome="no_answer")  # the first one with an answer
+        # From the last step on: a grader that gives one reward gives it to the last step.
+        steps_backwards: list[float] = []
         numbers: dict[str, float] = {}
-        for name, one in self.grader.graders.items():
-            grade = self.grade_by(one, response, problem)
+        for name, grader in self.grader.graders.items():
+            grade = self.grade_by(grader, response, problem)
             if not grade.is_known:
                 raise Unavailable(f"{name}: {grade.message}")
             if grade.outcome in ("timeout", "error"):
                 return replace(grade, reward=0.0, message=f"{name}: {grade.message}")
             weight = self.grader.weights.get(name, 1.0)
             total += weight * grade.reward
-            parts = reversed(grade.step_rewards or (grade.reward,))
-            steps = [one + weight * part for one, part in zip_longest(steps, parts, fillvalue=0.0)]
+            rewards_backwards = reversed(grade.step_rewards or (grade.reward,))
+            pairs = zip_longest(steps_backwards, rewards_backwards, fillvalue=0.0)
+            steps_backwards = [sum_so_far + weight * reward for sum_so_far, reward in pairs]
             numbers |= {**grade.numbers, PREFIX + name: grade.reward}
-            if last.outcome == "no_answer":
-                last = grade
+            if shown.outcome == "no_answer":
+                shown = grade
         if not math.isfinite(total):
             raise ValueError(f"the weighted sum is {total}")
-        return replace(last, reward=total, numbers=numbers, step_rewards=tuple(steps[::-1]))
+        return replace(shown, reward=total, numbers=numbers, step_rewards=tuple(steps_backwards[::-1]))
 
     def counted(self) -> Counts:
         return {}

@@ -116,11 +116,16 @@ def _distinct(task: Puzzles, count: int) -> Sequence[Puzzle]:
 
 
 def needed_clues(generator: random.Random, clues: Sequence[tuple[Clue, int]], target: int) -> list[Clue]:
-    """Returns the clues in a random order, without superfluous ones. Each comes with the set of arrangements
-    of which it is true, a bit each; together they leave the set `target`."""
+    """Returns the clues in a random order, without superfluous ones.
+
+    Each comes with the set of arrangements of which it is true, a bit each; together they leave the set
+    `target`. A clue is superfluous if the others leave it, too.
+    """
     chosen = list(clues)
-    for one in clues:
-        if reduce(and_, (true for other, true in chosen if other is not one[0]), -1) == target:
-            chosen.remove(one)
+    for clue_with_arrangements in clues:
+        clue, _ = clue_with_arrangements
+        of_others = [arrangements for other, arrangements in chosen if other is not clue]
+        if reduce(and_, of_others, -1) == target:
+            chosen.remove(clue_with_arrangements)
     generator.shuffle(chosen)
     return [clue for clue, _ in chosen]

@@ -120,7 +120,7 @@ def explanations(
     rules: Sequence[Rule], count: int, examples: Sequence[tuple[Grid, Grid]]
 ) -> Iterator[tuple[Rule, ...]]:
     """Yields every chain of `count` rules that leads from each example's first grid to its second."""
-    (question, answer), *others = examples
+    (question, answer), *further_examples = examples
 
     def chains(grid: Grid, count: int) -> Iterator[tuple[Rule, ...]]:
         if count == 0:
@@ -130,7 +130,7 @@ def explanations(
             yield from ((rule, *rest) for rest in chains(rule(grid), count - 1))
 
     for chain in chains(question, count):
-        if all(applied(chain, before) == after for before, after in others):
+        if all(applied(chain, before) == after for before, after in further_examples):
             yield chain
 
 
@@ -192,7 +192,9 @@ class GridPuzzles(Puzzles):
         pairs = [(grid, applied(chain, grid)) for grid in grids[:-1]]
         if answer == question:
             return None
-        if pairs and any(applied(one, question) != answer for one in explanations(every, len(chain), pairs)):
+        if pairs and any(
+            applied(explanation, question) != answer for explanation in explanations(every, len(chain), pairs)
+        ):
             return None
         key = "".join(f"{written(before)}={written(after)};" for before, after in pairs)
         key = f"{key or ''.join(rule.symbol for rule in chain) + ':'}{written(question)}>\n"
@@ -222,9 +224,9 @@ class GridPuzzles(Puzzles):
             grid = rule(grid)
             if self.slips(generator):
                 row, column = generator.randrange(len(grid)), generator.randrange(len(grid[0]))
-                others = [colour for colour in range(self.colours) if colour != grid[row][column]]
-                cells = [list(one) for one in grid]
-                cells[row][column] = generator.choice(others)
+                other_colours = [colour for colour in range(self.colours) if colour != grid[row][column]]
+                cells = [list(row_cells) for row_cells in grid]
+                cells[row][column] = generator.choice(other_colours)
                 grid = tuple(map(tuple, cells))
             if self.wording == "symbols":
                 yield f"{rule.symbol}:{written(grid)}" if self.shown else written(grid)

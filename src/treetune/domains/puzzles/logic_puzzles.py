@@ -110,9 +110,9 @@ class OrderingPuzzles(Puzzles):
         names: Sequence[str] = problem.data["names"]
         clues = [Clue(*clue) for clue in problem.data["clues"]]
         symbols = self.wording == "symbols"
-        left = list(_orders(len(names)))
+        possible_orders = list(_orders(len(names)))
         while True:
-            order = generator.choice(left)
+            order = generator.choice(possible_orders)
             tried = [names[number] for number in order]
             broken = next((clue for clue in clues if not _fits(clue, order)), None)
             if broken is None or self.slips(generator):
@@ -122,7 +122,7 @@ class OrderingPuzzles(Puzzles):
                 yield f"{''.join(tried)}!{_symbol(broken, names)}"
             else:
                 yield f"Not {', '.join(tried)}: {_sentence(broken, names, mirrored=False)}"
-            left = [one for one in left if _fits(broken, one)]
+            possible_orders = [other for other in possible_orders if _fits(broken, other)]
 
     @override
     def symbols(self) -> str:
@@ -134,15 +134,15 @@ def _unique(generator: random.Random, clues: Sequence[tuple[Clue, int]], order: 
     true = [(clue, orders) for clue, orders in clues if orders >> order & 1]
     generator.shuffle(true)
     chosen: list[tuple[Clue, int]] = []
-    left = -1
+    possible = -1
     for clue, orders in true:
-        if left & orders != left:
+        if possible & orders != possible:
             chosen.append((clue, orders))
-            left &= orders
-        if left == 1 << order:
+            possible &= orders
+        if possible == 1 << order:
             break
-    assert left == 1 << order, "left or next alone tells every order from every other"
-    return needed_clues(generator, chosen, left)
+    assert possible == 1 << order, "left or next alone tells every order from every other"
+    return needed_clues(generator, chosen, possible)
 
 
 @cache
@@ -158,16 +158,14 @@ def _true_clues(count: int, kinds: tuple[Kind, ...]) -> Sequence[tuple[Clue, int
         Clue(kind, *pair) for kind in kinds if kind != "between" for pair in permutations(range(count), 2)
     ]
     if "between" in kinds:
-        clues += [
-            Clue("between", one, other, apart)
-            for one in range(count)
-            for other in range(one)
-            for apart in range(1, count - 1)
-        ]
-    return tuple(
-        (clue, sum(1 << number for number, order in enumerate(_orders(count)) if _fits(clue, order)))
-        for clue in clues
-    )
+        for first, second in permutations(range(count), 2):
+            if second < first:  # the same pair the other way round says the same
+                clues += [Clue("between", first, second, apart) for apart in range(1, count - 1)]
+    clues_and_orders = []
+    for clue in clues:
+        true_orders = sum(1 << number for number, order in enumerate(_orders(count)) if _fits(clue, order))
+        clues_and_orders.append((clue, true_orders))
+    return tuple(clues_and_orders)
 
 
 def _fits(clue: Clue, order: Sequence[int]) -> bool:
@@ -183,14 +181,14 @@ def _symbol(clue: Clue, names: Sequence[str]) -> str:
 
 
 def _sentence(clue: Clue, names: Sequence[str], mirrored: bool) -> str:
-    one, other = names[clue.one], names[clue.other]
+    first, second = names[clue.one], names[clue.other]
     if clue.kind == "between":
-        one, other = (other, one) if mirrored else (one, other)
-        return f"{clue.apart} of them {'is' if clue.apart == 1 else 'are'} between {one} and {other}."
+        first, second = (second, first) if mirrored else (first, second)
+        return f"{clue.apart} of them {'is' if clue.apart == 1 else 'are'} between {first} and {second}."
     exactly = "immediately" if clue.kind == "next" else "somewhere"
     if mirrored:
-        return f"{other} is {exactly} to the right of {one}."
-    return f"{one} is {exactly} to the left of {other}."
+        return f"{second} is {exactly} to the right of {first}."
+    return f"{first} is {exactly} to the left of {second}."
 
 
 ONE_WORD = OneWord()
@@ -242,7 +240,9 @@ class GraphPaths(Puzzles):
         names = self._names(generator, 1 + self.paths * length)
         start, *rest = names
         chains = [rest[number * length : (number + 1) * length] for number in range(self.paths)]
-        edges = [edge for chain in chains for edge in zip([start, *chain], chain, strict=False)]
+        edges: list[tuple[str, str]] = []
+        for chain in chains:
+            edges += zip([start, *chain], chain, strict=False)
         edges += self._extra(generator, chains, edges)
         generator.shuffle(edges)
         goal, following = chains[0][-1], chains[0][0]
@@ -250,7 +250,7 @@ class GraphPaths(Puzzles):
             prompt = f"{','.join(map(''.join, edges))}:{start}>{goal}\n"
         else:
             name = generator.choice(NAMES)
-            facts = "\n".join(f"Everyone who is {one} is also {other}." for one, other in edges)
+            facts = "\n".join(f"Everyone who is {source} is also {target}." for source, target in edges)
             prompt = (
                 f"{facts}\n{name} is {start}. One can show step by step that {name} is {goal}. Which word"
                 f" comes first behind {start!r} in that proof? Think first, and end with the word:"

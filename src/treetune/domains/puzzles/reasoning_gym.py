@@ -52,9 +52,9 @@ _CHECKED = 4
 
 
 def missing_packages() -> list[str]:
-    """Returns the packages that it can't be imported without, and that aren't installed."""
-    needed = {"reasoning_gym": "reasoning_gym"} | _NEEDED
-    return [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
+    """Returns the packages that the library needs to be imported and that aren't installed."""
+    package_of = {"reasoning_gym": "reasoning_gym"} | _NEEDED
+    return [package for module, package in package_of.items() if importlib.util.find_spec(module) is None]
 
 
 def data_sets() -> Mapping[str, str]:
@@ -147,8 +147,11 @@ class ReasoningGym(GeneratedTask):
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns the answer between the grader's signs; the errors of a noisy teacher are drawn from
-        `seed`."""
+        """Returns the answer between the grader's tags.
+
+        A noisy teacher gives the answer to another problem, drawn by `seed`, as often as
+        `demonstration_noise` says.
+        """
         generator = derived_random(seed, problem.id, "demonstration")
         gold = problem.gold
         if generator.random() < self.demonstration_noise:
@@ -157,28 +160,34 @@ class ReasoningGym(GeneratedTask):
 
     @override
     def alphabet(self) -> str:
-        """Returns all that can be typed. Raises ValueError where a question or an answer has other signs."""
-        typed = set(string.printable) - set("\r\x0b\x0c\t")
-        written = "".join(one.prompt + one.gold for one in self.examples(_CHECKED))
-        if others := sorted(set(written) - typed):
+        """Returns the printable ASCII characters, and the newline.
+
+        Raises ValueError where one of the first questions or answers holds another character.
+        """
+        allowed = set(string.printable) - set("\r\x0b\x0c\t")
+        text = "".join(problem.prompt + problem.gold for problem in self.examples(_CHECKED))
+        if further := sorted(set(text) - allowed):
             raise ValueError(
-                f"data set {self.dataset!r} is written with {' '.join(others[:5])} too: use a real tokenizer"
+                f"data set {self.dataset!r} is written with {' '.join(further[:5])} too: use a real tokenizer"
             )
-        return "".join(sorted(typed))
+        return "".join(sorted(allowed))
 
     def _examples(self, count: int) -> tuple[Problem, ...]:
-        """Raises Refused."""
+        """Makes problems to look at, of a split of their own. Raises Refused."""
         return self._problems({"example": count}, "example")
 
     def _problems(self, sizes: Mapping[Any, int], split: str) -> tuple[Problem, ...]:
         """Makes problems for splits of these sizes and returns one of them. Raises Refused."""
-        known = data_sets()
+        module_of = data_sets()
         if self.dataset == COMPOSITE:
-            what, remedy = "'composite' is no data set of its own", "make a task 'mixture' of those to mix"
-            raise Refused("dataset", what, remedy)
-        if self.dataset not in known:
-            near = nearest(self.dataset, known, 3)
-            remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(known)}"
+            fault, remedy = "'composite' is no data set of its own", "make a task 'mixture' of those to mix"
+            raise Refused("dataset", fault, remedy)
+        if self.dataset not in module_of:
+            near = nearest(self.dataset, module_of, 3)
+            if near:
+                remedy = f"did you mean {' or '.join(map(repr, near))}?"
+            else:
+                remedy = f"it has {', '.join(module_of)}"
             raise Refused("dataset", f"reasoning_gym has no data set {self.dataset!r}", remedy)
         request = {
             "dataset": self.dataset,
@@ -187,41 +196,43 @@ class ReasoningGym(GeneratedTask):
             "levels": self.levels,
             "level_mode": self.level_mode,
             "seed": self.seed,
-            "module": known[self.dataset],
+            "module": module_of[self.dataset],
             "splits": list(sizes.items()),
         }
-        made = _made(json.dumps(request))
-        return tuple(
-            Problem(
-                id=f"{split}/{index}",
-                prompt=self.prompt.replace(QUESTION, self._wrapped(row["question"])),
-                gold=row["gold"],
-                data={
-                    "dataset": self.dataset,
-                    "config": made["config"],
-                    "question": row["question"],
-                    "entry": row["entry"],
-                },
-            )
-            for index, row in enumerate(made["splits"][split])
-        )
+        reply = _ask_maker(json.dumps(request))
+        problems = []
+        for index, row in enumerate(reply["splits"][split]):
+            data = {
+                "dataset": self.dataset,
+                "config": reply["config"],
+                "question": row["question"],
+                "entry": row["entry"],
+            }
+            prompt = self.prompt.replace(QUESTION, self._shown_question(row["question"]))
+            problems.append(Problem(id=f"{split}/{index}", prompt=prompt, gold=row["gold"], data=data))
+        return tuple(problems)
 
-    def _wrapped(self, question: str) -> str:
+    def _shown_question(self, question: str) -> str:
+        """Returns the part of a question that the prompt shows. Raises Refused where there is none."""
         if self.question is None:
             return question
         match = re.search(self.question, question)
         if match is None:
-            what = f"{self.question!r} is nowhere in {question!r}"
-            raise Refused("question", what, "give an expression that every question matches")
+            fault = f"{self.question!r} is nowhere in {question!r}"
+            raise Refused("question", fault, "give an expression that every question matches")
         return match[1]
 
 
 @lru_cache(maxsize=8)
-def _made(request: str) -> dict[str, Any]:
-    """Returns problems by split, and the settings for their scorer. Raises Refused."""
+def _ask_maker(request: str) -> dict[str, Any]:
+    """Returns problems by split, and the settings for their scorer, from a process that makes them.
+
+    The reply is ``{"splits": {"train": [{"question": …, "gold": …, "entry": …}, …]}, "config": {…}}``.
+    Raises Refused.
+    """
     source = str(Path(treetune.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-P", "-m", "treetune.domains.puzzles.reasoning_gym_maker", str(os.getpid())],
         input=request,
         capture_output=True,
@@ -229,10 +240,11 @@ def _made(request: str) -> dict[str, Any]:
         env={**without_secrets(), "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
         check=False,
     )
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
-        raise Refused("dataset", f"reasoning_gym could not make problems ({last[0]})", "choose another one")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    if "refused" in answer:
-        raise Refused(*answer["refused"])
-    return answer
+    if process.returncode:
+        error_lines = process.stderr.strip().splitlines()
+        reason = error_lines[-1] if error_lines else f"it ended with {process.returncode}"
+        raise Refused("dataset", f"reasoning_gym could not make problems ({reason})", "choose another one")
+    reply: dict[str, Any] = json.loads(process.stdout)
+    if "refused" in reply:
+        raise Refused(*reply["refused"])
+    return reply

@@ -1,8 +1,8 @@
 """Makes problems with reasoning_gym: a request on standard input, an answer on standard output.
 
-Run as ``python -m treetune.domains.puzzles.reasoning_gym_maker`` by the task, never by hand. A
-process, because the order of sets goes into some data sets' problems: with a fixed ``PYTHONHASHSEED`` they
-are the same in every run. And because a second of imports is then not paid by whoever reads a configuration.
+The task runs it as ``python -m treetune.domains.puzzles.reasoning_gym_maker``; nobody does by hand. It is a
+process of its own for two reasons. Some data sets' problems depend on the order of sets: with a fixed
+``PYTHONHASHSEED`` they are the same in every run. And reading a configuration needn't import the library.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from treetune.seeds import derive_seed
 CHUNK = 500
 """Problems of one seed. The library makes problem i of a data set from seed + i."""
 
-_VAIN = 1000
+_MOST_VAIN_DRAWS = 1000
 """Draws in a row without a new problem after which a data set is taken to have no more."""
 
-_OWN = {"seed": "the task's own `seed`", "size": "the task's `train_size`, `validation_size` and `test_size`"}
+_SET_BY_TASK = {
+    "seed": "the task's own `seed`",
+    "size": "the task's `train_size`, `validation_size` and `test_size`",
+}
 
 
 class Refused(ValueError):
@@ -48,82 +51,94 @@ def main() -> None:
     warnings.simplefilter("ignore")
     request = json.load(sys.stdin)
     try:
-        result = answered(request)
+        result = make_problems(request)
     except Refused as error:
         result = {"refused": error.args}
     json.dump(result, answer)
     answer.flush()
 
 
-def answered(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the problems of the request's splits, no question twice in any of them, and the settings that
-    differ from the data set's own, for its scorer."""
-    kind, settings = opened(request)
+def make_problems(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes the problems of the request's splits, and collects the settings that its scorer needs.
+
+    No question is in two splits or twice in one. The settings are those that differ from the data set's own.
+    With ``"config": {"max_animals": 3}, "splits": [["train", 2]]`` in the request, the result is
+    ``{"splits": {"train": [row, row]}, "config": {"max_animals": 3, "seed": 0}}``. Raises Refused.
+    """
+    kind, settings = open_data_set(request)
     seen: set[str] = set()
     splits: dict[str, list[dict[str, str]]] = {}
     for split, count in request["splits"]:
         rows = _rows(kind, settings, request, split)
         splits[split] = _distinct(rows, seen, request["dataset"], split, count)
-    own = type(settings)()
-    names = [field.name for field in dataclasses.fields(settings)]
-    changed = {name: value for name in names if (value := getattr(settings, name)) != getattr(own, name)}
+    defaults = type(settings)()
+    changed = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if value != getattr(defaults, field.name):
+            changed[field.name] = value
     return {"splits": splits, "config": packed(changed | {"seed": 0})}
 
 
-def opened(request: Mapping[str, Any]) -> tuple[Any, Any]:
+def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
     """Returns the data set's class and its settings. Raises Refused."""
     name, config = request["dataset"], dict(request["config"])
     factory = import_data_set(request["module"])
-    kind, of_settings = factory.DATASETS[name]
-    known = [field.name for field in dataclasses.fields(of_settings) if field.name not in _OWN]
+    kind, settings_class = factory.DATASETS[name]
+    keys = [field.name for field in dataclasses.fields(settings_class) if field.name not in _SET_BY_TASK]
     for key in config:
-        if key in _OWN:
-            raise Refused("config", f"{key!r} is {_OWN[key]}", f"leave config.{key} out")
-        if key not in known:
-            raise Refused("config", f"data set {name!r} has no setting {key!r}", did_you_mean(key, known))
+        if key in _SET_BY_TASK:
+            raise Refused("config", f"{key!r} is {_SET_BY_TASK[key]}", f"leave config.{key} out")
+        if key not in keys:
+            raise Refused("config", f"data set {name!r} has no setting {key!r}", did_you_mean(key, keys))
     try:
-        settings = _at_level(factory.CURRICULA.get(name), of_settings, request)
-        settings = dataclasses.replace(settings, **as_settings(of_settings, config), seed=0, size=CHUNK)
-        kind(config=settings)  # which looks at its settings
+        settings = _at_level(factory.CURRICULA.get(name), settings_class, request)
+        settings = dataclasses.replace(settings, **as_settings(settings_class, config), seed=0, size=CHUNK)
+        kind(config=settings)  # raises where the settings don't fit each other
     except Refused:
         raise
     except Exception as error:
-        what = f"reasoning_gym doesn't take these settings of {name!r}: {error or type(error).__name__}"
-        raise Refused("config", what, "mend what it names") from error
+        fault = f"reasoning_gym doesn't take these settings of {name!r}: {error or type(error).__name__}"
+        raise Refused("config", fault, "mend what it names") from error
     return kind, settings
 
 
-def _at_level(of_curriculum: Any, of_settings: Any, request: Mapping[str, Any]) -> Any:
-    """Returns the settings at the requested levels, by default the data set's own."""
+def _at_level(curriculum_class: Any, settings_class: Any, request: Mapping[str, Any]) -> Any:
+    """Returns the settings at the requested levels, by default the data set's own.
+
+    `level` is for all attributes of the curriculum, and `levels` for some by their names. Raises Refused.
+    """
     name, level, levels = request["dataset"], request["level"], request["levels"]
     if level is None and not levels:
-        return of_settings()
+        return settings_class()
     key = "level" if level is not None else "levels"
-    if of_curriculum is None:
+    if curriculum_class is None:
         raise Refused(key, f"data set {name!r} has no levels", "say how hard it is in config")
-    curriculum = of_curriculum()
+    curriculum = curriculum_class()
     attributes = curriculum.attributes
-    for attribute, wanted in levels.items():
+    for attribute, attribute_level in levels.items():
         if attribute not in attributes:
-            what = f"data set {name!r} has no levels of {attribute!r}"
-            raise Refused("levels", what, did_you_mean(attribute, list(attributes)))
-        _check_level("levels", attribute, wanted, len(attributes[attribute].levels))
-    highest = max(len(one.levels) for one in attributes.values())
+            fault = f"data set {name!r} has no levels of {attribute!r}"
+            raise Refused("levels", fault, did_you_mean(attribute, list(attributes)))
+        _check_level("levels", attribute, attribute_level, len(attributes[attribute].levels))
+    most_levels = max(len(definition.levels) for definition in attributes.values())
     if level is not None:
-        _check_level("level", name, level, highest)
+        _check_level("level", name, level, most_levels)
     for attribute, definition in attributes.items():
-        wanted = levels.get(attribute, level)
-        if wanted is not None:
-            curriculum.set_attr_level(attribute, min(wanted, len(definition.levels) - 1))
+        attribute_level = levels.get(attribute, level)
+        if attribute_level is not None:
+            highest = len(definition.levels) - 1
+            curriculum.set_attr_level(attribute, min(attribute_level, highest))
     # From reasoning_gym.coaching, which imports nothing heavy.
     base = importlib.import_module("reasoning_gym.coaching.base_curriculum")
     context = base.DefaultCurriculumContext(mode=base.RangeAttributeMode(request["level_mode"]))
     return curriculum.generate_configuration({}, context=context)
 
 
-def _check_level(key: str, what: str, wanted: int, there: int) -> None:
-    if not 0 <= wanted < there:
-        raise Refused(key, f"{what!r} has the levels 0 to {there - 1}, not {wanted}", "choose one of them")
+def _check_level(key: str, name: str, level: int, count: int) -> None:
+    """Raises Refused for a level that isn't one of the `count` of a data set, or of its attribute."""
+    if not 0 <= level < count:
+        raise Refused(key, f"{name!r} has the levels 0 to {count - 1}, not {level}", "choose one of them")
 
 
 def _rows(kind: Any, settings: Any, request: Mapping[str, Any], split: str) -> Iterator[dict[str, str] | str]:
@@ -140,12 +155,12 @@ def _rows(kind: Any, settings: Any, request: Mapping[str, Any], split: str) -> I
             except Exception as error:
                 yield repr(error)
                 continue
-            kept = {key: value for key, value in entry.items() if key != "question"}
+            for_scorer = {key: value for key, value in entry.items() if key != "question"}
             gold = entry["answer"]
             yield {
                 "question": entry["question"],
                 "gold": "" if gold is None else str(gold),
-                "entry": packed(kept),
+                "entry": packed(for_scorer),
             }
         chunk += 1
 
@@ -160,22 +175,26 @@ def _seed_globals(seed: int) -> None:
 def _distinct(
     rows: Iterator[dict[str, str] | str], seen: set[str], name: str, split: str, count: int
 ) -> list[dict[str, str]]:
-    kept: list[dict[str, str]] = []
-    vain, failure = 0, ""
-    while len(kept) < count:
+    """Draws rows until there are `count` with new questions, which are added to `seen`.
+
+    Raises Refused after `_MOST_VAIN_DRAWS` in a row that failed or repeated a question.
+    """
+    problems: list[dict[str, str]] = []
+    vain_draws, failure = 0, ""
+    while len(problems) < count:
         row = next(rows)
         if isinstance(row, str) or row["question"] in seen:
-            vain += 1
+            vain_draws += 1
             failure = row if isinstance(row, str) else failure
-            if vain == _VAIN:
-                what = f"{count} problems are asked for, and {name!r} gave only {len(kept)} new ones"
-                what += f"; the last failure was {failure}" if failure else ""
-                raise Refused(f"{split}_size", what, "ask for fewer, or for harder ones")
+            if vain_draws == _MOST_VAIN_DRAWS:
+                fault = f"{count} problems are asked for, and {name!r} gave only {len(problems)} new ones"
+                fault += f"; the last failure was {failure}" if failure else ""
+                raise Refused(f"{split}_size", fault, "ask for fewer, or for harder ones")
             continue
-        vain = 0
+        vain_draws = 0
         seen.add(row["question"])
-        kept.append(row)
-    return kept
+        problems.append(row)
+    return problems
 
 
 if __name__ == "__main__":

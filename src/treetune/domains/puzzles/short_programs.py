@@ -76,10 +76,10 @@ class ShortPrograms(Puzzles):
         names = tuple(step.symbols for step in program)
         prompt = ",".join(names) + ":\n"
         if self.wording == "words":
-            told = "; then ".join(step.words for step in program)
+            described_steps = "; then ".join(step.words for step in program)
             prompt = (
                 "Write a Python program that reads a whole number and prints what becomes of it by these"
-                f" steps: {told}. End with the program in a block of code."
+                f" steps: {described_steps}. End with the program in a block of code."
             )
         data = {"steps": names} | ({"prefix": _HEAD} if self.wording == "symbols" else {})
         return Puzzle(prompt, gold_of(program), names, data)
@@ -97,9 +97,15 @@ class ShortPrograms(Puzzles):
             step = _KNOWN[name]
             if self.slips(generator):
                 kind = step.symbols.split()[0]
-                alike = [one for one in STEPS if one.symbols.split()[0] == kind and one != step]
-                others = [one for one in STEPS if one != step and one not in alike]
-                step = generator.choice(alike if alike and generator.random() < 0.5 else others)
+                alike = [
+                    step_choice
+                    for step_choice in STEPS
+                    if step_choice.symbols.split()[0] == kind and step_choice != step
+                ]
+                unlike = [
+                    step_choice for step_choice in STEPS if step_choice != step and step_choice not in alike
+                ]
+                step = generator.choice(alike if alike and generator.random() < 0.5 else unlike)
             yield step.line
         yield _TAIL
 

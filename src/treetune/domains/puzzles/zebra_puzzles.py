@@ -111,7 +111,7 @@ class Shape:
         for _ in range(self.attributes):
             arrangement, order = divmod(arrangement, len(orders))
             chosen.append(orders[order])
-        return [[order[place] for order in chosen] for place in range(self.objects)]
+        return [[order[position] for order in chosen] for position in range(self.objects)]
 
     def random_clue(self, generator: random.Random, kind: Kind) -> Clue | None:
         """Draws a clue of the kind, true or not; None where this shape has none."""
@@ -133,42 +133,47 @@ class Shape:
     def true_of(self, clue: Clue) -> int:
         """Returns the arrangements that the clue is true of, a bit each."""
         at = _positions(self)
-        one = at[clue.items[0]]
-        other = at[clue.items[1]] if len(clue.items) > 1 else one
+        first = at[clue.items[0]]
+        second = at[clue.items[1]] if len(clue.items) > 1 else first
         last = self.objects - 1
         match clue.kind:
             case "at":
-                return one[clue.places[0]]
+                return first[clue.places[0]]
             case "ends":
-                return one[0] | one[last]
+                return first[0] | first[last]
             case "middle":
-                return one[last // 2]
+                return first[last // 2]
             case "parity":
-                return _any(one[place] for place in range(self.objects) if place % 2 == clue.places[0])
+                return _any(
+                    first[position] for position in range(self.objects) if position % 2 == clue.places[0]
+                )
             case "same":
-                return _any(here & there for here, there in zip(one, other, strict=True))
+                return _any(
+                    first_set & second_set for first_set, second_set in zip(first, second, strict=True)
+                )
             case "apart":
                 return self.all ^ self.true_of(clue._replace(kind="same"))
             case "adjacent":
                 return _any(
-                    one[place] & (other[place + 1]) | one[place + 1] & other[place] for place in range(last)
+                    first[position] & (second[position + 1]) | first[position + 1] & second[position]
+                    for position in range(last)
                 )
             case "before":
-                return _any(one[place] & _any(other[place + 1 :]) for place in range(last))
+                return _any(first[position] & _any(second[position + 1 :]) for position in range(last))
             case "between":
                 third = at[clue.items[2]]
                 return _any(
-                    one[place]
+                    first[position]
                     & (
-                        _any(other[:place]) & _any(third[place + 1 :])
-                        | _any(third[:place]) & _any(other[place + 1 :])
+                        _any(second[:position]) & _any(third[position + 1 :])
+                        | _any(third[:position]) & _any(second[position + 1 :])
                     )
-                    for place in range(1, last)
+                    for position in range(1, last)
                 )
-        here, there = one[clue.places[0]], other[clue.places[1]]
+        first_set, second_set = first[clue.places[0]], second[clue.places[1]]
         if clue.kind == "xor":
-            return here ^ there
-        return here | there if clue.kind == "or" else self.all ^ (here | there)
+            return first_set ^ second_set
+        return first_set | second_set if clue.kind == "or" else self.all ^ (first_set | second_set)
 
     @property
     def all(self) -> int:
@@ -182,15 +187,15 @@ def unique_clues(
     so many draws didn't lead there."""
     target = 1 << arrangement
     chosen: list[tuple[Clue, int]] = []
-    left = shape.all
+    possible = shape.all
     for _ in range(draws):
         clue = shape.random_clue(generator, generator.choice(list(kinds)))
         true = shape.true_of(clue) if clue is not None else 0
-        if clue is None or not true & target or left & true == left:
+        if clue is None or not true & target or possible & true == possible:
             continue
         chosen.append((clue, true))
-        left &= true
-        if left == target:
+        possible &= true
+        if possible == target:
             break
     else:
         return None
@@ -198,21 +203,29 @@ def unique_clues(
 
 
 def random_arrangement(generator: random.Random, among: int) -> int:
-    """Returns one of these arrangements, each as likely as the others."""
-    number, rank = 0, generator.randrange(among.bit_count())
+    """Returns one of these arrangements, each as likely as the others.
+
+    `among` is a set of arrangements, a bit for each number: 0b1010 are the arrangements 1 and 3.
+    """
+    # Draws the rank of a bit among those that are set, and finds that bit by halving.
+    rank = generator.randrange(among.bit_count())
+    number = 0
     width = among.bit_length()
     while width > 1:
         half = width // 2
-        low = among & ((1 << half) - 1)
-        if rank < low.bit_count():
-            among, width = low, half
+        lower_bits = among & ((1 << half) - 1)
+        set_below = lower_bits.bit_count()
+        if rank < set_below:
+            among, width = lower_bits, half
         else:
-            rank -= low.bit_count()
-            among, width, number = among >> half, width - half, number + half
+            rank -= set_below
+            number += half
+            among, width = among >> half, width - half
     return number
 
 
 def _any(sets: Iterable[int]) -> int:
+    """Returns the union of sets of arrangements, a bit each."""
     return reduce(or_, sets, 0)
 
 
@@ -233,8 +246,8 @@ def _positions(shape: Shape) -> dict[Item, list[int]]:
         run = (1 << stride) - 1
         positions[attribute, value] = [
             every_period
-            * sum(run << (stride * number) for number, order in enumerate(orders) if order[place] == value)
-            for place in range(shape.objects)
+            * sum(run << (stride * number) for number, order in enumerate(orders) if order[position] == value)
+            for position in range(shape.objects)
         ]
     return positions
 
@@ -287,7 +300,7 @@ class ZebraPuzzles(Puzzles):
         else:
             header = generator.sample(list(ATTRIBUTES), shape.attributes)
             values = [generator.sample(ATTRIBUTES[name][1], shape.objects) for name in header]
-        told = [self._clue(clue, header, values) for clue in clues]
+        clue_texts = [self._clue(clue, header, values) for clue in clues]
         data = {
             "shape": (shape.objects, shape.attributes),
             "header": header,
@@ -295,18 +308,18 @@ class ZebraPuzzles(Puzzles):
             "clues": clues,
         }
         gold = _as_json(header, _table(shape, arrangement, values))
-        key = (tuple(map(tuple, values)), frozenset(told))
-        return Puzzle(self._prompt(shape, header, values, told), gold, key, data)
+        key = (tuple(map(tuple, values)), frozenset(clue_texts))
+        return Puzzle(self._prompt(shape, header, values, clue_texts), gold, key, data)
 
     def _prompt(
-        self, shape: Shape, header: Sequence[str], values: Sequence[Sequence[str]], told: Sequence[str]
+        self, shape: Shape, header: Sequence[str], values: Sequence[Sequence[str]], clue_texts: Sequence[str]
     ) -> str:
         if self.wording == "symbols":
-            return f"{shape.objects}{','.join(map(''.join, values))}:{','.join(told)}>\n"
+            return f"{shape.objects}{','.join(map(''.join, values))}:{','.join(clue_texts)}>\n"
         attributes = "\n".join(
             f"{name}: {', '.join(sorted(of_it))}" for name, of_it in zip(header, values, strict=True)
         )
-        listed = "\n".join(f"- {clue}" for clue in told)
+        listed = "\n".join(f"- {clue}" for clue in clue_texts)
         example = {"header": [POSITION, *header], "rows": [["1", *("…" for _ in header)], ["…"]]}
         table = self.grader.tagged(json.dumps(example, ensure_ascii=False))
         return (
@@ -333,9 +346,9 @@ class ZebraPuzzles(Puzzles):
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         shape, values = Shape(*problem.data["shape"]), problem.data["values"]
         clues: Sequence[Clue] = problem.data["clues"]
-        left = shape.all
+        possible = shape.all
         while True:
-            tried = random_arrangement(generator, left)
+            tried = random_arrangement(generator, possible)
             rows = _table(shape, tried, values)
             broken = next((clue for clue in clues if not shape.true_of(clue) >> tried & 1), None)
             symbols = self.wording == "symbols"
@@ -345,7 +358,7 @@ class ZebraPuzzles(Puzzles):
                 return
             clue = self._clue(broken, problem.data["header"], values)
             yield f"{table}:{clue}" if symbols else f"Not {table}: {clue}"
-            left &= shape.true_of(broken)
+            possible &= shape.true_of(broken)
 
     @override
     def symbols(self) -> str:

@@ -403,7 +403,7 @@ def refusals() -> bytes:
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
         raise ValueError(f"the sandbox knows the system calls of x86_64 and aarch64, not those of {machine}")
-    return b"".join(struct.pack("=HBBI", *one) for one in _instructions(machine))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine))
 
 
 def _instructions(machine: str) -> list[_Instruction]:

@@ -1,6 +1,22 @@
-"""Programs in a sandbox that are asked one thing after the other, and scorers of libraries among them.
+"""Programs in a sandbox that answer one request after the other, and scorers of libraries among them.
 
-Requests and replies are bytes below a line with their number.
+A message is a line with the number of its bytes, and the bytes: ``b"5\\nhello"``. The processes::
+
+    a grader's worker (here)       the sandbox: one program       a child of it, for an answer
+    ────────────────────────       ────────────────────────       ────────────────────────────
+    Scorer._start ── program ────► imports the library, once
+          ◄── ready, or "failed" ─
+    Scorer.score ─── request ────► inside/scoring.py: serve
+      │                              forks, or takes a child
+      │                              that is still clean ───────► reads the answer, scores it
+      │ waits in `ask`               waits for the child ◄─────── score, or what it raised
+      ◄───────── reply ──────────────┘
+
+By `Scorer`'s lock one answer is in the sandbox at a time. `serve` waits for the child as long as an answer
+may take, then kills it and replies that the answer was late. `ask` waits `_SPARE_SECONDS` longer, and looks
+at the limits of time and memory every `LOOK_SECONDS`. If the sandbox has passed one, or its pipe ends, it is
+ended, and the answer is tried once more in a new one. The first reply, after the library's import, may take
+`_START_SECONDS`.
 """
 
 from __future__ import annotations
@@ -31,29 +47,31 @@ def framed(body: bytes) -> bytes:
 
 
 def ask(running: Running, request: bytes, limits: Limits, most: int) -> tuple[bytes | None, KilledBy | None]:
-    """Sends a request and returns the reply, `most` bytes at most. Where there is none, returns None and the
-    limit that was passed, if it was one."""
+    """Sends a request and returns the reply, `most` bytes at most.
+
+    Where there is none, returns None, and beside it the limit that was passed, if that was the reason.
+    """
     assert running.process.stdin is not None
     assert running.process.stdout is not None
-    to, replies = running.process.stdin.fileno(), running.process.stdout.fileno()
-    os.set_blocking(to, False)
+    requests, replies = running.process.stdin.fileno(), running.process.stdout.fileno()
+    os.set_blocking(requests, False)
     os.set_blocking(replies, False)
-    begin = time.monotonic()
+    start = time.monotonic()
     received = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(replies, selectors.EVENT_READ)
         if request:
-            selector.register(to, selectors.EVENT_WRITE)
-        look = begin + LOOK_SECONDS
+            selector.register(requests, selectors.EVENT_WRITE)
+        next_look = start + LOOK_SECONDS
         while True:
-            for key, _ in selector.select(max(0.0, look - time.monotonic())):
-                if key.fd == to:
+            for key, _ in selector.select(max(0.0, next_look - time.monotonic())):
+                if key.fd == requests:
                     try:
-                        request = request[os.write(to, request) :]
+                        request = request[os.write(requests, request) :]
                     except BrokenPipeError:
                         return None, None
                     if not request:
-                        selector.unregister(to)
+                        selector.unregister(requests)
                 else:
                     data = os.read(replies, 1 << 16)
                     received += data
@@ -63,17 +81,17 @@ def ask(running: Running, request: bytes, limits: Limits, most: int) -> tuple[by
             if reply is not None:
                 return reply, None
             now = time.monotonic()
-            if now >= look:
-                killed_by = passed(limits, now - begin, running.usage())
+            if now >= next_look:
+                killed_by = passed(limits, now - start, running.usage())
                 if killed_by is not None:
                     return None, killed_by
-                look = min(now + LOOK_SECONDS, begin + limits.seconds)
+                next_look = min(now + LOOK_SECONDS, start + limits.seconds)
 
 
 def _whole_reply(data: bytearray) -> bytes | None:
-    """Returns a reply that is all there; None as long as some is missing, or for what is no reply at all."""
-    length, line, body = bytes(data).partition(b"\n")
-    if not line or not length.isdigit() or len(body) < int(length[:9]):
+    """Returns the body of a reply, ``hello`` of ``5\\nhello``; None while it isn't whole, or for no reply."""
+    length, newline, body = bytes(data).partition(b"\n")
+    if not newline or not length.isdigit() or len(body) < int(length[:9]):
         return None
     return body
 
@@ -137,7 +155,7 @@ class Scorer:
         Raises SandboxUnavailable where there is no sandbox, or the library can't be imported there.
         """
         with self._lock:
-            self._started()
+            self._start()
 
     def score(self, answer: str, problem: Mapping[str, Any]) -> Scored:
         """Scores an answer to a problem as the library's module takes it (JSON).
@@ -147,12 +165,12 @@ class Scorer:
         request = framed(json.dumps({"problem": problem, "answer": answer}).encode())
         limits = replace(self._limits, seconds=self._limits.seconds + _SPARE_SECONDS)
         with self._lock:
-            # Twice, because the sandbox before may have been ended by an answer before, or by the machine.
+            # Twice, because an earlier answer, or the machine, may have ended the sandbox.
             for _ in range(2):
-                running = self._started()
+                running = self._start()
                 reply, killed_by = self._ask(running, request, limits)
                 if reply is not None:
-                    return _scored(json.loads(reply))
+                    return _read_score(json.loads(reply))
             limit = f" ({killed_by})" if killed_by else ""
             return Scored(score=None, message=f"it ended the sandbox{limit}", has_crashed=True)
 
@@ -162,7 +180,11 @@ class Scorer:
         if running is not None:
             end(running)
 
-    def _started(self) -> Running:
+    def _start(self) -> Running:
+        """Returns the running sandbox; begins one and imports the library where there is none.
+
+        Raises SandboxUnavailable where the library can't be imported there.
+        """
         if self._running is not None and self._running.process.poll() is None:
             return self._running
         self.close()
@@ -174,16 +196,18 @@ class Scorer:
         )
         all_answers = replace(self._limits, cpu_seconds=_LIFETIME_CPU_SECONDS)
         self._running = self._sandbox.begin(program + call, all_answers)
-        first, killed_by = self._ask(self._running, b"", replace(self._limits, seconds=_START_SECONDS))
-        told = {"failed": killed_by or "it ended"} if first is None else json.loads(first)
-        if "failed" in told:
+        # An empty request: the program says by itself that it is ready.
+        first_reply, killed_by = self._ask(self._running, b"", replace(self._limits, seconds=_START_SECONDS))
+        status = {"failed": killed_by or "it ended"} if first_reply is None else json.loads(first_reply)
+        if "failed" in status:
             self.close()
             raise SandboxUnavailable(
-                f"{self._package} could not be imported in the sandbox: {told['failed']}"
+                f"{self._package} could not be imported in the sandbox: {status['failed']}"
             )
         return self._running
 
     def _ask(self, running: Running, request: bytes, limits: Limits) -> tuple[bytes | None, KilledBy | None]:
+        """Asks, as `ask` does, and ends a sandbox that gives no reply."""
         try:
             reply, killed_by = ask(running, request, limits, _REPLY_BYTES)
         except BaseException:
@@ -197,12 +221,17 @@ class Scorer:
 @lru_cache(maxsize=8)
 def scorer(sandbox: Sandbox, limits: Limits, scores: str, package: str) -> Scorer:
     """Returns this process's scorer of such answers, which ends with it."""
-    made = Scorer(sandbox, limits, scores, package)
-    atexit.register(made.close)
-    return made
+    new_scorer = Scorer(sandbox, limits, scores, package)
+    atexit.register(new_scorer.close)
+    return new_scorer
 
 
-def _scored(reply: Mapping[str, Any]) -> Scored:
+def _read_score(reply: Mapping[str, Any]) -> Scored:
+    """Reads the reply to an answer: ``{"told": {"score": 0.5}}``, ``{"told": {"raised": "KeyError"}}``,
+    ``{"late": true}``, ``{"crashed": -9}`` or ``{"failed": "…"}``.
+
+    Raises SandboxUnavailable for the last of these, which is not the answer's fault.
+    """
     if "failed" in reply:
         raise SandboxUnavailable(f"no scorer could be made for this problem: {reply['failed']}")
     if "late" in reply:
@@ -210,11 +239,12 @@ def _scored(reply: Mapping[str, Any]) -> Scored:
     if "crashed" in reply:
         status = reply["crashed"]
         return Scored(score=None, message=f"its process ended with {status}", has_crashed=True)
-    told = reply["told"]
-    # What the child wrote is data of an answer at worst: nothing of it is used but these.
-    if not isinstance(told, dict):
+    result = reply["told"]
+    # At worst the answer itself has written this: only the keys below are used, and only as data.
+    if not isinstance(result, dict):
         return Scored(score=None, message="its process told no score", has_crashed=True)
-    refused = f"it wanted more than to be read ({told['refused']})" if "refused" in told else None
-    if isinstance(score := told.get("score"), float):
-        return Scored(score=score, message=refused)
-    return Scored(score=None, message=f"the scorer raised {told.get('raised')}")
+    refusal = f"it wanted more than to be read ({result['refused']})" if "refused" in result else None
+    score = result.get("score")
+    if isinstance(score, float):
+        return Scored(score=score, message=refusal)
+    return Scored(score=None, message=f"the scorer raised {result.get('raised')}")

@@ -15,17 +15,16 @@ from treetune.rollouts.valuation import StepValues, Valuation, Value, ValueEstim
 @ValueEstimator.register("com_mcs")
 @dataclass(frozen=True, kw_only=True)
 class CompoundValues(OverAnother):
-    """V(s_n) ≈ (1 − c) V̂(s_n) + c V̂(s_{n+1}), with the reward in place of V̂ after the last state
-    (Sun et al., arXiv:2508.10539, with m = n + 1). The next state's estimate is an estimate of this state's
-    value, too, since the policy sampled the step between them.
+    """(1 − c) V̂(s_n) + c V̂(s_{n+1}) for V(s_n): the next state's estimate is one of this state's, too, since
+    the policy sampled the step between (Sun et al., arXiv:2508.10539, with m = n + 1). Behind the last state
+    stands the reward.
 
-    The paper labels states for a verifier, and derives c from the verifier's spread of values; here it is
-    `next_weight`. A figure of the paper shows that eight samples with mixing are as precise as ten
-    without. The best c is worth a factor of 1 / (1 − c) in samples, which makes c = 0.2.
+    The paper labels states for a verifier and finds c from the verifier's spread of values; here it is
+    `next_weight`. Its figure has 8 samples as sure as 10, which the best c makes of 1 / (1 − c): 0.2.
 
-    A step's advantage is the mixture after it minus the unmixed V̂ before it: a baseline that depended on the
-    step would bias the gradient. So it is as unbiased as the other estimator. `filtered` mixes values to the
-    answer's end as well, and learns the weights."""
+    A step is worth this mixture behind it less V̂ before it, unmixed: a baseline that knew what the step
+    brought about would be biased. So it is as unbiased as the other estimator. `filtered` goes on mixing to
+    the answer's end, and learns how much."""
 
     next_weight: Annotated[float, Ge(0), Lt(1)] = 0.2
     """c."""
@@ -41,32 +40,21 @@ class CompoundValues(OverAnother):
         return self.over.learns_from_others
 
     @override
-    def values(self, valuation: Valuation) -> list[list[StepValues]]:
-        mixed_by_tree: list[list[StepValues]] = []
-        for values_of_tree, tree in zip(self.over.values(valuation), valuation.trees, strict=True):
-            mixed_by_tree.append(
-                [
-                    self._mix(values, leaf.reward)
-                    for values, leaf in zip(values_of_tree, tree.leaves, strict=True)
-                ]
-            )
-        return mixed_by_tree
+    def values(self, valuation: Valuation) -> list[StepValues]:
+        values = self.over.values(valuation)
+        return [
+            self._mixed(of_answer, answer.reward)
+            for of_answer, answer in zip(values, valuation.answers, strict=True)
+        ]
 
-    def _mix(self, values: StepValues, reward: float) -> StepValues:
-        """Returns the mixed values of an answer, each with the unmixed one as its baseline."""
-        c = self.next_weight
-        next_value = Value(reward, 0.0)  # the next state's own estimate, unmixed
-        mixed: StepValues = []  # from the end to the beginning
-        for value in reversed(values):
-            if value is None:
+    def _mixed(self, of_answer: StepValues, reward: float) -> StepValues:
+        c, after, mixed = self.next_weight, Value(reward, 0.0), list[Value | None]()
+        for one in reversed(of_answer):
+            if one is None:
                 mixed.append(None)
                 continue
-            mixed.append(
-                value._replace(
-                    value=(1 - c) * value.value + c * next_value.value,
-                    variance=(1 - c) ** 2 * value.variance + c**2 * next_value.variance,
-                    baseline=value.baseline_or_value,
-                )
-            )
-            next_value = value
+            value = (1 - c) * one.value + c * after.value
+            variance = (1 - c) ** 2 * one.variance + c**2 * after.variance
+            mixed.append(one._replace(value=value, variance=variance, baseline=one.baseline_or_value))
+            after = one
         return mixed[::-1]

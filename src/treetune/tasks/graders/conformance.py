@@ -110,23 +110,21 @@ def _faults(grader: Grader, cases: Sequence[Case], deadline: float, skip: frozen
 def _of_case(pool: GraderPool, case: Case, skip: frozenset[str]) -> Iterator[str]:
     problem, best = case.problem, pool.grader.best
     hostile = [response for response, _ in hostile_answers(7, HOSTILE)]
-    words = [*EMPTY, *NASTY, *hostile, *_endless(case)]
-    kinds = {
+    responses_by_kind = {
         "right": case.right,
         "wrong": case.wrong,
         "nearly right": case.nearly,
         "silent": case.silent,
         "hanging": case.hanging,
-        "hostile": words,
+        "hostile": [*EMPTY, *NASTY, *hostile, *_endless(case)],
     }
-    asked: list[tuple[str, str, Future[Grade]]] = [
-        (kind, response, pool.submit(response, problem))
-        for kind, responses in kinds.items()
-        for response in responses
-        if response not in skip
-    ]
-    for kind, response, future in asked:
-        grade = future.result(pool.deadline * len(asked) + PATIENCE)
+    submitted: list[tuple[str, str, Future[Grade]]] = []
+    for kind, responses in responses_by_kind.items():
+        for response in responses:
+            if response not in skip:
+                submitted.append((kind, response, pool.submit(response, problem)))
+    for kind, response, future in submitted:
+        grade = future.result(pool.deadline * len(submitted) + PATIENCE)
         what = f"{problem.id}: a {kind} answer, {_excerpt(response)}, gets {_bare(grade)}"
         if not math.isfinite(grade.reward) or grade.reward > best:
             yield f"{what}; the most that can be earned is {best}"
@@ -161,18 +159,18 @@ def _endless(case: Case) -> Iterator[str]:
 
 def _is_pure(grader: Grader, pool: GraderPool, case: Case) -> Iterator[str]:
     """Yields differences between extractor and verdict, where a grader has both, and the whole grade."""
-    own = grader.of(case.problem)
-    if type(own).extract is Grader.extract:
+    problem_grader = grader.of(case.problem)
+    if type(problem_grader).extract is Grader.extract:
         return
-    own.prepare()
+    problem_grader.prepare()
     for response in (*case.right, *case.wrong, *case.silent):
         grade = _graded(pool, response, case.problem)
-        answer = own.behind_thought(response, case.problem)
-        extracted = None if answer is None else own.extract(answer, case.problem)
+        answer = problem_grader.behind_thought(response, case.problem)
+        extracted = None if answer is None else problem_grader.extract(answer, case.problem)
         if (extracted is None) != (grade.outcome == "no_answer"):
             yield f"{_excerpt(response)} has the answer {extracted!r}, and its outcome is {grade.outcome!r}"
-        elif extracted is not None and type(own).verdict is not Grader.verdict:
-            verdict = own.verdict(extracted, case.problem)
+        elif extracted is not None and type(problem_grader).verdict is not Grader.verdict:
+            verdict = problem_grader.verdict(extracted, case.problem)
             reward = verdict.reward if isinstance(verdict, Grade) else verdict
             if reward != grade.reward:
                 yield f"{_excerpt(response)} earns {grade.reward}, and its answer {extracted!r} {reward}"

@@ -115,17 +115,17 @@ class CountdownGrader(Grader):
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
-        target, given = read_gold(problem.gold)
+        target, given_numbers = read_gold(problem.gold)
         text, equals, _ = extracted.partition("=")
         try:
             if equals and self.equation == "refused":
                 raise NotAnExpression("it is an equation")
             expression = read_expression(text)
-            used = Counter(expression.numbers)
-            if too_many := used - given:
-                raise NotAnExpression(f"{_listed(too_many)} not given, or used too often")
-            if self.require_all and (left := given - used):
-                raise NotAnExpression(f"{_listed(left)} not used")
+            used_numbers = Counter(expression.numbers)
+            if too_many := used_numbers - given_numbers:
+                raise NotAnExpression(f"{_in_one_line(too_many)} not given, or used too often")
+            if self.require_all and (unused := given_numbers - used_numbers):
+                raise NotAnExpression(f"{_in_one_line(unused)} not used")
         except NotAnExpression as error:
             shown = extracted if len(extracted) <= LONGEST_SHOWN else extracted[:LONGEST_SHOWN] + "…"
             return Grade(reward=self.scores.malformed, outcome="ok", extracted=shown, message=str(error))
@@ -155,7 +155,7 @@ def read_gold(gold: str) -> tuple[int, Counter[int]]:
     return int(match[1]), Counter(map(int, match[2].split()))
 
 
-def _listed(numbers: Counter[int]) -> str:
+def _in_one_line(numbers: Counter[int]) -> str:
     return ", ".join(map(str, sorted(numbers.elements())))
 
 
@@ -185,18 +185,19 @@ class Expression:
 def read_expression(text: str) -> Expression:
     """Reads and computes an expression, in time linear in the text. Raises nothing but NotAnExpression.
 
-    Two stacks in place of recursion, so that no depth of brackets overflows anything.
+    ``(3 + 4) * 2`` is ``Expression(Fraction(14), (3, 4, 2))``. Two stacks in place of recursion (Dijkstra's
+    shunting yard), so that no depth of brackets overflows anything.
     """
     signs: list[str] = []
     values: list[Fraction] = []
     numbers: list[int] = []
     depth = 0
-    before: str | None = None
+    previous: str | None = None  # "number", or the sign that was read last
     for kind, token in _tokens(text):
-        begins = before is None or before == "("
-        complete = before == "number" or before == ")"
+        is_at_start = previous is None or previous == "("
+        follows_value = previous == "number" or previous == ")"
         if kind == "number" or token == "(":
-            if complete:
+            if follows_value:
                 raise NotAnExpression(f"no sign before {token!r}")
             if kind == "number":
                 numbers.append(int(token))
@@ -206,11 +207,12 @@ def read_expression(text: str) -> Expression:
                 if depth > DEEPEST:
                     raise NotAnExpression(f"more than {DEEPEST} brackets deep")
                 signs.append(token)
-        elif token == "-" and begins:
+        elif token == "-" and is_at_start:
             signs.append(_NEGATED)
-        elif not complete:
+        elif not follows_value:
             raise NotAnExpression(f"no number before {token!r}")
         else:
+            # Computes what binds at least as strongly; a closing bracket ends all up to its opening one.
             least = _PRECEDENCE[token] if token != ")" else 1
             while signs and _PRECEDENCE[signs[-1]] >= least:
                 _apply(signs.pop(), values)
@@ -221,9 +223,9 @@ def read_expression(text: str) -> Expression:
             else:
                 signs.pop()
                 depth -= 1
-        before = "number" if kind == "number" else token
-    if before != "number" and before != ")":
-        raise NotAnExpression("it ends before it is complete" if before else "it is empty")
+        previous = "number" if kind == "number" else token
+    if previous != "number" and previous != ")":
+        raise NotAnExpression("it ends before it is complete" if previous else "it is empty")
     while signs:
         if signs[-1] == "(":
             raise NotAnExpression("a bracket is never closed")
@@ -233,6 +235,7 @@ def read_expression(text: str) -> Expression:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
+    """Returns kinds and tokens, ("number", "3") and ("sign", "*") of ``3×``. Raises NotAnExpression."""
     if len(text) > LONGEST:
         raise NotAnExpression(f"{len(text)} characters, more than {LONGEST}")
     tokens: list[tuple[str, str]] = []
@@ -253,6 +256,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 
 
 def _apply(sign: str, values: list[Fraction]) -> None:
+    """Replaces the last values on the stack by what the sign makes of them."""
     right = values.pop()
     if sign == _NEGATED:
         values.append(-right)

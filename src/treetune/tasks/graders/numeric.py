@@ -81,11 +81,11 @@ class Numeric(Grader):
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = after_marker(problem.gold, self.marker)
         gold = problem.gold.replace(self.marker, "").strip() if gold is None else gold
-        given, meant = read_number(extracted), read_number(gold)
-        if given is None or meant is None:
-            same = " ".join(extracted.lower().split()) == " ".join(gold.lower().split())
-            return Grade(reward=float(same), outcome="ok", extracted=extracted)
-        return Grade(reward=float(given.equals(meant)), outcome="ok", extracted=str(given))
+        number, gold_number = read_number(extracted), read_number(gold)
+        if number is None or gold_number is None:
+            is_same_text = extracted.lower().split() == gold.lower().split()
+            return Grade(reward=float(is_same_text), outcome="ok", extracted=extracted)
+        return Grade(reward=float(number.equals(gold_number)), outcome="ok", extracted=str(number))
 
     def _lacks_thought(self, response: str, problem: Problem) -> bool:
         """Returns whether a response has to hold a thought that ends, and doesn't."""
@@ -156,8 +156,8 @@ class Gsm8kLenientSubstring(Grader):
 
 def after_marker(text: str, marker: str) -> str | None:
     """Returns the first line with text after the last marker, stripped; None if there is none."""
-    _, found, rest = text.rpartition(marker)
-    if not found:
+    _, separator, rest = text.rpartition(marker)
+    if not separator:
         return None
     return next((line for line in map(str.strip, rest.split("\n")) if line), None)
 
@@ -265,6 +265,7 @@ def denied(text: str) -> bool:
 def read_number(text: str) -> Number | None:
     """Reads the one number in a short text; None where it has none, several, or says what it is not.
 
+    ``$1,200 per month`` is ``Number(Fraction(1200), False)``, and ``-5 %`` is ``Number(Fraction(-5), True)``.
     Raises nothing, whatever the text, and takes time linear in it.
     """
     text = _digits_of_words(_plain(_powers_of_ten(text.strip())))
@@ -276,15 +277,19 @@ def read_number(text: str) -> Number | None:
     match = _NUMBER.search(text)
     if match is None:
         return None
-    before, after = text[: match.start()], text[match.end() :]
+    text_before, after = text[: match.start()], text[match.end() :]
     power = _UNIT_POWER.search(after)
-    if power is not None:
+    if power is not None:  # the 2 of 72 m^2 is no second number
         after = after[: power.start()] + after[power.end() :]
-    before = before.rstrip(f" \t({_CURRENCY}")
-    negative = before.endswith("-") or re.search(r"\b(?:minus|negative)$", before.lower()) is not None
-    before = before[:-1] if before.endswith(("-", "+")) else text[: match.start()]
-    if not _BEFORE.fullmatch(before) or not _AFTER.fullmatch(after):
+    # The sign stands before the currency: -$5
+    up_to_sign = text_before.rstrip(f" \t({_CURRENCY}")
+    is_in_words = re.search(r"\b(?:minus|negative)$", up_to_sign.lower()) is not None
+    is_negative = up_to_sign.endswith("-") or is_in_words
+    if up_to_sign.endswith(("-", "+")):
+        text_before = up_to_sign[:-1]
+    if not _BEFORE.fullmatch(text_before) or not _AFTER.fullmatch(after):
         return None
+    # The number goes on behind what was read (2,5; 3/; 4!; 5²), so that it isn't this one.
     if re.match(r"[,.'/:-]\d|\s?/\s?$|-\s?$|\s?[!(^]|[⁰¹²³⁴-⁹]", after):
         return None
     value = _value(match)
@@ -293,7 +298,7 @@ def read_number(text: str) -> Number | None:
     if scale := _SCALE.match(after):
         value *= 10 ** (3 if scale[2] else _SCALES[scale[1]])
     percent = re.match(r"\s?(?:%|percent\b|per cent\b)", after) is not None
-    return Number(-value if negative else value, percent)
+    return Number(-value if is_negative else value, percent)
 
 
 def last_number(text: str) -> str | None:
@@ -314,9 +319,13 @@ def last_number(text: str) -> str | None:
         in_words = _last_in_words(text)
         return None if in_words is None else str(in_words)
     number = numbers[-1]
-    before = _CLAUSE_BEFORE.search(text, max(number.start() - LONGEST, 0), number.start())
-    behind = _CLAUSE_BEHIND.match(text, number.end(), number.end() + LONGEST)
-    clause = (before[0] if before else "") + number[0] + (behind[0] if behind else "")
+    clause_before = _CLAUSE_BEFORE.search(text, max(number.start() - LONGEST, 0), number.start())
+    clause_behind = _CLAUSE_BEHIND.match(text, number.end(), number.end() + LONGEST)
+    clause = number[0]
+    if clause_before:
+        clause = clause_before[0] + clause
+    if clause_behind:
+        clause += clause_behind[0]
     return None if denied(clause) else number[0].rstrip(",")
 
 
@@ -368,9 +377,12 @@ def _digits_of_words(text: str) -> str:
     eggs``."""
     if len(text) > LONGEST or re.search(r"\d", text):
         return text
-    return _IN_WORDS.sub(
-        lambda match: str(value) if (value := _of_words(match[0])) is not None else match[0], text
-    )
+
+    def in_digits(match: re.Match[str]) -> str:
+        value = _value_of_words(match[0])
+        return match[0] if value is None else str(value)
+
+    return _IN_WORDS.sub(in_digits, text)
 
 
 def _last_in_words(text: str) -> int | None:
@@ -380,41 +392,44 @@ def _last_in_words(text: str) -> int | None:
     if not matches or not _ENDS_THERE.fullmatch(end, matches[-1].end()):
         return None
     last = matches[-1]
-    value = _of_words(last[0])
-    before = _CLAUSE_BEFORE.search(end, 0, last.start())
-    is_denied = denied((before[0] if before else "") + str(value))
+    value = _value_of_words(last[0])
+    clause_before = _CLAUSE_BEFORE.search(end, 0, last.start())
+    is_denied = denied((clause_before[0] if clause_before else "") + str(value))
     return None if is_denied else value
 
 
-def _of_words(words: str) -> int | None:
-    """Returns the value of cardinal words in the order of English; None for any other order, such as of two
-    numbers side by side (``two three``)."""
+def _value_of_words(text: str) -> int | None:
+    """Returns the value of cardinal words in the order of English: 2021 for ``two thousand twenty-one``.
+
+    None for any other order, such as of two numbers side by side (``two three``).
+    """
+    # A group is what stands before "thousand" or "million", or at the end: a number below 1000.
     total = group = 0
-    least_multiple = 10**15
-    room = 1000  # what the next word of this group must be smaller than
-    for word in re.findall(r"[a-z]+", words.lower()):
+    least_multiple = 10**15  # multiples become smaller from left to right
+    bound = 1000  # the next word of this group must be smaller
+    for word in re.findall(r"[a-z]+", text.lower()):
         if word == "and":
             continue
         if word in _CARDINALS:
             value = _CARDINALS[word]
-            if value >= room or (value == 0 and (group or total)):
+            if value >= bound or (value == 0 and (group or total)):
                 return None
             group += value
-            room = 10 if value >= 20 else 1
+            bound = 10 if value >= 20 else 1
         elif word == "hundred":
             if not 0 < group < 100:
                 return None
-            group, room = 100 * group, 100
+            group, bound = 100 * group, 100
         else:
             if group == 0 or _MULTIPLES[word] >= least_multiple:
                 return None
             least_multiple = _MULTIPLES[word]
-            total, group, room = total + group * least_multiple, 0, 1000
+            total, group, bound = total + group * least_multiple, 0, 1000
     return total + group
 
 
 def _plain(text: str) -> str:
-    """Returns the text in ASCII digits and signs, without LaTeX's dress."""
+    """Returns the text in ASCII digits and signs, without LaTeX's commands."""
     if len(text) > LONGEST:
         return text
     text = text.translate(_SAME)
@@ -437,6 +452,10 @@ def _character(character: str) -> str:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
+    """Returns the value of a number without its sign: ``1 1/2``, ``3/4``, ``1,200.5`` or ``2.5e6``.
+
+    None for a division by zero, and for an exponent beyond `LARGEST_EXPONENT`.
+    """
     if match["mixed"]:
         below = int(match["below"])
         return int(match["mixed"]) + Fraction(int(match["above"]), below) if below else None

@@ -1,4 +1,22 @@
-"""Graders at work: each answer where its grader wants to be called, within its deadline, and once."""
+"""Grades answers, each in the process or thread that its grader asks for, within its deadline, and once.
+
+Where a call goes is the grader's `isolation`::
+
+    a thread of the run              GraderPool                          processes and threads
+    ───────────────────              ──────────                          ─────────────────────
+    submit(response, problem)
+      ├ "inline" ──────► graded at once, in this thread
+      ├ the memo has it ► the future is done
+      ├ it is in flight ► waits with the first one (`_waiting`)
+      ├ "process" ─────► `Pool` of workers ───────────────► Grading.answer in a worker
+      └ "service" ─────► `Pool` of threads ───────────────► Grading.answer in a thread
+                         `_settle` ◄─────────────────────── the grade, or how the worker was lost
+      future.result() ◄─ all futures that waited for it
+
+The caller waits only where it asks for `result()`. The pool gives up a call that passes its deadline: it
+kills the worker process, or leaves the thread to itself, and the future gets `_grade_lost_answer`.
+`close` cancels what is left. The lock keeps the memo and `_waiting` consistent; no grader runs under it.
+"""
 
 from __future__ import annotations
 
@@ -68,14 +86,15 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         """By the ids of problems, since writing a prompt takes as long as grading some answers."""
         self._memo: OrderedDict[Key, Grade] = OrderedDict()
         self._memo_size = memo_size
-        self._lock = threading.RLock()  # of a call that ends at once, the grade is kept with the lock held
+        # Reentrant: a call may be done when its callback is added, and then `_settle` runs within `_submit`.
+        self._lock = threading.RLock()
         self._waiting: dict[Key, list[Future[Grade]]] = {}
         self._graders: dict[int, tuple[int, Grader]] = {}
         self._comparing: dict[int, Comparing] = {}
         self._services: list[Service] = []
         self._has_services = False
         self._context = context or ServiceContext()
-        self._pool = Pool("the grader pool", workers, memory_gib, _lost)
+        self._pool = Pool("the grader pool", workers, memory_gib, _grade_lost_answer)
         for part in (part for part in grader.parts() if part.isolation != "inline"):
             self._number(part)
 
@@ -95,9 +114,9 @@ class GraderPool(AbstractContextManager["GraderPool"]):
             problem = self._with_open_thought(problem)
         grader = self.grader.of(problem)
         if decided and grader.isolation == "service":
-            spared: Future[Grade] = Future()
-            spared.set_result(grader.without_answer(problem))
-            return spared
+            done: Future[Grade] = Future()
+            done.set_result(grader.without_answer(problem))
+            return done
         return self._submit(grader, response, problem)
 
     def _with_open_thought(self, problem: Problem) -> Problem:
@@ -130,13 +149,20 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         return self._has_services
 
     def counted(self) -> Counts:
-        """Returns what all services have done since this was last asked."""
-        total: Counts = {}
+        """Returns what all services have counted since the last call, summed by name.
+
+        A count is a value and what it is divided by: ("judge/seconds", (12.0, 4.0)) are 3 seconds on average,
+        and None for the second one is a plain sum.
+        """
+        totals: Counts = {}
         for service in list(self._services):
-            for name, (value, over) in service.counted().items():
-                before, parts = total.get(name, (0.0, None if over is None else 0.0))
-                total[name] = before + value, None if over is None or parts is None else parts + over
-        return total
+            for name, (value, divisor) in service.counted().items():
+                total, total_divisor = totals.get(name, (0.0, None if divisor is None else 0.0))
+                if divisor is None or total_divisor is None:
+                    totals[name] = total + value, None
+                else:
+                    totals[name] = total + value, total_divisor + divisor
+        return totals
 
     def close(self) -> None:
         """Ends the workers; grades that are still missing are cancelled. Safe to call twice."""
@@ -147,9 +173,10 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         self.close()
 
     def _submit(self, grader: Grader, response: str, problem: Problem) -> Future[Grade]:
+        """Returns the future grade by this very grader: at once, from the memo, or from the pool."""
         future: Future[Grade] = Future()
         if grader.isolation == "inline":
-            future.set_result(graded(grader, response, problem))
+            future.set_result(grade_response(grader, response, problem))
             return future
         # A digest, because answers can be long and the memo keeps many.
         text = repr((response, problem.transcript)) if grader.reads_turns else response
@@ -157,41 +184,46 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         with self._lock:
             number = self._number(grader)
             key = (number, problem.id, problem.gold, digest)
-            known = self._memo.get(key)
-            if known is not None:
+            remembered = self._memo.get(key)
+            if remembered is not None:
                 self._memo.move_to_end(key)
-                future.set_result(known)
-            elif (same := self._waiting.get(key)) is not None:
-                same.append(future)
+                future.set_result(remembered)
+            elif (waiting := self._waiting.get(key)) is not None:
+                waiting.append(future)
             else:
                 deadline = self.deadline if grader.deadline is None else grader.deadline
-                asked = self._pool.submit(number, response, problem, deadline=deadline, about=problem.id)
+                call = self._pool.submit(number, response, problem, deadline=deadline, about=problem.id)
                 self._waiting[key] = [future]
-                asked.add_done_callback(partial(self._settle, key))
+                call.add_done_callback(partial(self._settle, key))
         return future
 
     def _grade_by(self, grader: Grader, response: str, problem: Problem) -> Grade:
         return self._submit(grader.of(problem), response, problem).result()
 
     def _number(self, grader: Grader) -> int:
-        """Returns the grader's number, which it gets when it is first met. The grader is kept, so that no
-        other one can have its place in memory."""
+        """Returns the grader's number, which it gets when it is first met.
+
+        The grader is kept: Python could give the `id` of one that is gone to another.
+        """
         if id(grader) not in self._graders:
-            called: Grader | Service = grader
-            if grader.isolation == "service" and (service := grader.serve(self._context, self._grade_by)):
-                self._services.append(service)
-                called = service
+            grader_or_service: Grader | Service = grader
             threads = None
             if grader.isolation == "service":
-                threads, self._has_services = called.concurrency, True
-            number = self._pool.register(Grading(called), type(grader).__name__, threads=threads)
+                self._has_services = True
+                if service := grader.serve(self._context, self._grade_by):
+                    self._services.append(service)
+                    grader_or_service = service
+                threads = grader_or_service.concurrency
+            servant = Grading(grader_or_service)
+            number = self._pool.register(servant, type(grader).__name__, threads=threads)
             self._graders[id(grader)] = number, grader
         return self._graders[id(grader)][0]
 
-    def _settle(self, key: Key, asked: Future[Grade]) -> None:
-        error = asked.exception()
+    def _settle(self, key: Key, call: Future[Grade]) -> None:
+        """Gives the grade, or the error, of a call to all futures that wait for it."""
+        error = call.exception()
         with self._lock:
-            if error is None and (grade := asked.result()).is_known:
+            if error is None and (grade := call.result()).is_known:
                 self._memo[key] = grade
                 if len(self._memo) > self._memo_size:
                     self._memo.popitem(last=False)
@@ -200,7 +232,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
             if not future.set_running_or_notify_cancel():
                 continue
             if error is None:
-                future.set_result(asked.result())
+                future.set_result(call.result())
             else:
                 future.set_exception(error)
 
@@ -241,7 +273,7 @@ class Grading(Servant):
 
     @override
     def answer(self, response: str, problem: Problem) -> Grade:
-        return graded(self.grader, response, problem)
+        return grade_response(self.grader, response, problem)
 
     @override
     def close(self) -> None:
@@ -249,7 +281,7 @@ class Grading(Servant):
             self.grader.close()
 
 
-def graded(grader: Grader | Service, response: str, problem: Problem) -> Grade:
+def grade_response(grader: Grader | Service, response: str, problem: Problem) -> Grade:
     """Returns the grader's verdict with the seconds that it took; an exception is the outcome ``error``."""
     start = time.perf_counter()
     outcome: GradeOutcome = "error"
@@ -267,6 +299,6 @@ def graded(grader: Grader | Service, response: str, problem: Problem) -> Grade:
     return Grade(reward=0.0, outcome=outcome, seconds=time.perf_counter() - start, message=message)
 
 
-def _lost(outcome: GradeOutcome, message: str, seconds: float) -> Grade:
+def _grade_lost_answer(outcome: GradeOutcome, message: str, seconds: float) -> Grade:
     """Grades an answer on which a grader hung or crashed."""
     return Grade(reward=0.0, outcome=outcome, seconds=seconds, message=message)

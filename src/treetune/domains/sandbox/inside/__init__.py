@@ -14,7 +14,7 @@ def source(name: str) -> str:
 def bundle(name: str, *others: str) -> str:
     """The text of a program that makes `others`, and then one that imports these, known as modules. Its names
     are those of the latter."""
-    texts = {f"{__name__}.{one}": source(one) for one in (*others, name)}
+    texts = {f"{__name__}.{module}": source(module) for module in (*others, name)}
     return f"""import sys
 for name, text in {texts!r}.items():
     sys.modules[name] = type(sys)(name)

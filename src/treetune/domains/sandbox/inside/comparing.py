@@ -487,7 +487,7 @@ def _is_made_here(node: ast.expr) -> bool:
 
 
 def _is_of_module(value: Any) -> bool:
-    """Returns whether it is one of the functions of modules that change nothing."""
+    """Returns whether a value is a function of a library that changes nothing, such as `math.sqrt`."""
     for module, names in _OF_MODULES.items():
         loaded = sys.modules.get(module)
         if loaded is not None and any(getattr(loaded, name, None) is value for name in names):

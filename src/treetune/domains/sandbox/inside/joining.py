@@ -165,24 +165,26 @@ have, here the first counts, as there the last."""
 
 
 def customary_names(code: str) -> dict[str, Any]:
-    """Returns what the names are that a program uses and defines nowhere, where the imports that benchmarks
-    make for it define them."""
+    """Returns the values of names that a program uses without defining them, such as `List` or `math`.
+
+    They are those that the imports give which benchmarks make for a program.
+    """
     try:
         tree = ast.parse(code)
     except _ERRORS:
         return {}
-    read: set[str] = set()
+    used: set[str] = set()
     defined = set(dir(builtins))
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            (read if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+            (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             defined.add(node.name)
         elif isinstance(node, ast.arg):
             defined.add(node.arg)
         elif isinstance(node, ast.alias):
             defined.add((node.asname or node.name).partition(".")[0])
-    missing = read - defined
+    missing = used - defined
     names: dict[str, Any] = {}
     for name in sorted(missing & set(_CUSTOMARY)):
         names[name] = importlib.import_module(name)

@@ -35,13 +35,17 @@ _TEXTS = ("__name__", "__qualname__", "__doc__")
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{one: getattr(operator, f"__{one}__") for one in (*_ORDERS, *_SUMS, *_OF_CONTAINERS, "eq", "neg")},
-    **{one.__name__: one for one in (int, float, hash, len, bool, iter, next, str, repr, getattr, setattr)},
-    **{f"r{one}": lambda what, other, one=one: _OPERATIONS[one](other, what) for one in _SUMS},
-    "instancecheck": lambda kind, one: isinstance(one, kind),
-    "enter": lambda what: what.__enter__(),
-    "exit": lambda what, error: what.__exit__(type(error) if error else None, error, None),
-    "call": lambda what, /, *args, **named: what(*args, **named),
+    **{name: getattr(operator, f"__{name}__") for name in (*_ORDERS, *_SUMS, *_OF_CONTAINERS, "eq", "neg")},
+    **{
+        function.__name__: function
+        for function in (int, float, hash, len, bool, iter, next, str, repr, getattr, setattr)
+    },
+    # radd and the like: the object stands on the right
+    **{f"r{name}": lambda right, left, name=name: _OPERATIONS[name](left, right) for name in _SUMS},
+    "instancecheck": lambda kind, value: isinstance(value, kind),
+    "enter": lambda context: context.__enter__(),
+    "exit": lambda context, error: context.__exit__(type(error) if error else None, error, None),
+    "call": lambda function, /, *args, **named: function(*args, **named),
 }
 
 
@@ -110,12 +114,12 @@ def _forward_among_remotes(operation: str) -> Callable[..., Any]:
         among = isinstance(other, Remote)
         if not among and operation in _ORDERS:
             return NotImplemented
-        found = self._peer.ask(operation, self, other)
+        result = self._peer.ask(operation, self, other)
         if not among or self._mixed or other._mixed:
-            if not isinstance(found, Remote):
+            if not isinstance(result, Remote):
                 return NotImplemented
-            object.__setattr__(found, "_mixed", True)
-        return found
+            object.__setattr__(result, "_mixed", True)
+        return result
 
     return method
 
@@ -146,34 +150,37 @@ class Peer:
     def ask(self, operation: str, *args: Any, **named: Any) -> Any:
         """Returns the result of an operation of the other process, or raises what it raises."""
         with self._turn:
-            self.send("ask", operation, self.encode([list(args), [list(one) for one in named.items()]]))
+            self.send("ask", operation, self.encode([list(args), [list(item) for item in named.items()]]))
+            # Before it answers, the other process may ask for operations of ours.
             while (message := self.receive())[0] == "ask":
                 self.answer(*message[1:])
-            kind, given, printed, changed = message
+            kind, encoded, printed, changed = message
             if printed:
                 sys.stdout.write(str(printed))
-            for place, now in changed if operation == "call" else ():
-                _become(args[place], self.decode(now), self.by_value)
+            for index, content in changed if operation == "call" else ():
+                _become(args[index], self.decode(content), self.by_value)
             if kind == "gives":
-                return self.decode(given)
-            raise self.decode(given)
+                return self.decode(encoded)
+            raise self.decode(encoded)
 
-    def answer(self, operation: str, told: Any) -> None:
-        """Does what the other process asks for."""
+    def answer(self, operation: str, encoded_arguments: Any) -> None:
+        """Does what the other process asks for, and sends the result or the error, what was printed, and
+        those of the arguments that have changed."""
         changed = []
         try:
-            args, named = self.decode(told)
-            before = self._mutable(operation, args)
+            args, named = self.decode(encoded_arguments)
+            contents_before = self._mutable(operation, args)
             if self.guarded:
                 _check(operation, args, self)
             do = self.names.__getitem__ if operation == "name" else _OPERATIONS[operation]
-            given = do(*args, **dict(named))
-            made = operation == "call" and type(given) is args[0]
-            if made and args[0].__module__ == "solution" and isinstance(given, (list, dict, set)):
-                self.keep(given)  # a class of the answer's own, with a state and methods, not mere data
-            kind, encoded = "gives", self.encode(given)
-            after = self._mutable(operation, args)
-            changed = [[place, now] for place, now in after.items() if now != before[place]]
+            result = do(*args, **dict(named))
+            is_new_instance = operation == "call" and type(result) is args[0]
+            if is_new_instance and args[0].__module__ == "solution" and isinstance(result, (list, dict, set)):
+                self.keep(result)  # a class of the answer's own, with a state and methods, not mere data
+            kind, encoded = "gives", self.encode(result)
+            for index, content in self._mutable(operation, args).items():
+                if content != contents_before[index]:
+                    changed.append([index, content])
         except Ended:
             raise
         except BaseException as error:
@@ -183,9 +190,9 @@ class Peer:
         self.printed.truncate()
 
     def _mutable(self, operation: str, args: list[Any]) -> dict[int, Any]:
-        """Arguments of a call that it may change, by their places, as they are now."""
+        """Returns the present contents of a call's arguments that it may change, by their indices."""
         kinds = (list, dict, set, collections.deque, *self.by_value.values()) if operation == "call" else ()
-        return {place: self.encode(one) for place, one in enumerate(args) if isinstance(one, kinds)}
+        return {index: self.encode(arg) for index, arg in enumerate(args) if isinstance(arg, kinds)}
 
     def send(self, *message: Any) -> None:
         try:
@@ -209,29 +216,34 @@ class Peer:
         return self._objects.get(self._numbers.get(id(value), 0)) is value
 
     def decode(self, whole: Any) -> Any:
-        """Plain data of exactly the built-in types, instances of `by_value`, exceptions, or Remote."""
-        told, table = whole
-        made: list[Any] = [object.__new__(self.by_value[name]) for name, _ in table]
-        for one, (_, attributes) in zip(made, table):
-            _give(one, {key: self._decode(value, made) for key, value in attributes})
-        return self._decode(told, made)
+        """Returns plain data of exactly the built-in types, instances of `by_value`, exceptions, or Remote.
 
-    def _decode(self, told: Any, made: list[Any]) -> Any:
-        if isinstance(told, _SIMPLE):
-            return told
-        if isinstance(told, list):
-            return [self._decode(one, made) for one in told]
-        ((kind, value),) = told.items()
+        The message ``[{"tuple": [1, {"object": 0}]}, [["Node", [["next", null]]]]]`` is a tuple of 1 and of
+        the first instance in the table, a ``Node`` whose ``next`` is None.
+        """
+        encoded, table = whole
+        # All instances exist before any gets its attributes: they may refer to each other.
+        instances: list[Any] = [object.__new__(self.by_value[name]) for name, _ in table]
+        for instance, (_, attributes) in zip(instances, table):
+            _set_attributes(instance, {key: self._decode(value, instances) for key, value in attributes})
+        return self._decode(encoded, instances)
+
+    def _decode(self, encoded: Any, instances: list[Any]) -> Any:
+        if isinstance(encoded, _SIMPLE):
+            return encoded
+        if isinstance(encoded, list):
+            return [self._decode(item, instances) for item in encoded]
+        ((kind, value),) = encoded.items()
         if kind in _KINDS:
-            return _KINDS[kind][1](self._decode(value, made))
+            return _KINDS[kind][1](self._decode(value, instances))
         if kind == "record":
-            return _record(*value[:2])(*self._decode(value[2], made))
+            return _record(*value[:2])(*self._decode(value[2], instances))
         if kind == "built" and (value[0], value[1]) in _PARTS:
             return getattr(__import__(value[0]), value[1])(*value[2])
         if kind == "array":
-            return __import__("numpy").array(self._decode(value[0], made), dtype=str(value[1]))
+            return __import__("numpy").array(self._decode(value[0], instances), dtype=str(value[1]))
         if kind == "object":
-            return made[value]
+            return instances[value]
         if kind == "yours":
             return self._objects[value]
         if kind == "class":
@@ -241,19 +253,21 @@ class Peer:
         if kind == "remote":
             return self._remotes.setdefault(int(value), Remote(self, int(value)))
         if kind == "library" and (not self.guarded or value in _TYPES_OF_DATA):
-            found = __import__(value[0])
+            library_object = __import__(value[0])
             for name in value[1].split(".") if value[1] else ():
-                found = getattr(found, name)
-            return found
+                library_object = getattr(library_object, name)
+            return library_object
         raise Ended(f"a value of the kind {kind!r}")
 
     def _class_of_error(self, number: int, name: Any, bases: list[str]) -> type[Exception]:
-        if name is None and issubclass(own := self._objects[number], Exception):
-            return own  # that comes back
+        """Returns the class of an error of the other process, or a class of the same name and bases."""
+        if name is None and issubclass(error_class := self._objects[number], Exception):
+            return error_class  # one of this process, that comes back
         if issubclass(shared := self.by_value.get(name, object), Exception):
             return shared
-        found = [getattr(builtins, one, object) for one in bases]
-        base: Any = next((one for one in found if issubclass(one, BaseException)), Exception)
+        base_classes = [getattr(builtins, base_name, object) for base_name in bases]
+        errors = [base_class for base_class in base_classes if issubclass(base_class, BaseException)]
+        base: Any = errors[0] if errors else Exception
         if not issubclass(base, Exception):
             base = RuntimeError  # an answer that leaves by SystemExit has failed, and its tests go on
         # Who catches what an answer calls an error doesn't catch a failed assertion with it.
@@ -267,7 +281,7 @@ class Peer:
             error = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind, *args)
         except TypeError:  # such as UnicodeDecodeError, which wants what can't be told
             return RuntimeError(f"{kind.__name__}: {args}")
-        _give(error, attributes)
+        _set_attributes(error, attributes)
         return error
 
     def encode(self, value: Any) -> Any:
@@ -277,7 +291,7 @@ class Peer:
         places: dict[int, int] = {}
 
         def all_of(values: Any, depth: int = 0) -> list[Any]:
-            return [encoded(one, depth + 1) for one in values]
+            return [encoded(item, depth + 1) for item in values]
 
         def encoded(value: Any, depth: int = 0) -> Any:
             kind = type(value)
@@ -288,8 +302,8 @@ class Peer:
             if kind is Remote:
                 return {"yours": value._number}
             if isinstance(value, BaseException):
-                attributes = {key: one for key, one in vars(value).items() if type(one) in _SIMPLE}
-                args = [one if type(one) in _SIMPLE else repr(one) for one in value.args]
+                attributes = {key: item for key, item in vars(value).items() if type(item) in _SIMPLE}
+                args = [arg if type(arg) in _SIMPLE else repr(arg) for arg in value.args]
                 return {"error": [self._describe_class(kind), args, attributes]}
             if isinstance(value, type) and issubclass(value, BaseException):
                 return {"class": self._describe_class(value)}
@@ -316,9 +330,9 @@ class Peer:
             for of in (int, float, str):
                 if isinstance(value, of):
                     return getattr(of, f"__{of.__name__}__")(value)
-            found = _in_library(value)
-            if found is not None and (self.guarded or found in _TYPES_OF_DATA):
-                return {"library": found}
+            path = _path_in_library(value)
+            if path is not None and (self.guarded or path in _TYPES_OF_DATA):
+                return {"library": path}
             if self.guarded and isinstance(value, _NEVER):
                 raise TypeError(f"tests give no {kind.__name__} away")
             return {"remote": self.keep(value)}
@@ -326,47 +340,50 @@ class Peer:
         # The list of instances grows meanwhile.
         return [
             encoded(value),
-            [[type(one).__name__, all_of(map(list, vars(one).items()))] for one in instances],
+            [[type(instance).__name__, all_of(map(list, vars(instance).items()))] for instance in instances],
         ]
 
     def _describe_class(self, kind: type) -> Any:
         if kind in self._errors.values():
-            return [next(number for number, one in self._errors.items() if one is kind), None, []]
+            return [next(number for number, error in self._errors.items() if error is kind), None, []]
         bases = [base.__name__ for base in kind.__mro__ if base.__module__ == "builtins"]
         return [self.keep(kind), kind.__name__, bases]
 
 
-def _in_library(value: Any) -> list[str] | None:
-    """The module and the name of a module, class or function of the standard library."""
+def _path_in_library(value: Any) -> list[str] | None:
+    """Returns the module and name of what the standard library has, ["math", "sqrt"]; None for all else."""
     if isinstance(value, types.ModuleType):
         return [value.__name__, ""] if value.__name__ in sys.stdlib_module_names else None
     if not isinstance(value, _NAMED):
         return None
     module = getattr(value, "__objclass__", value).__module__
-    found = sys.modules.get(module) if module in sys.stdlib_module_names else None
+    library_object = sys.modules.get(module) if module in sys.stdlib_module_names else None
     for part in value.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return [module, value.__qualname__] if found is value else None
+        library_object = getattr(library_object, part, None)
+    return [module, value.__qualname__] if library_object is value else None
 
 
-def _give(one: Any, attributes: dict[str, Any]) -> None:
+def _set_attributes(instance: Any, attributes: dict[str, Any]) -> None:
     for name, value in attributes.items():
-        if not callable(getattr(type(one), name, None)):  # values don't take the places of methods
-            one.__dict__[name] = value
+        if not callable(getattr(type(instance), name, None)):  # values don't take the places of methods
+            instance.__dict__[name] = value
 
 
-def _become(one: Any, other: Any, by_value: dict[str, type]) -> None:
+def _become(target: Any, source: Any, by_value: dict[str, type]) -> None:
     """Gives a mutable value the content of another."""
-    if isinstance(one, (list, dict, set, collections.deque)):
-        one.clear()
-        (one.extend if isinstance(one, (list, collections.deque)) else one.update)(other)
-    elif by_value.get(type(one).__name__) is type(one) is type(other):
-        one.__dict__.update(other.__dict__)
+    if isinstance(target, (list, collections.deque)):
+        target.clear()
+        target.extend(source)
+    elif isinstance(target, (dict, set)):
+        target.clear()
+        target.update(source)
+    elif by_value.get(type(target).__name__) is type(target) is type(source):
+        target.__dict__.update(source.__dict__)
 
 
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType)
 _TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
-_TYPES_OF_DATA = [["builtins", one.__name__] for one in _TYPES]
+_TYPES_OF_DATA = [["builtins", kind.__name__] for kind in _TYPES]
 _record: Callable[..., Any] = functools.cache(collections.namedtuple)
 _KINDS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
     "list": (list, list),
@@ -407,13 +424,13 @@ def _check(operation: str, args: list[Any], peer: Peer) -> None:
     """Raises where the answer asks for more of an object than its type allows. Instances of classes that the
     tests define answer every operation, other objects those that are named here. What Python itself knows of
     an object (its frame, its code, its globals, its class) is never among them."""
-    one, kind = args[0], type(args[0])
-    if operation not in _OPERATIONS or not peer.keeps(one):
+    target, kind = args[0], type(args[0])
+    if operation not in _OPERATIONS or not peer.keeps(target):
         raise AttributeError("nothing that the tests have given away")
     names: tuple[str, ...] = ()
     attributes = False  # what it holds itself, and what a class of the tests gives to it
-    if isinstance(one, type):
-        attributes, names = _of_tests(one), _TEXTS
+    if isinstance(target, type):
+        attributes, names = _of_tests(target), _TEXTS
         allowed = ["instancecheck", "call", "getattr"] if attributes else ["instancecheck"]
     elif _of_tests(kind):
         attributes, allowed = True, list(_OPERATIONS)
@@ -422,22 +439,22 @@ def _check(operation: str, args: list[Any], peer: Peer) -> None:
         attributes, allowed = True, ["getattr", "setattr"]
     elif any(base.__module__ == "unittest.mock" for base in kind.__mro__):
         attributes, allowed = True, [name for name in _OPERATIONS if not name.startswith(("set", "del"))]
-    elif callable(one):
+    elif callable(target):
         allowed, names = ["call", "getattr"], _TEXTS
     else:
         allowed, names = ["iter", "next", "len", "contains", "getitem", "getattr"], _OF_FILES
-        if isinstance(one, types.GeneratorType):
+        if isinstance(target, types.GeneratorType):
             names = ("send", "throw", "close")
     if hasattr(kind, "__enter__"):
         allowed += ["enter", "exit"]
     if operation not in (*allowed, "eq", "hash", "bool", "str", "repr"):
         raise TypeError(f"an answer can't use {operation} on a {kind.__name__} of the tests")
     if operation in ("getattr", "setattr") and args[1] not in names:
-        name, of = str(args[1]), one if isinstance(one, type) else kind
+        name, of = str(args[1]), target if isinstance(target, type) else kind
         owner = next((base for base in of.__mro__ if name in vars(base)), None)
-        known = attributes and (of is kind if owner is None else _of_tests(owner))
-        replaces = operation == "setattr" and callable(getattr(kind, name, None))
-        if name.startswith("_") or not known or replaces:
+        is_allowed = attributes and (of is kind if owner is None else _of_tests(owner))
+        replaces_method = operation == "setattr" and callable(getattr(kind, name, None))
+        if name.startswith("_") or not is_allowed or replaces_method:
             raise AttributeError(f"a {kind.__name__} of the tests has no {name} for an answer")
 
 

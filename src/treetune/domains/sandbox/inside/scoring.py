@@ -134,9 +134,10 @@ class _Server:
         if len(sys.modules) > modules:
             self._end_child()  # it lacks what has been imported
             self._keep_imports()
-        reply = self._asked(request)
-        told = reply.get("told")
-        has_only_compared = only_compares and isinstance(told, dict) and "refused" not in told
+        reply = self._ask_child(request)
+        result = reply.get("told")
+        # A child lives on only if nothing of this answer can be left in it.
+        has_only_compared = only_compares and isinstance(result, dict) and "refused" not in result
         if not has_only_compared or self._child is None or self._child.answers >= _ANSWERS_OF_A_CHILD:
             self._end_child()
         return reply
@@ -148,16 +149,17 @@ class _Server:
         if self._confined:
             _empty_work_folder()
 
-    def _asked(self, request: bytes) -> dict[str, Any]:
-        reply = self._asked_once(request)
-        # A process that has scored others may have ended between the two, or be full: that says nothing of
-        # this answer.
+    def _ask_child(self, request: bytes) -> dict[str, Any]:
+        """Has a child score an answer, and returns ``{"told": {"score": 0.5}}``, or how it failed."""
+        reply = self._ask_child_once(request)
+        # A process that has scored others may have ended in between, or its memory may be full: neither is
+        # this answer's fault, so a new one gets it.
         if self._has_scored_others and ("crashed" in reply or reply.get("told") == _OUT_OF_MEMORY):
             self._end_child()
-            reply = self._asked_once(request)
+            reply = self._ask_child_once(request)
         return reply
 
-    def _asked_once(self, request: bytes) -> dict[str, Any]:
+    def _ask_child_once(self, request: bytes) -> dict[str, Any]:
         self._has_scored_others = self._child is not None
         if self._child is None:
             self._child = _Child(self._make_score, self._descriptors)
@@ -177,24 +179,26 @@ class _Server:
 class _Child:
     """A process that scores answers, and the server's ends of its pipes."""
 
-    def __init__(self, make_score: MakeScore, not_its: tuple[int, ...]) -> None:
-        its_requests, self._requests = os.pipe()
-        self._verdicts, its_verdicts = os.pipe()
+    def __init__(self, make_score: MakeScore, server_descriptors: tuple[int, ...]) -> None:
+        child_requests, self._requests = os.pipe()
+        self._verdicts, child_verdicts = os.pipe()
         self.answers = 0
         self._process = os.fork()
         if self._process == 0:
             try:
-                for descriptor in (*not_its, self._requests, self._verdicts):
+                for descriptor in (*server_descriptors, self._requests, self._verdicts):
                     os.close(descriptor)
-                _be_the_child(make_score, its_requests, its_verdicts)
+                _score_requests(make_score, child_requests, child_verdicts)
             finally:
                 os._exit(1)  # also after a success: the status counts only where there is no verdict
-        os.close(its_requests)
-        os.close(its_verdicts)
+        os.close(child_requests)
+        os.close(child_verdicts)
 
     def ask(self, request: bytes, deadline: float) -> tuple[bytes, bool]:
-        """Returns the line that it writes, or what there is of one where it ends, and whether the deadline
-        came first."""
+        """Sends an answer and returns the line that the child writes, and whether the deadline came first.
+
+        The line is incomplete where the child has ended, or was late.
+        """
         self.answers += 1
         data = b"%d\n%b" % (len(request), request)
         try:
@@ -207,9 +211,9 @@ class _Child:
             ready, _, _ = select.select([self._verdicts], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 return line, True
-            read = os.read(self._verdicts, _REPLY_BYTES)
-            line += read
-            if not read or line.endswith(b"\n"):
+            data = os.read(self._verdicts, _REPLY_BYTES)
+            line += data
+            if not data or line.endswith(b"\n"):
                 break
         return line, False
 
@@ -221,22 +225,24 @@ class _Child:
         return os.waitpid(self._process, 0)[1]
 
 
-def _be_the_child(make_score: MakeScore, requests: int, verdicts: int) -> None:
+def _score_requests(make_score: MakeScore, requests: int, verdicts: int) -> None:
+    """Scores one answer after the other, in the child, until the server closes the pipe."""
+    # An answer may neither start processes nor write files.
     for name in ("RLIMIT_NPROC", "RLIMIT_FSIZE"):
         resource.setrlimit(getattr(resource, name), (0, 0))
-    refused = refuse_code()
+    refusals = refuse_code()  # grows when an answer tries to have code executed
     with os.fdopen(requests, "rb") as file:
         while (request := _next_request(file)) is not None:
-            asked = json.loads(request)
-            score, _ = make_score(asked["problem"])
-            told: dict[str, Any]
+            task = json.loads(request)
+            score, _ = make_score(task["problem"])
+            result: dict[str, Any]
             try:
-                told = {"score": float(score(asked["answer"]))}
+                result = {"score": float(score(task["answer"]))}
             except MemoryError:
-                told = dict(_OUT_OF_MEMORY)
+                result = dict(_OUT_OF_MEMORY)
             except Exception as error:
-                told = {"raised": repr(error)[:_MESSAGE]}
-            if refused:
-                told["refused"] = refused[0]
+                result = {"raised": repr(error)[:_MESSAGE]}
+            if refusals:
+                result["refused"] = refusals[0]
             # At most what a pipe's buffer holds, so that one write is enough.
-            os.write(verdicts, json.dumps(told).encode()[: _REPLY_BYTES - 1] + b"\n")
+            os.write(verdicts, json.dumps(result).encode()[: _REPLY_BYTES - 1] + b"\n")

@@ -90,35 +90,41 @@ class Answer:
         if self._names is None:
             self.before()
             self._peer.send("start")
-            kind, said = self._peer.receive()
+            kind, content = self._peer.receive()  # ("ready", names) or ("failed", message)
             if kind != "ready":
-                raise Failed(str(said))
-            self._names = {name for name in map(str, said) if not name.startswith("__")}
+                raise Failed(str(content))
+            self._names = {name for name in map(str, content) if not name.startswith("__")}
         return self._names
 
     def meant(self) -> dict[str, Any]:
-        """Returns what the tests mean by names whose owner they don't say. The answer's are those that
-        stand in the tests, or else it could be what Python's libraries look for (`load_tests`). Functions
-        and modules of Python's (`abs`, `math.isclose`) are Python's, or else it could say how it is
-        judged; but one if the answer has one function that is called like one of them, and no other, that
-        is what is tested."""
+        """Returns what the tests mean by the bare names in them.
+
+        These are names of the answer that stand in the tests; others could be names that Python's libraries
+        look for, such as `load_tests`. Python's own functions and modules (`abs`, `math.isclose`) are
+        Python's, or else an answer could decide how it is judged. There is one exception: where the only
+        function that the answer defines for the tests has the name of one of Python's, it is what is tested.
+        """
         nodes = list(ast.walk(self._tests))
         builtins = set(dir(sys.modules["builtins"]))
-        quoted = " ".join(str(one.value) for one in nodes if isinstance(one, ast.Constant))
-        read = {one.id for one in nodes if isinstance(one, ast.Name)}
-        read = (read | set(re.findall(r"\w+", quoted)) - builtins) & self.names()
-        for one in nodes:
-            if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id in read:
-                library = {"np": "numpy"}.get(one.value.id, one.value.id)
+        quoted = " ".join(str(node.value) for node in nodes if isinstance(node, ast.Constant))
+        bare_names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        quoted_names = set(re.findall(r"\w+", quoted)) - builtins
+        tested_names = (bare_names | quoted_names) & self.names()
+        # `math.isclose` in the tests means the library, even if the answer has a name `math`.
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                name = node.value.id
+                library = {"np": "numpy"}.get(name, name)
+                if name not in tested_names or library not in (*sys.stdlib_module_names, "numpy"):
+                    continue
                 with contextlib.suppress(ImportError):
-                    if library in (*sys.stdlib_module_names, "numpy") and hasattr(
-                        __import__(library), one.attr
-                    ):
-                        self.module.__dict__[one.value.id] = sys.modules[library]
-        found = {name: getattr(self.module, name) for name in read - builtins}
-        if len(read & builtins) == 1 and not any(map(callable, found.values())):
-            found |= {name: self.get(name) for name in read & builtins}
-        return found
+                    if hasattr(__import__(library), node.attr):
+                        self.module.__dict__[name] = sys.modules[library]
+        values = {name: getattr(self.module, name) for name in tested_names - builtins}
+        named_like_builtins = tested_names & builtins
+        if len(named_like_builtins) == 1 and not any(map(callable, values.values())):
+            values |= {name: self.get(name) for name in named_like_builtins}
+        return values
 
 
 class Failed(Exception):
@@ -135,16 +141,17 @@ class Report:
     def begin(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, self._seconds)
 
-    def tell(self, **what: object) -> None:
+    def tell(self, **result: object) -> None:
+        """Writes a line about a test, ``{"passed": true}`` or ``{"value": 3}``, and stops its clock."""
         signal.setitimer(signal.ITIMER_REAL, 0)
-        # Of what a call gives: sequences are lists, keys strings.
-        data = json.dumps(what, default=lambda one: {"not JSON": type(one).__name__}).encode() + b"\n"
+        # What a call returned is written as JSON: sequences become lists, and keys strings.
+        data = json.dumps(result, default=lambda value: {"not JSON": type(value).__name__}).encode() + b"\n"
         while data:
             data = data[os.write(self._descriptor, data) :]
 
     def failed(self, error: BaseException) -> None:
-        said = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
-        self.tell(passed=False, message=said[:_MESSAGE])
+        message = str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
+        self.tell(passed=False, message=message[:_MESSAGE])
 
     def _stop(self, *_: object) -> None:
         # Who is being waited for may never answer, and then no further test can be run.
