@@ -87,7 +87,9 @@ def replace_imports(text: str, instead: Callable[[str, str], str]) -> str:
 @lru_cache(maxsize=1024)  # a library is imported by many files
 def _import_tokens(text: str) -> Sequence[tuple[Token, Token]]:
     pairs = itertools.pairwise(tokens(text))
-    return [(before, token) for before, token in pairs if token.kind == "string" and before.text in _IMPORTS]
+    return [
+        (keyword, token) for keyword, token in pairs if token.kind == "string" and keyword.text in _IMPORTS
+    ]
 
 
 def mentions(text: str, name: str) -> bool:
@@ -141,20 +143,20 @@ def field_line(text: str, path: tuple[str, ...]) -> int | None:
     return by_name[0] if len(by_name) == 1 else None
 
 
-def flattened(operands: list[tuple[str, Path]], find: Find, read: Read) -> str:
+def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> str:
     """Returns the sum of the texts, each with the folder that its imports are relative to, without an import:
     Jsonnet reads its standard library anew for every import, 10 to 20 ms a file, which is nearly all of the
     time of a configuration of thirty fragments.
 
     Every imported file is a local variable, which Jsonnet evaluates once and only if it is needed, as it
-    does an import. Raises RuntimeError where a file asks for its own name; what `find` and `read` raise goes
-    through.
+    does an import. Raises RuntimeError where a file asks for its own name; what `find` and `read_text` raise
+    goes through.
     """
     names: dict[Path, str] = {}
     definitions: list[str] = []
     texts: list[str] = []
 
-    def own(text: str, folder: Path) -> str:
+    def without_imports(text: str, folder: Path) -> str:
         texts.append(text)
 
         def instead(keyword: str, name: str) -> str:
@@ -166,10 +168,10 @@ def flattened(operands: list[tuple[str, Path]], find: Find, read: Read) -> str:
     def variable(path: Path) -> str:
         if path not in names:
             names[path] = f"imported_file_{len(names)}"
-            definitions.append(f"{names[path]} = {own(read(path), path.parent)}")
+            definitions.append(f"{names[path]} = {without_imports(read_text(path), path.parent)}")
         return names[path]
 
-    total = " + ".join(own(text, folder) for text, folder in operands)
+    total = " + ".join(without_imports(text, folder) for text, folder in operands)
     if any("thisFile" in text for text in texts):
         raise RuntimeError("std.thisFile would be the name of the whole")
     return f"local {', '.join(definitions)};\n{total}" if definitions else total

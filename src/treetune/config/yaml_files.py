@@ -83,9 +83,11 @@ def _composed(text: str, reader: _Reader) -> yaml.Node:
             loader.dispose()
         version = next((t.value for t in yaml.scan(text) if _is_version(t)), (1, 2))
     except yaml.reader.ReaderError as error:
-        before = text[: error.position].split("\n")
-        place = f"{len(before)}:{len(before[-1]) + 1}"
-        reader.refuse_at(place, f"a character of code {error.character} can't stand in YAML", "leave it out")
+        lines_before = text[: error.position].split("\n")
+        line_and_column = f"{len(lines_before)}:{len(lines_before[-1]) + 1}"
+        reader.refuse_at(
+            line_and_column, f"a character of code {error.character} can't stand in YAML", "leave it out"
+        )
     except yaml.MarkedYAMLError as error:
         reader.refuse_unreadable(error)
     except RecursionError:
@@ -115,15 +117,15 @@ class _Reader:
     _fields: dict[int, Mapping[str, _Field]] = field(default_factory=dict)
     """Those of each object, by its identity: merges of merges would be gone through again and again."""
 
-    def refuse_at(self, place: str, what: str, remedy: str) -> NoReturn:
-        raise ConfigError([ConfigIssue(what, f"{self.name}:{place}", remedy=remedy)])
+    def refuse_at(self, line_and_column: str, fault: str, remedy: str) -> NoReturn:
+        raise ConfigError([ConfigIssue(fault, f"{self.name}:{line_and_column}", remedy=remedy)])
 
-    def refuse(self, node: yaml.Node, what: str, remedy: str) -> NoReturn:
-        self.refuse_at(f"{node.start_mark.line + 1}:{node.start_mark.column + 1}", what, remedy)
+    def refuse(self, node: yaml.Node, fault: str, remedy: str) -> NoReturn:
+        self.refuse_at(f"{node.start_mark.line + 1}:{node.start_mark.column + 1}", fault, remedy)
 
     def refuse_unreadable(self, error: yaml.MarkedYAMLError) -> NoReturn:
         mark = error.problem_mark or error.context_mark
-        place = "1:1" if mark is None else f"{mark.line + 1}:{mark.column + 1}"
+        line_and_column = "1:1" if mark is None else f"{mark.line + 1}:{mark.column + 1}"
         problem = " ".join(filter(None, [error.problem, error.context]))
         remedy = "mend it there, or just before"
         if "found another document" in problem:
@@ -135,7 +137,7 @@ class _Reader:
             remedy = "a text that begins with * needs quotes; an alias needs its &anchor further up"
         elif problem.startswith("mapping values are not allowed"):
             remedy = "a text with ': ' in it needs quotes; keys of an object stand below each other"
-        self.refuse_at(place, f"this can't be read as YAML: {problem}", remedy)
+        self.refuse_at(line_and_column, f"this can't be read as YAML: {problem}", remedy)
 
     def scalar(self, node: yaml.ScalarNode) -> Scalar:
         """Returns the value of a single text, by its tag or else by its spelling."""
@@ -226,8 +228,8 @@ class _Reader:
                         )
                     if id(base) in (*around, id(node)):
                         self.refuse(value, "an object takes itself in", "leave the alias out")
-                    for name, taken in self.fields(base, (*around, id(node))).items():
-                        inherited.setdefault(name, taken)
+                    for name, inherited_field in self.fields(base, (*around, id(node))).items():
+                        inherited.setdefault(name, inherited_field)
                 continue
             key = self.key(key_node)
             if key.name in own_fields:

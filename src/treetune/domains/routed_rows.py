@@ -141,8 +141,8 @@ class RoutedRows(RowsTask):
                 f" {', '.join(map(repr, sorted(self.routes)))}: give it a grader under routes"
             )
         made = problem_of(row, id)
-        kept = {name: row[name] for name in self.keep if name in row}
-        return replace(made, data={**made.data, **kept}, domain=self._domain(row))
+        extra_data = {name: row[name] for name in self.keep if name in row}
+        return replace(made, data={**made.data, **extra_data}, domain=self._domain(row))
 
     @override
     def check_demonstrations(self) -> None:

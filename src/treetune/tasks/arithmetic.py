@@ -241,9 +241,9 @@ def _chance_of_slips(missing: int, weights: Sequence[int], noise: float) -> floa
         following: dict[int, float] = defaultdict(float)
         for still_missing, chance in chances.items():
             for slip, probability in outcomes:
-                left = still_missing - slip * weight
-                if 0 <= left <= reach:
-                    following[left] += chance * probability
+                remaining = still_missing - slip * weight
+                if 0 <= remaining <= reach:
+                    following[remaining] += chance * probability
         chances = following
     return chances.get(0, 0.0)
 
@@ -267,10 +267,10 @@ def distinct_operands(
     space = selections(values, count, first)
     assert total <= space, f"{total} of only {space} selections"
     generator = derived_random(seed, "operands", values.start, values.stop, count)
-    others = count if first is None else count - 1
+    drawn_operands = count if first is None else count - 1
     chosen: list[tuple[int, ...]] = []
     if space <= _ENUMERABLE:
-        unordered = itertools.combinations_with_replacement(values, others)
+        unordered = itertools.combinations_with_replacement(values, drawn_operands)
         heads: list[tuple[int, ...]] = [()] if first is None else [(number,) for number in first]
         listed = list(itertools.product(heads, unordered))
         generator.shuffle(listed)
@@ -282,7 +282,7 @@ def distinct_operands(
     seen: set[tuple[int, ...]] = set()
     while len(chosen) < total:
         head = () if first is None else (generator.choice(first),)
-        numbers = tuple(generator.choices(values, k=others))
+        numbers = tuple(generator.choices(values, k=drawn_operands))
         key = (*head, *sorted(numbers))
         if key not in seen:
             seen.add(key)
