@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from treetune.domains.environments.base import Again, Environment, Game, Turn
-from treetune.vocabulary import Problem
+from treetune import Again, Environment, Game, Problem, Turn
 
 
 @Environment.register("gymnasium")

@@ -228,7 +228,7 @@ def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
 def _not_found(name: str, missing: str, label: str, source: str | None) -> ConfigIssue:
     package, _, last = missing.rpartition(".")
     if not package:
-        known = [found.name for found in pkgutil.iter_modules(folders.searched()[0])]
+        known = [found.name for found in pkgutil.iter_modules(folders.import_folders())]
         what = f"there is no module {missing!r}"
         looked = f"looked among the installed packages, then in {_looked_in()}"
     else:
@@ -247,7 +247,7 @@ def _not_found(name: str, missing: str, label: str, source: str | None) -> Confi
 def _looked_in() -> str:
     here = str(Path.cwd())
     return ", ".join(
-        f"{one} (the working directory)" if one == here else one for one in folders.searched()[0]
+        f"{one} (the working directory)" if one == here else one for one in folders.import_folders()
     )
 
 

@@ -20,7 +20,7 @@ import pytest
 from treetune.domains.graders.reasoning_gym import ReasoningGymGrader
 from treetune.domains.puzzles.reasoning_gym import ReasoningGym, missing_packages
 from treetune.domains.sandbox import inside
-from treetune.domains.sandbox.base import Limits, SandboxUnavailable
+from treetune.domains.sandbox.base import ProgramLimits, SandboxUnavailable
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.domains.sandbox.fusion import SandboxFusion
 from treetune.domains.sandbox.inside.reading import Refused, read_formula, read_literal
@@ -37,7 +37,7 @@ THAT_READ_PYTHON = [
 ]  # fmt: skip
 """Data sets whose scorers give answers to `eval`, or to sympy's parser, which does."""
 
-GRADER = ReasoningGymGrader(limits=Limits(seconds=5.0, memory_mib=2048))
+GRADER = ReasoningGymGrader(limits=ProgramLimits(seconds=5.0, memory_mib=2048))
 
 
 @cache
@@ -199,7 +199,7 @@ def test_an_answer_that_computes_for_ever_ends_at_the_deadline_and_the_next_is_s
     sandbox: Bubblewrap,
 ) -> None:
     problem = problems("countdown")[0]
-    grader = ReasoningGymGrader(sandbox=sandbox, limits=Limits(seconds=1.0, memory_mib=2048))
+    grader = ReasoningGymGrader(sandbox=sandbox, limits=ProgramLimits(seconds=1.0, memory_mib=2048))
     assert grader.grade(tagged("9**9**9**9"), problem).outcome == "timeout"
     assert grader.grade(tagged(problem.gold), problem).reward == 1.0
 
@@ -218,7 +218,7 @@ def test_a_deep_or_long_answer_ends_no_scorer(sandbox: Bubblewrap, deep: str) ->
 @needs_reasoning_gym
 def test_without_a_sandbox_nothing_is_scored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("shutil.which", lambda name: str(tmp_path / "not-installed" / name))
-    grader = ReasoningGymGrader(limits=Limits(seconds=6.0, memory_mib=2048))
+    grader = ReasoningGymGrader(limits=ProgramLimits(seconds=6.0, memory_mib=2048))
     with pytest.raises(SandboxUnavailable, match="bubblewrap"):
         grader.grade(tagged("1"), problems("countdown")[0])
 
@@ -230,7 +230,7 @@ def test_a_sandbox_that_runs_whole_programs_alone_is_refused_by_name() -> None:
 
 @needs_reasoning_gym
 def test_unsafe_local_scores_as_well_where_it_is_named() -> None:
-    grader = ReasoningGymGrader(sandbox=UnsafeLocal(), limits=Limits(seconds=5.0, memory_mib=2048))
+    grader = ReasoningGymGrader(sandbox=UnsafeLocal(), limits=ProgramLimits(seconds=5.0, memory_mib=2048))
     problem = problems("countdown")[0]
     assert grader.missing() == ()
     assert grader.grade(tagged(problem.gold), problem).reward == 1.0
@@ -259,7 +259,7 @@ def executing(sandbox: Bubblewrap) -> Iterator[Scorer]:
     source = inside.source
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inside, "source", lambda name: HOSTILE if name == "hostile" else source(name))
-        made = Scorer(sandbox, Limits(seconds=2.0, memory_mib=256), "hostile", "json")
+        made = Scorer(sandbox, ProgramLimits(seconds=2.0, memory_mib=256), "hostile", "json")
         yield made
         made.close()
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from treetune.domains.graders.code import Code
-from treetune.domains.sandbox.base import Limits, SandboxUnavailable
+from treetune.domains.sandbox.base import ProgramLimits, SandboxUnavailable
 from treetune.domains.sandbox.fusion import SandboxFusion
 from treetune.domains.sandbox.program import UnsafeLocal
 from treetune.tasks.graders.pool import GraderPool
@@ -38,7 +38,7 @@ class Server(ThreadingHTTPServer):
         if self.fails == "nonsense":
             return ["?"]
         files = {name: base64.b64decode(data).decode() for name, data in asked["files"].items()}
-        limits = Limits(seconds=asked["run_timeout"])
+        limits = ProgramLimits(seconds=asked["run_timeout"])
         outcome = UnsafeLocal().run(asked["code"], stdin=asked["stdin"], files=files, limits=limits)
         result = {
             "status": "TimeLimitExceeded" if outcome.killed_by == "time" else "Finished",
@@ -93,8 +93,8 @@ def test_programs_run_there(servers: list[Server]) -> None:
     outcome = fusion.run("import a; print(a.B + int(input()))", stdin="2", files={"a.py": "B = 1"})
     assert (outcome.stdout, outcome.exit) == ("3\n", 0)
     assert fusion.run("exit(3)").exit == 3
-    assert fusion.run("while True: pass", limits=Limits(seconds=0.3)).killed_by == "time"
-    assert fusion.run("print('x' * 9999)", limits=Limits(output_kib=1)).killed_by == "output"
+    assert fusion.run("while True: pass", limits=ProgramLimits(seconds=0.3)).killed_by == "time"
+    assert fusion.run("print('x' * 9999)", limits=ProgramLimits(output_kib=1)).killed_by == "output"
 
 
 def test_the_servers_share_the_programs(servers: list[Server]) -> None:
@@ -129,7 +129,7 @@ def test_a_server_that_is_gone_costs_no_verdict_and_an_address_that_is_none_is_r
 
 
 def test_code_is_graded_there_and_stays_without_a_verdict_when_all_are_gone(servers: list[Server]) -> None:
-    grader = Code(sandbox=SandboxFusion(addresses=addresses(servers)), limits=Limits(seconds=10))
+    grader = Code(sandbox=SandboxFusion(addresses=addresses(servers)), limits=ProgramLimits(seconds=10))
     problem = Problem(id="p", prompt="?", gold=json.dumps({"functional": "assert f(2) == 4"}))
     right, wrong = (f"```python\ndef f(n): return {what}\n```" for what in ("n * n", "5"))
     with GraderPool(grader, workers=1) as pool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from treetune.tasks.graders.extraction import NoValue, read_value
 from treetune.tasks.thoughts import read_thoughts
 
-NATIVE = ("hermes", "llama", "mistral")
+NATIVE_FORMATS = ("hermes", "llama", "mistral")
 """The formats that are read here. `hermes` is also Qwen's, with JSON or with the tags of Qwen3-Coder."""
 
 FORM = 'A call is JSON with a name and an object of arguments: {"name": "…", "arguments": {…}}.'
@@ -66,7 +66,7 @@ def native_calls(format: str, text: str) -> tuple[list[Call], str]:
     """Returns the calls in a text in their order, and the text without them.
 
     Args:
-        format: One of `NATIVE`.
+        format: One of `NATIVE_FORMATS`.
         text: What a model says behind its thought.
     """
     if format == "llama" and (bare := _LLAMA_BARE.match(text)):

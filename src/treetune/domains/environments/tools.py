@@ -19,7 +19,7 @@ from pydantic import ValidationError, validate_call
 
 from treetune.config.registrable import Registrable
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Again, Environment, Reward, Turn
-from treetune.domains.environments.calls import NATIVE, Call, calls_in, calls_of_turn
+from treetune.domains.environments.calls import NATIVE_FORMATS, Call, calls_in, calls_of_turn
 from treetune.domains.extras import missing_extras
 from treetune.domains.sandbox.python_tool import PythonTool
 from treetune.tasks.graders.base import Isolation, Unavailable
@@ -243,9 +243,11 @@ class Tools(Environment):
         names = [tool.name for tool in self.tools]
         twice = sorted({name for name in names if names.count(name) > 1})
         parser = self.format.partition(":")[0]
-        if parser not in ("tags", "vllm", *NATIVE) or (parser == "vllm") != (self.tokenizer is not None):
+        is_known = parser in ("tags", "vllm", *NATIVE_FORMATS)
+        if not is_known or (parser == "vllm") != (self.tokenizer is not None):
             raise ValueError(
-                f"format is {self.format!r}: give tags, {', '.join(NATIVE)}, or vllm:NAME with a tokenizer"
+                f"format is {self.format!r}: give tags, {', '.join(NATIVE_FORMATS)}, or vllm:NAME with a"
+                " tokenizer"
             )
         if self.is_native and self.call is not None:
             raise ValueError(f"call is a pattern of tags, and format is {self.format!r}: leave one out")

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Lt, MinLen
 
 from treetune.domains.graders.code import SPARE_SECONDS
-from treetune.domains.sandbox.base import Limits, Sandbox
+from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import (
     NoValue,
     fenced_blocks,
+    find_values,
     read_value,
-    values,
 )
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
@@ -75,7 +75,7 @@ class CodeIO(Grader):
     """The function of the program."""
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     """The sandbox that runs the program."""
-    limits: Limits = field(default_factory=lambda: Limits(seconds=10.0))
+    limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=10.0))
     """Limits of both calls together."""
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class CodeIO(Grader):
         blocks = [block for block in fenced_blocks(response) if block.strip()]
         if blocks:
             return blocks[0 if self.block == "first" else -1].strip()
-        return next((text for text, _ in values(response)), None)
+        return next((text for text, _ in find_values(response)), None)
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold, key = read_gold(problem.gold)
@@ -195,7 +195,7 @@ def read_prediction(text: str) -> Any:
             return read_value(whole)
         except NoValue:
             continue
-    for _, value in values(text):
+    for _, value in find_values(text):
         return value
     raise NoValue("neither JSON nor a literal")
 

@@ -11,7 +11,7 @@ from typing import Annotated
 from annotated_types import MinLen
 
 from treetune.domains.graders.code import SandboxedGrader
-from treetune.domains.sandbox.base import Limits, Outcome, Sandbox
+from treetune.domains.sandbox.base import Outcome, ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import (
@@ -41,7 +41,7 @@ class CruxEval(SandboxedGrader):
     """
 
     sandbox: Sandbox = field(default_factory=Bubblewrap)
-    limits: Limits = field(default_factory=lambda: Limits(seconds=5.0))
+    limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=5.0))
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
     (`tasks.thoughts`). null: all of a response counts."""

@@ -19,10 +19,10 @@ from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import (
     NoValue,
     fenced_blocks,
+    find_values,
     last_between,
     last_box,
     read_value,
-    values,
 )
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
@@ -206,7 +206,7 @@ def _pairs(text: str) -> set[tuple[str, str]] | None:
     try:
         value = read_value(text)
     except NoValue:
-        value = next((value for _, value in values(text, "{")), None)
+        value = next((value for _, value in find_values(text, "{")), None)
     if not isinstance(value, dict):
         return None
     return {(str(key), str(value)) for key, value in value.items()}
@@ -280,7 +280,7 @@ def _json(text: str) -> Sequence[Mapping[str, Any]]:
     try:
         value = read_value(text)
     except NoValue:
-        value = next((value for _, value in values(text)), None)
+        value = next((value for _, value in find_values(text)), None)
     if isinstance(value, Mapping):
         value = value.get("data", list(value.values()))  # by rows' numbers, or with a schema
     return value if isinstance(value, list) and all(isinstance(row, Mapping) for row in value) else []

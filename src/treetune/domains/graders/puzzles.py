@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from treetune.domains.graders.tagged import Tagged, all_plain, of_parts, plain
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import NoValue, last_box, read_value, values
+from treetune.tasks.graders.extraction import NoValue, find_values, last_box, read_value
 from treetune.vocabulary import Grade, Problem
 
 # Tables
@@ -142,7 +142,7 @@ def read_table(text: str) -> Table | None:
     try:
         table = _table_of(read_value(text))
     except NoValue:
-        tables = (_table_of(value) for _, value in values(text))
+        tables = (_table_of(value) for _, value in find_values(text))
         table = next((table for table in tables if table is not None), None)
     if table is not None:
         return table
@@ -249,7 +249,7 @@ def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
     try:
         value = read_value(text)
     except NoValue:
-        value = next((value for _, value in values(text, "[")), None)
+        value = next((value for _, value in find_values(text, "[")), None)
     if isinstance(value, dict) and len(value) == 1:
         (value,) = value.values()
     if isinstance(value, list | tuple) and not any(isinstance(name, list | tuple | dict) for name in value):
@@ -332,7 +332,7 @@ def read_grid(text: str) -> Grid | None:
     try:
         return _grid(read_value(text))
     except NoValue:
-        grids = (_grid(value) for _, value in values(text, "["))
+        grids = (_grid(value) for _, value in find_values(text, "["))
         return next((grid for grid in grids if grid is not None), None)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from annotated_types import MinLen
 
-from treetune.domains.sandbox.base import Limits, Sandbox
+from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.domains.sandbox.served import Scorer, scorer
 from treetune.tasks.graders.base import Grader
@@ -49,7 +49,7 @@ class ReasoningGymGrader(Grader):
 
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     """The sandbox in which answers are scored."""
-    limits: Limits = field(default_factory=lambda: Limits(seconds=10.0, memory_mib=2048))
+    limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=10.0, memory_mib=2048))
     """Limits for the scoring of one answer, together with the library."""
 
     @property

@@ -24,7 +24,7 @@ class SandboxUnavailable(Unavailable):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ProgramLimits:
     """The resources that a program may use. A program that takes more is killed, with all that it started."""
 
     seconds: Annotated[float, Gt(0)] = 10.0
@@ -101,7 +101,7 @@ class Sandbox(Registrable):
         *,
         stdin: str = "",
         files: Mapping[str, str] | None = None,
-        limits: Limits | None = None,
+        limits: ProgramLimits | None = None,
     ) -> Outcome:
         """Runs a Python program, with `files` (by name) beside it in its work folder.
 
@@ -115,7 +115,7 @@ class Sandbox(Registrable):
         """Returns whether it has `begin`."""
         return type(self).begin is not Sandbox.begin
 
-    def begin(self, code: str, limits: Limits) -> Running:
+    def begin(self, code: str, limits: ProgramLimits) -> Running:
         """Begins a Python program that goes on until it is killed, or this process ends. It can import what
         is installed beside this package.
 

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from treetune.domains.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import Outcome, ProgramLimits, Sandbox, SandboxUnavailable
 from treetune.domains.sandbox.program import (
     BOOT,
     PYTHON_FLAGS,
@@ -77,9 +77,9 @@ class Bubblewrap(Sandbox):
         *,
         stdin: str = "",
         files: Mapping[str, str] | None = None,
-        limits: Limits | None = None,
+        limits: ProgramLimits | None = None,
     ) -> Outcome:
-        limits = limits or Limits()
+        limits = limits or ProgramLimits()
 
         def once() -> Outcome:
             given = read_only(stdin.encode(errors="surrogatepass"))
@@ -97,7 +97,7 @@ class Bubblewrap(Sandbox):
                 return outcome
         return once()
 
-    def begin(self, code: str, limits: Limits) -> Started:
+    def begin(self, code: str, limits: ProgramLimits) -> Started:
         return Started(replace(self, packages=True), code, {}, limits, stdin=subprocess.PIPE)
 
 
@@ -106,7 +106,7 @@ class Started:
     thread ends that made this, however that happens."""
 
     def __init__(
-        self, sandbox: Bubblewrap, code: str, files: Mapping[str, str], limits: Limits, *, stdin: int
+        self, sandbox: Bubblewrap, code: str, files: Mapping[str, str], limits: ProgramLimits, *, stdin: int
     ) -> None:
         """`stdin` is a descriptor, or `subprocess.PIPE`. Raises SandboxUnavailable."""
         refused = read_only(refusals())
@@ -271,7 +271,7 @@ def _mapped_uids() -> range:
     return range(first, first + count)
 
 
-def _resource_limits(limits: Limits) -> dict[str, int]:
+def _resource_limits(limits: ProgramLimits) -> dict[str, int]:
     each = resource_limits(limits)
     kernel = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
     if os.geteuid() == 0:
@@ -301,7 +301,7 @@ def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
     if shutil.which("bwrap") is None:
         return (_NOT_INSTALLED,)
     try:
-        outcome = sandbox.run("print(6 * 7)", limits=Limits(seconds=60))
+        outcome = sandbox.run("print(6 * 7)", limits=ProgramLimits(seconds=60))
     except (SandboxUnavailable, OSError, ValueError) as error:
         remedy = f". {_NO_NAMESPACES}" if re.search("namespace|permitted|denied", str(error)) else ""
         return (f"{error}{remedy}",)
@@ -315,7 +315,7 @@ def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
     return ()
 
 
-def choose() -> Sandbox:
+def choose_sandbox() -> Sandbox:
     """Returns the sandbox of this machine, seen to work by a trial run. Never none: `unsafe_local` has to be
     named.
 

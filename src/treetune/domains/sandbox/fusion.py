@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, MinLen
 
-from treetune.domains.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import Outcome, ProgramLimits, Sandbox, SandboxUnavailable
 
 log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "treetune"
 
@@ -56,7 +56,7 @@ class SandboxFusion(Sandbox):
 
     def missing(self) -> Sequence[str]:
         try:
-            outcome = self.run("print(6 * 7)", limits=Limits(seconds=20))
+            outcome = self.run("print(6 * 7)", limits=ProgramLimits(seconds=20))
         except SandboxUnavailable as error:
             return (str(error),)
         if outcome.stdout != "42\n":
@@ -69,9 +69,9 @@ class SandboxFusion(Sandbox):
         *,
         stdin: str = "",
         files: Mapping[str, str] | None = None,
-        limits: Limits | None = None,
+        limits: ProgramLimits | None = None,
     ) -> Outcome:
-        limits = limits or Limits()
+        limits = limits or ProgramLimits()
         sent = {name: text.encode(errors="replace") for name, text in (files or {}).items()}
         request = {
             "language": "python",
@@ -139,7 +139,7 @@ class _Servers:
 _SERVERS = _Servers()
 
 
-def _run(address: str, request: Mapping[str, Any], limits: Limits, start: float) -> Outcome:
+def _run(address: str, request: Mapping[str, Any], limits: ProgramLimits, start: float) -> Outcome:
     """Raises OSError (of urllib too) and ValueError."""
     sent = urllib.request.Request(
         f"{address.rstrip('/')}/run_code",

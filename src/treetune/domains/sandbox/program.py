@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.domains.sandbox.base import KilledBy, Limits, Outcome, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import KilledBy, Outcome, ProgramLimits, Sandbox, SandboxUnavailable
 
 BOOT = Path(__file__).parent / "inside" / "boot.py"
 
@@ -118,7 +118,7 @@ def read_only(data: bytes) -> int:
         os.close(writable)
 
 
-def resource_limits(limits: Limits) -> dict[str, int]:
+def resource_limits(limits: ProgramLimits) -> dict[str, int]:
     """Returns the limits that hold for each process by itself, wherever it runs."""
     return {
         "RLIMIT_AS": limits.memory_mib << 20,
@@ -194,7 +194,7 @@ def descendants(root: int) -> list[int]:
 
 def follow(
     process: subprocess.Popen[bytes],
-    limits: Limits,
+    limits: ProgramLimits,
     start: float,
     usage: Callable[[], Usage],
     kill: Callable[[], None],
@@ -256,7 +256,7 @@ def follow(
     )
 
 
-def passed(limits: Limits, seconds: float, usage: Usage) -> KilledBy | None:
+def passed(limits: ProgramLimits, seconds: float, usage: Usage) -> KilledBy | None:
     """Returns the limit that is passed after so many seconds, if any."""
     if seconds >= limits.seconds:
         return "time"
@@ -308,9 +308,9 @@ class UnsafeLocal(Sandbox):
         *,
         stdin: str = "",
         files: Mapping[str, str] | None = None,
-        limits: Limits | None = None,
+        limits: ProgramLimits | None = None,
     ) -> Outcome:
-        limits = limits or Limits()
+        limits = limits or ProgramLimits()
         given = read_only(stdin.encode(errors="surrogatepass"))
         try:
             started = _StartedAsYou(code, files or {}, limits, stdin=given)
@@ -319,14 +319,14 @@ class UnsafeLocal(Sandbox):
         with started.work:
             return follow(started.process, limits, time.monotonic(), started.usage, started.kill)
 
-    def begin(self, code: str, limits: Limits) -> _StartedAsYou:
+    def begin(self, code: str, limits: ProgramLimits) -> _StartedAsYou:
         return _StartedAsYou(code, {}, limits, stdin=subprocess.PIPE)
 
 
 class _StartedAsYou:
     """A program that is about to begin without a sandbox, in a work folder that is removed with this."""
 
-    def __init__(self, code: str, files: Mapping[str, str], limits: Limits, *, stdin: int) -> None:
+    def __init__(self, code: str, files: Mapping[str, str], limits: ProgramLimits, *, stdin: int) -> None:
         self.work = tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True)
         try:
             self.process = start(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from treetune.domains.sandbox.base import KilledBy, Limits, Running, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import KilledBy, ProgramLimits, Running, Sandbox, SandboxUnavailable
 from treetune.domains.sandbox.inside import bundle
 from treetune.domains.sandbox.program import LOOK_SECONDS, passed
 
@@ -30,7 +30,9 @@ def framed(body: bytes) -> bytes:
     return b"%d\n%b" % (len(body), body)
 
 
-def ask(running: Running, request: bytes, limits: Limits, most: int) -> tuple[bytes | None, KilledBy | None]:
+def ask(
+    running: Running, request: bytes, limits: ProgramLimits, most: int
+) -> tuple[bytes | None, KilledBy | None]:
     """Sends a request and returns the reply, `most` bytes at most. Where there is none, returns None and the
     limit that was passed, if it was one."""
     assert running.process.stdin is not None
@@ -121,7 +123,7 @@ class Scorer:
     several threads, an answer at a time.
     """
 
-    def __init__(self, sandbox: Sandbox, limits: Limits, scores: str, package: str) -> None:
+    def __init__(self, sandbox: Sandbox, limits: ProgramLimits, scores: str, package: str) -> None:
         """`scores` is a module of `inside` with a function `prepare`, and `package` the library."""
         self._sandbox = sandbox
         self._limits = limits
@@ -182,7 +184,9 @@ class Scorer:
             )
         return self._running
 
-    def _ask(self, running: Running, request: bytes, limits: Limits) -> tuple[bytes | None, KilledBy | None]:
+    def _ask(
+        self, running: Running, request: bytes, limits: ProgramLimits
+    ) -> tuple[bytes | None, KilledBy | None]:
         try:
             reply, killed_by = ask(running, request, limits, _REPLY_BYTES)
         except BaseException:
@@ -194,7 +198,7 @@ class Scorer:
 
 
 @lru_cache(maxsize=8)
-def scorer(sandbox: Sandbox, limits: Limits, scores: str, package: str) -> Scorer:
+def scorer(sandbox: Sandbox, limits: ProgramLimits, scores: str, package: str) -> Scorer:
     """Returns this process's scorer of such answers, which ends with it."""
     made = Scorer(sandbox, limits, scores, package)
     atexit.register(made.close)

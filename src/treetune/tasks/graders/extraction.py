@@ -146,7 +146,7 @@ def read_value(text: str) -> Any:
         raise NoValue(f"no JSON and no literal: {error}") from None
 
 
-def values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
+def find_values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
     """Yields the text and value of everything in `brackets` (their opening signs) that is a whole value,
     from the last to the first. What stands within another pair of `brackets` is part of that one."""
     for start, end in reversed(_outermost(text, brackets)):
