@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +23,11 @@ ITERATIONS = 5
 
 SPARSE = (
     f"{{iterations: {ITERATIONS}, checkpoints: {{every: {ITERATIONS}}}, evaluation+: {{sets: []}},"
-    " trainer+: {epochs: 60}}"
+    " trainer+: {epochs: 12}}"
 )
 IN_PROCESS = "{engines: {policy: {type: 'in_process'}}}"
+LONGER = "{trainer+: {epochs: 60}}"
+"""Iterations of the sampled runs are short: a signal that is sent while one trains should find it there."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,23 @@ class Kind:
 KINDS = {
     "supervised, one rank": Kind(SUPERVISED, 1, (SPARSE,)),
     "supervised, two ranks": Kind(SUPERVISED, 2, (SPARSE,)),
-    "sampled, one rank": Kind(SAMPLED, 1, (SPARSE, IN_PROCESS)),
-    "sampled, two ranks": Kind(SAMPLED, 2, (SPARSE, IN_PROCESS)),
+    "sampled, one rank": Kind(SAMPLED, 1, (SPARSE, IN_PROCESS, LONGER)),
+    "sampled, two ranks": Kind(SAMPLED, 2, (SPARSE, IN_PROCESS, LONGER)),
 }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Experiment]:
+    """Returns, by its kind, a run that no signal ended."""
+    runs: dict[str, Experiment] = {}
+
+    def run_of_kind(kind: str) -> Experiment:
+        if kind not in runs:
+            runs[kind] = KINDS[kind].experiment(tmp_path_factory.mktemp("undisturbed"))
+            runs[kind].run("run_iteration_loop", *KINDS[kind].overrides)
+        return runs[kind]
+
+    return run_of_kind
 
 
 def start_and_signal(experiment: Experiment, number: int, *overrides: str) -> Running:
@@ -74,11 +91,8 @@ def start_and_signal(experiment: Experiment, number: int, *overrides: str) -> Ru
     ],
 )
 def test_a_signal_writes_a_checkpoint_from_which_the_run_ends_with_the_same_bits(
-    kind: str, number: int, tmp_path: Path
+    kind: str, number: int, tmp_path: Path, undisturbed: Callable[[str], Experiment]
 ) -> None:
-    undisturbed = KINDS[kind].experiment(tmp_path / "undisturbed")
-    undisturbed.run("run_iteration_loop", *KINDS[kind].overrides)
-
     experiment = KINDS[kind].experiment(tmp_path / "stopped")
     running = start_and_signal(experiment, number, *KINDS[kind].overrides)
     assert running.wait() == 128 + number, running.tail()
@@ -90,7 +104,7 @@ def test_a_signal_writes_a_checkpoint_from_which_the_run_ends_with_the_same_bits
 
     printed = experiment.run("run_iteration_loop", *KINDS[kind].overrides)
     assert f"continuing after iteration 4 of {ITERATIONS}\n" in printed, "nothing is done again"
-    assert experiment.policy(ITERATIONS) == undisturbed.policy(ITERATIONS)
+    assert experiment.policy(ITERATIONS) == undisturbed(kind).policy(ITERATIONS)
     rows = [row["iteration"] for row in experiment.directory.read_metrics()]
     assert rows == list(range(ITERATIONS))
 
@@ -99,7 +113,7 @@ def test_a_signal_writes_a_checkpoint_from_which_the_run_ends_with_the_same_bits
 def test_a_second_ctrl_c_ends_at_once_and_the_next_start_says_what_is_done_again(tmp_path: Path) -> None:
     kind = KINDS["supervised, one rank"]
     # Iterations are long enough that the second signal comes in the midst of one.
-    longer = "{trainer+: {epochs: 200}}"
+    longer = LONGER
     experiment = kind.experiment(tmp_path)
     running = start_and_signal(experiment, signal.SIGINT, *kind.overrides, longer)
     running.until(lambda: "once more ends at once" in running.tail(), 60, "the answer to the first Ctrl-C")
@@ -136,4 +150,4 @@ def test_checkpoints_by_time_change_no_bits_and_are_deleted_when_newer_ones_are_
     numbers = experiment.directory.checkpoints()
     assert numbers[-1] == ITERATIONS and len(numbers) <= 2
     assert experiment.directory.regular_checkpoints() == [ITERATIONS]
-    assert experiment.policy(ITERATIONS) == undisturbed.policy(ITERATIONS)
+    assert experiment.policy(ITERATIONS) == undisturbed(kind).policy(ITERATIONS)

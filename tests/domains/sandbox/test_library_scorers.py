@@ -20,9 +20,8 @@ import pytest
 from treetune.domains.graders.reasoning_gym import ReasoningGymGrader
 from treetune.domains.puzzles.reasoning_gym import ReasoningGym, missing_packages
 from treetune.domains.sandbox import inside
-from treetune.domains.sandbox.base import ProgramLimits, SandboxUnavailable
+from treetune.domains.sandbox.base import ProgramLimits, Sandbox, SandboxUnavailable
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
-from treetune.domains.sandbox.fusion import SandboxFusion
 from treetune.domains.sandbox.inside.reading import Refused, read_formula, read_literal
 from treetune.domains.sandbox.program import UnsafeLocal
 from treetune.domains.sandbox.served import Scorer
@@ -223,9 +222,13 @@ def test_without_a_sandbox_nothing_is_scored(monkeypatch: pytest.MonkeyPatch, tm
         grader.grade(tagged("1"), problems("countdown")[0])
 
 
+class WholePrograms(Sandbox):
+    """A sandbox as a user might write it, with `run` alone."""
+
+
 def test_a_sandbox_that_runs_whole_programs_alone_is_refused_by_name() -> None:
-    grader = ReasoningGymGrader(sandbox=SandboxFusion(addresses=("http://127.0.0.1:9",)))
-    assert any("SandboxFusion" in lacking for lacking in grader.missing())
+    grader = ReasoningGymGrader(sandbox=WholePrograms())
+    assert any("WholePrograms" in lacking for lacking in grader.missing())
 
 
 @needs_reasoning_gym
