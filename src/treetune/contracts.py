@@ -1,4 +1,4 @@
-"""Contracts between the parts of a configuration, and hooks for packages that stand on the core.
+"""Contracts between the parts of a configuration.
 
 A part says what it `gives` and what it `needs`, in types that all parts share, and `check`s what such a
 declaration can't say. Nobody lists which parts go together: `treetune.findings` collects what each says.
@@ -6,11 +6,9 @@ declaration can't say. Nobody lists which parts go together: `treetune.findings`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
-
-F = TypeVar("F", bound=Callable[..., Any])
+from typing import Any, ClassVar, Protocol
 
 KeyPath = tuple[str, ...]
 
@@ -113,51 +111,6 @@ class Part:
         """Returns the keys, from the part's settings, with which a run that has begun may go on otherwise:
         how work is carried out, where it is written, how it is measured; never what is trained."""
         return frozenset()
-
-
-class Hook:
-    """A seam of the core: functions and classes that packages above it put there, by name.
-
-    ``@BEFORE_A_RUN.register("fits_the_machine")`` above a function adds it. Its module is imported at the
-    start, as one with parts is, and so imports nothing heavy.
-    """
-
-    def __init__(self) -> None:
-        self._functions: dict[str, Callable[..., Any]] = {}
-
-    def register(self, name: str) -> Callable[[F], F]:
-        def add(function: F) -> F:
-            self._functions[name] = function
-            return function
-
-        return add
-
-    def __iter__(self) -> Iterator[Callable[..., Any]]:
-        """The functions, in the order of their names."""
-        return (self._functions[name] for name in sorted(self._functions))
-
-    def get(self, name: str) -> Callable[..., Any] | None:
-        return self._functions.get(name)
-
-
-BEFORE_A_RUN = Hook()
-"""``(experiment) -> None``, on each rank before anything is started. Raises ValueError where it can't be
-trained here."""
-
-SIZED_ENGINES = Hook()
-"""``(experiment) -> EngineSettings``, by the type of engines.policy, on each rank: the policy's settings with
-what they leave to a plan of this machine."""
-
-RANKS_MEET = Hook()
-"""``(meeting, directory, plain_config, share) -> None``, on each rank before the ranks talk. Collective."""
-
-RUN_SERVICES = Hook()
-"""``(session) -> context manager`` of an object that graders and rollouts get by its type as long as the run
-samples, or of None. Collective."""
-
-PHASE_SERVICES = Hook()
-"""``(journal, other_journals) -> object`` that rollouts get by its type in one phase of a run: it keeps a
-file beside that phase's journal of requests."""
 
 
 # Features

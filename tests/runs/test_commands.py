@@ -77,7 +77,7 @@ def test_a_finished_run_is_known_and_not_held_against_a_smaller_machine(
     def refuse(config: object) -> None:
         raise ValueError("it doesn't fit")
 
-    monkeypatch.setattr(commands, "BEFORE_A_RUN", [refuse])
+    monkeypatch.setattr(commands, "refuse_what_does_not_fit", refuse)
     for name in ("exit_on_signals", "end_with_launcher"):  # the test's process keeps its own
         monkeypatch.setattr(lifetime, name, lambda: None)
     again = small(tmp_path)

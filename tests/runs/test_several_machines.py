@@ -22,10 +22,16 @@ from typing import Any
 import pytest
 
 from tests.runs.in_process import small
-from treetune.cluster import several_machines
-from treetune.cluster.several_machines import Facts, MachinesDiffer, View, agree, differences
 from treetune.engine.settings import VllmSettings
+from treetune.runtime import several_machines
 from treetune.runtime.policy_server import refuse_unreachable_server
+from treetune.runtime.several_machines import (
+    Facts,
+    MachinesDiffer,
+    View,
+    differences,
+    refuse_machines_that_differ,
+)
 from treetune.runtime.weights_folder import weights_folder
 from treetune.trainer.ranks import Meeting
 
@@ -188,7 +194,8 @@ def test_all_ranks_look_and_say_the_same(
         environment = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         meetings[rank] = Meeting.join(environment | {"CROSS_SIZE": "2", "CROSS_RANK": str(rank)}, 30)
         try:
-            agree(meetings[rank], tmp_path / ("both" if shared else str(rank)), {"seed": 1})
+            directory = tmp_path / ("both" if shared else str(rank))
+            refuse_machines_that_differ(meetings[rank], directory, {"seed": 1})
         except MachinesDiffer as error:
             said[rank] = str(error)
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.runs.in_process import TASK, TRAINER, directory_of, small, train
-from treetune.cluster.runs import refuse_an_engine_without_a_gpu
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError, SameOnAllRanks
 from treetune.domains.graders.judge import JudgeModel
@@ -35,6 +34,7 @@ from treetune.rollouts.single_turn import SingleTurn, for_fixed_problems, sample
 from treetune.rollouts.storage import read_trajectories
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet
+from treetune.runtime.fitting import refuse_an_engine_without_a_gpu
 from treetune.threads.parallel_threads import ParallelThreads, ThreadStates
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Metrics, Problem

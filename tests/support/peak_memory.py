@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from treetune.cluster.planning.memory import TrainerMemory, Work
 from treetune.models.shapes import Shape
 from treetune.runtime.machine import Machine
+from treetune.runtime.planning.memory import TrainerMemory, Work
 from treetune.trainer.base import Trainer
 from treetune.vocabulary import Episode, token_array
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.cluster.runs import refuse_gpus_of_one_process
 from treetune.engine.settings import VERSIONS, host_memory
+from treetune.runtime.fitting import refuse_gpus_of_one_process
 from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
 
 MEMORY_GIB = 8

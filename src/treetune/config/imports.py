@@ -36,7 +36,7 @@ MOVED = {
     "treetune.endpoints": "treetune.domains.endpoints",
     "treetune.exports": "treetune.view.exports",
     "treetune.files": "treetune.store.files",
-    "treetune.planning": "treetune.cluster.planning",
+    "treetune.planning": "treetune.runtime.planning",
     "treetune.reports": "treetune.view.report",
     "treetune.sandbox": "treetune.domains.sandbox",
     "treetune.sweeps": "treetune.tables",

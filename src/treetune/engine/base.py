@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from treetune.contracts import Hook
 from treetune.store.files import write_json
 from treetune.vocabulary import (
     Branch,
@@ -26,14 +25,6 @@ from treetune.vocabulary import (
 
 TransferMethod = Literal["file", "shared_memory", "cuda_ipc", "nccl"]
 """The ways of new weights into a server (see `treetune.engine.transfer`)."""
-
-TRANSFERS = Hook()
-"""``(client, timeout, workers) -> WeightTransfer`` into one server of so many workers, by the name of the
-method. The core itself has ``file`` and ``shared_memory``."""
-
-ADDRESSED_SERVERS = Hook()
-"""``(settings, launch) -> list of servers`` that somebody else started, where the settings have addresses.
-Collective."""
 
 
 @dataclass(frozen=True)

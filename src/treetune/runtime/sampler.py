@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.contracts import PHASE_SERVICES, RUN_SERVICES
+from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.engine.journal import JournaledEngine, Observe
 from treetune.rollouts.base import Critic, Rollout
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
 from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.runtime.judge_server import judge_server
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
@@ -59,7 +60,12 @@ class Sampler:
             rollout.prepare(session.model.codec)
         grades = server.engine is not None or session.purpose == "run"
         with ExitStack() as stack:
-            started = [stack.enter_context(start(session)) for start in RUN_SERVICES] if grades else []
+            started: list[object] = []
+            if grades:
+                started.append(stack.enter_context(EnvironmentPool(timeline=session.console.timeline)))
+                judge = stack.enter_context(judge_server(session))
+                if judge is not None:
+                    started.append(judge)
             name = f"{session.purpose}-{session.ranks.rank}"
             services = ServiceContext(session.directory.path / "judge", name, started)
             stack.enter_context(closing(services))
@@ -121,7 +127,7 @@ class Sampler:
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, observe)
             others = [*journals, *([earlier] if earlier is not None else [])]
-            services += tuple(start(journal, others) for start in PHASE_SERVICES)
+            services += (TurnJournal.beside(journal, others),)
         return RolloutContext(
             task=task or session.config.task,
             engine=engine,

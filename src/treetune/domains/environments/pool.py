@@ -53,6 +53,11 @@ class TurnJournal:
     def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
         self._journal = Journal(path, others)
 
+    @staticmethod
+    def beside(requests: Path, others: Sequence[Path] = ()) -> TurnJournal:
+        """Opens the journal of turns that lies beside a journal of requests, and those beside the others."""
+        return TurnJournal(requests.with_suffix(SUFFIX), [other.with_suffix(SUFFIX) for other in others])
+
     def known(self, answer: int, actions: Sequence[str]) -> Played | None:
         row = self._journal.get(_key(answer, actions))
         if row is None:

@@ -74,7 +74,7 @@ class ServiceContext:
     """The things that a run lends to graders which are services.
 
     `folder` is where they write down what they were answered, under this process's `name`; None: nowhere.
-    `services` are those of the run itself (`contracts.RUN_SERVICES`), such as the model that judges answers.
+    `services` are those of the run itself (`runtime.sampler`), such as the model that judges answers.
     One for all graders of a process: close it when they are done.
     """
 

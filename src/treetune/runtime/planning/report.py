@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from treetune.cluster.planning.memory import itemsize, servers_on_a_machine
-from treetune.cluster.planning.plan import Plan, Remedy, remedy
 from treetune.engine.settings import ON_THE_DEVICE
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.runtime.machine import in_units
+from treetune.runtime.planning.memory import itemsize, servers_on_a_machine
+from treetune.runtime.planning.plan import Plan, Remedy, remedy
 from treetune.store.held_folders import MEMORY
 
 GPU_FLOPS, GPU_BANDWIDTH = 989e12, 3.35e12

@@ -67,9 +67,11 @@ class View:
     """Whom it can't connect to, and why."""
 
 
-def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share: bool = False) -> None:
-    """Looks at this machine and at the others from here; returns where each can do its part of the run in
-    `directory`, and otherwise raises MachinesDiffer with all that is wrong, on every rank. Collective.
+def refuse_machines_that_differ(
+    meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share: bool = False
+) -> None:
+    """Looks at this machine and at the others from here. Raises MachinesDiffer with all that keeps a machine
+    from its part of the run in `directory`, on every rank. Collective.
 
     Sets GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, where nobody has, to the interface by which the machines
     reach each other. `share` lets others look into the directory.
