@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from treetune.domains.environments.base import Again, Environment, Game, Turn
     from treetune.domains.environments.calls import NATIVE_FORMATS, calls_of_turn
     from treetune.domains.environments.tools import Tool
-    from treetune.domains.sandbox.base import ProgramLimits, Sandbox, SandboxUnavailable
+    from treetune.domains.sandbox.base import ProgramLimits, Sandbox
     from treetune.domains.sandbox.bubblewrap import choose_sandbox
     from treetune.domains.sandbox.python_tool import PythonTool
     from treetune.engine.base import Completion, Engine, EngineLaunch, Request, SamplingParams
     from treetune.engine.settings import EngineSettings
+    from treetune.exceptions import SandboxUnavailable, Unavailable
     from treetune.lab.trees.branching import Branches, Branching
     from treetune.objectives.base import Objective, TokenBatch
     from treetune.objectives.policy_gradient import ClippedPolicyGradient, PolicyGradient
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from treetune.runtime.sinks import Sink
     from treetune.seeds import derived_random
     from treetune.tasks.base import GeneratedTask, Split, Task
-    from treetune.tasks.graders.base import Grader, Unavailable
+    from treetune.tasks.graders.base import Grader
     from treetune.tasks.graders.conformance import Case, conformance
     from treetune.tasks.graders.extraction import fenced_blocks, find_values, last_between, last_box
     from treetune.tasks.graders.final_answer import FinalAnswer
@@ -174,11 +175,12 @@ _NAMES_IN = {
     "treetune.domains.environments.base": ("Again", "Environment", "Game", "Turn"),
     "treetune.domains.environments.calls": ("NATIVE_FORMATS", "calls_of_turn"),
     "treetune.domains.environments.tools": ("Tool",),
-    "treetune.domains.sandbox.base": ("ProgramLimits", "Sandbox", "SandboxUnavailable"),
+    "treetune.domains.sandbox.base": ("ProgramLimits", "Sandbox"),
     "treetune.domains.sandbox.bubblewrap": ("choose_sandbox",),
     "treetune.domains.sandbox.python_tool": ("PythonTool",),
     "treetune.engine.base": ("Completion", "Engine", "EngineLaunch", "Request", "SamplingParams"),
     "treetune.engine.settings": ("EngineSettings",),
+    "treetune.exceptions": ("SandboxUnavailable", "Unavailable"),
     "treetune.lab.trees.branching": ("Branches", "Branching"),
     "treetune.objectives.base": ("Objective", "TokenBatch"),
     "treetune.objectives.policy_gradient": ("ClippedPolicyGradient", "PolicyGradient"),
@@ -194,7 +196,7 @@ _NAMES_IN = {
     "treetune.runtime.sinks": ("Sink",),
     "treetune.seeds": ("derived_random",),
     "treetune.tasks.base": ("GeneratedTask", "Split", "Task"),
-    "treetune.tasks.graders.base": ("Grader", "Unavailable"),
+    "treetune.tasks.graders.base": ("Grader",),
     "treetune.tasks.graders.conformance": ("Case", "conformance"),
     "treetune.tasks.graders.extraction": ("fenced_blocks", "find_values", "last_between", "last_box"),
     "treetune.tasks.graders.final_answer": ("FinalAnswer",),

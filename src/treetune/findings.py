@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn
 
 from treetune.contracts import ROOT, Feature, Finding, KeyPath, Need, Part
+from treetune.exceptions import Incomplete
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,6 @@ class Placed:
     part: Any
     path: KeyPath
     around: tuple[Any, ...] = ()
-
-
-class Incomplete(Exception):
-    """Somebody looked at a value that nobody knows, since it was written wrongly."""
 
 
 class _Unknown:

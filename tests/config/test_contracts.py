@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.shipped import experiment_of, issues_of, loaded
 from treetune.config.build import build, checked
-from treetune.config.errors import ConfigError
 from treetune.config.registrable import Registrable
 from treetune.contracts import Feature, Finding, Need, Part
-from treetune.findings import UNKNOWN, Incomplete, findings
+from treetune.exceptions import ConfigError, Incomplete
+from treetune.findings import UNKNOWN, findings
 from treetune.runtime.base import Runtime
 from treetune.tables.settings import Table
 

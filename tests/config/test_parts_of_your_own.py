@@ -14,9 +14,9 @@ import pytest
 from tests.config.example_parts import Picture, Shape
 from treetune.config import folders
 from treetune.config.build import build
-from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
+from treetune.exceptions import ConfigError
 
 MAIN = Path(__file__).parents[2] / "src" / "treetune" / "main.py"
 

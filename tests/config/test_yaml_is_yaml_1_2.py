@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
+from treetune.exceptions import ConfigError
 
 
 @pytest.fixture(autouse=True)

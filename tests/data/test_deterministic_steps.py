@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.thread_text import without_threads
-from treetune.data.asking import Ledger, OutOfBudget, Prices, Unreadable, without_thought
+from treetune.data.asking import Ledger, Prices, without_thought
 from treetune.data.parallel_solutions import (
     Threaded,
     apply_edits,
@@ -25,6 +25,7 @@ from treetune.data.parallel_solutions import (
 )
 from treetune.data.thread_blocks import Block, Rule, cut, json_list, ranges, saved_characters
 from treetune.domains.endpoints.asking import Answer, AnswerJournal
+from treetune.exceptions import OutOfBudget, Unreadable
 from treetune.threads.format import faults, text_segments
 
 TAGS = ["<parallel>", "</parallel>", "<thread>", "</thread>", "<none/>"]

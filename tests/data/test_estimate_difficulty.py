@@ -194,7 +194,7 @@ def test_answers_that_could_not_be_graded_are_graded_later_and_not_asked_again(
 ) -> None:
     (work.folder / "grader_of_a_test.py").write_text(
         "from pathlib import Path\n"
-        "from treetune.tasks.graders.base import Unavailable\n"
+        "from treetune import Unavailable\n"
         "def score(response, gold):\n"
         "    if not Path(__file__).with_name('up').exists():\n"
         "        raise Unavailable('the judge is away')\n"

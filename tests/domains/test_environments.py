@@ -19,9 +19,9 @@ from treetune.domains.environments.base import EnvironmentTask, Game, Turn
 from treetune.domains.environments.games import DIRECTIONS, GuessNumber, Maze
 from treetune.domains.environments.tools import Python, Search, Tool, Tools
 from treetune.domains.environments.worlds import World
-from treetune.domains.sandbox.base import Outcome, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import Outcome, Sandbox
 from treetune.domains.sandbox.python_tool import PythonTool
-from treetune.tasks.graders.base import Unavailable
+from treetune.exceptions import SandboxUnavailable, Unavailable
 from treetune.vocabulary import Problem
 
 sys.path.append(str(Path(__file__).parents[2] / "examples/own_parts"))

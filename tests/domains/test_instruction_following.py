@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from treetune.domains.graders.instruction_following import NO_SENTENCES, InstructionFollowing, _library
-from treetune.tasks.graders.base import Unavailable
+from treetune.exceptions import Unavailable
 from treetune.vocabulary import Grade, Problem
 
 GERMAN = "Das ist ein kurzer Satz über das Wetter in Hamburg."

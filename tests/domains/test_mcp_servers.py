@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from treetune.domains.environments.mcp_tools import Mcp, end_servers
-from treetune.tasks.graders.base import Unavailable
+from treetune.exceptions import Unavailable
 
 PLAIN = str(Path(__file__).parents[1] / "support" / "plain_mcp_server.py")
 COUNTING = str(Path(__file__).parents[1] / "support" / "mcp_server.py")

@@ -28,8 +28,9 @@ from treetune.domains.mixture import (
     shares,
 )
 from treetune.engine.base import SamplingParams
+from treetune.exceptions import NoSplit
 from treetune.tasks.arithmetic import AdditionChain
-from treetune.tasks.base import NoSplit, Split, Task
+from treetune.tasks.base import Split, Task
 from treetune.tasks.countdown import Countdown
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer

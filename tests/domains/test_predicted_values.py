@@ -14,8 +14,8 @@ from tests.domains.code_grading import needs_sandbox
 from tests.support.cases import cases
 from treetune.domains.graders.codeio import CodeIO
 from treetune.domains.graders.cruxeval import CruxEval
-from treetune.domains.sandbox.base import Outcome, ProgramLimits, Sandbox, SandboxUnavailable
-from treetune.tasks.graders.base import Unavailable
+from treetune.domains.sandbox.base import Outcome, ProgramLimits, Sandbox
+from treetune.exceptions import SandboxUnavailable, Unavailable
 from treetune.vocabulary import Problem
 
 SQUARE = "def main_solution(n, unit='m'):\n    print('working')\n    return [n * n, unit]"

@@ -25,6 +25,7 @@ from tests.runs.in_process import (
 )
 from tests.support.faults import CONFIG
 from treetune import main as command_line
+from treetune.exceptions import Collapsed
 from treetune.processes import lifetime
 from treetune.runtime import commands, loop
 from treetune.runtime.base import Checkpoints, PolicyIteration
@@ -39,7 +40,7 @@ from treetune.runtime.diagnostics import (
     verdict,
 )
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.record import Collapsed, Record, Watch
+from treetune.runtime.record import Record, Watch
 from treetune.store.files import write_json
 
 SAMPLED = Watched(sampled=True, max_tokens=64)

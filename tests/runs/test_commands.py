@@ -23,8 +23,9 @@ from tests.runs.in_process import (
     weights_of,
 )
 from tests.runs.standing_program import SETS
-from treetune.engine.base import Completion, EngineError, Tolerance
+from treetune.engine.base import Completion, Tolerance
 from treetune.engine.settings import InProcessSettings
+from treetune.exceptions import EngineError
 from treetune.models.policy_files import read_policy
 from treetune.processes import lifetime
 from treetune.rollouts.monte_carlo import MonteCarlo

@@ -36,15 +36,15 @@ from treetune.config import folders
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.domains.graders.function import FunctionGrader
 from treetune.domains.graders.judge import JudgeGrader, JudgeModel
-from treetune.engine.base import EngineError, EngineLaunch
+from treetune.engine.base import EngineLaunch
 from treetune.engine.client import Address
 from treetune.engine.server import start_servers
 from treetune.engine.settings import EngineSettings, VllmSettings
+from treetune.exceptions import EngineError, NothingGraded
 from treetune.main import main
 from treetune.rollouts.credit import Rloo
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
-from treetune.rollouts.unavailable import NothingGraded
 from treetune.runtime import judge_server
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration, without_sandbox
 from treetune.tasks.graders.final_answer import FinalAnswer

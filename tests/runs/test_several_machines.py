@@ -23,15 +23,10 @@ import pytest
 
 from tests.runs.in_process import small
 from treetune.engine.settings import VllmSettings
+from treetune.exceptions import MachinesDiffer
 from treetune.runtime import several_machines
 from treetune.runtime.policy_server import refuse_unreachable_server
-from treetune.runtime.several_machines import (
-    Facts,
-    MachinesDiffer,
-    View,
-    differences,
-    refuse_machines_that_differ,
-)
+from treetune.runtime.several_machines import Facts, View, differences, refuse_machines_that_differ
 from treetune.runtime.weights_folder import weights_folder
 from treetune.trainer.ranks import Meeting
 

@@ -30,8 +30,8 @@ from tests.support.unruly_environment import Unruly
 from treetune.domains.environments.base import EnvironmentTask
 from treetune.domains.mixture import Curriculum, Domain, Mixture
 from treetune.domains.multi_turn import MultiTurn, TurnStates
-from treetune.engine.base import EngineError
 from treetune.engine.settings import Engines
+from treetune.exceptions import EngineError
 from treetune.lab.partial import PartialAnswers
 from treetune.lab.trees.branching import AtStates
 from treetune.lab.trees.credit import TreeCredit

@@ -14,11 +14,11 @@ import pytest
 
 from tests.runs.in_process import TASK, TRAINER, directory_of, small, train
 from treetune.config.build import checked
-from treetune.config.errors import ConfigError, SameOnAllRanks
 from treetune.domains.graders.judge import JudgeModel
 from treetune.domains.mixture import Curriculum, Domain, Mixture
 from treetune.engine.base import CONTINUATIONS, Request, SamplingParams
 from treetune.engine.settings import Engines, InProcessSettings, VllmSettings
+from treetune.exceptions import ConfigError, SameOnAllRanks
 from treetune.lab.values.critic import ControlVariate, CriticValues
 from treetune.lab.values.over_another import Smoothed
 from treetune.objectives.mle import MaximumLikelihood

@@ -13,7 +13,7 @@ import pytest
 from tests.tables.small_table import FAKE, calls, cells, experiment, show, table
 from tests.view.report import fabricated
 from treetune.config.build import checked
-from treetune.config.errors import ConfigError
+from treetune.exceptions import ConfigError
 from treetune.tables.columns import Area, Column
 from treetune.tables.launch import launch_lines, reproduce
 from treetune.tables.measure import measure

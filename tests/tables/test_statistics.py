@@ -13,9 +13,10 @@ from scipy import stats
 
 from tests.tables.plans import ACCOUNT, ROWS, config, plan_of
 from tests.view.report import fabricated
+from treetune.exceptions import NotReached
 from treetune.lab.paired import paired
 from treetune.tables.columns import Area, Column, Reach
-from treetune.tables.curves import NotReached, area_under, cost_to_reach
+from treetune.tables.curves import area_under, cost_to_reach
 from treetune.tables.measure import measure
 from treetune.tables.runs import Plan, refreshed
 from treetune.tables.settings import MethodRow, Pair, TableExperiment

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.tables.small_table import ROOT, experiment, table
-from treetune.config.errors import ConfigError
+from treetune.exceptions import ConfigError
 from treetune.tables.check import METRICS
 from treetune.tables.columns import Column, Panel
 from treetune.tables.launch import reproduce

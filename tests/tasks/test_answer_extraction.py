@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.cases import cases
+from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.conformance import hostile_answers
 from treetune.tasks.graders.extraction import (
     DEEPEST_VALUE,
     LONGEST_VALUE,
-    NoValue,
     fenced_blocks,
     find_values,
     last_between,
@@ -82,7 +82,7 @@ def test_json_and_literals_are_find_values(text: str, value: Any) -> None:
     ],
 )  # fmt: skip
 def test_everything_else_is_refused_and_never_evaluated(text: str) -> None:
-    with pytest.raises(NoValue):
+    with pytest.raises(UnreadableValue):
         read_value(text)
 
 

@@ -12,10 +12,11 @@ import torch
 
 from tests.view.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
 from tests.view.report.synthetic import CODEC
+from treetune.exceptions import NotThere
 from treetune.rollouts.storage import write_episodes
 from treetune.trainer.preparation import normalised, normalised_by_domain
 from treetune.trainer.tokens import Sequences
-from treetune.view.store import NotThere, Run, Store
+from treetune.view.store import Run, Store
 from treetune.view.store.answers import Answers
 from treetune.view.store.columns import mean_and_least
 from treetune.view.store.queries import Filter, Question

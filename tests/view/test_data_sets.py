@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.view.prepared import HOSTILE, ROWS, SAMPLES, estimate, prepared, rows, save
 from tests.view.recorded import begin_run
-from treetune.view.store import NotThere, Store
+from treetune.exceptions import NotThere
+from treetune.view.store import Store
 from treetune.view.store.queries import Filter, Question
 from treetune.view.store.readers import DataSet, answers_to
 from treetune.view.store.tables import ROW, Histogram, Table, bin_step

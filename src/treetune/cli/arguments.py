@@ -293,8 +293,9 @@ def configs(prefix: str, **_: object) -> list[str]:
 def keys(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
     """Returns key paths of the configuration that stands on the line already."""
     from treetune.cli.command import evaluated
-    from treetune.config.errors import ConfigError, dotted
+    from treetune.config.errors import dotted
     from treetune.config.explain import key_paths
+    from treetune.exceptions import ConfigError
 
     try:
         data = evaluated(parsed_args).data

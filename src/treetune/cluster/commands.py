@@ -91,11 +91,12 @@ def _write_start(root: PolicyIteration, folder: Path) -> None:
 def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
     """Serves until the server ends, and returns its exit code. KeyboardInterrupt ends it, and is raised
     again."""
-    from treetune.engine.client import SAMPLES, Client, ServerFailure
+    from treetune.engine.client import SAMPLES, Client
     from treetune.engine.given import described
     from treetune.engine.key import DESCRIPTION
     from treetune.engine.launch import ServerProcess, diagnosis, last_lines, listens
     from treetune.engine.server import warm_up
+    from treetune.exceptions import ServerFailure
 
     log = log or Path(f"serve_engine-{port}.log")
     weights = launch.run.weights

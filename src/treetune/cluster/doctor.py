@@ -122,9 +122,10 @@ def _sampled_token() -> Finding:
     """Starts the managed server on a tiny model and samples one token."""
     import torch
 
-    from treetune.engine.base import EngineError, EngineLaunch, Request, SamplingParams
+    from treetune.engine.base import EngineLaunch, Request, SamplingParams
     from treetune.engine.engine import start_engine
     from treetune.engine.settings import VllmSettings
+    from treetune.exceptions import EngineError
     from treetune.models.policy_files import write_for_engine
     from treetune.models.saved_weights import saved_weights
     from treetune.models.sources import TinyModel

@@ -18,7 +18,7 @@ from typing import Annotated, Generic, Protocol, TypeVar
 
 from annotated_types import Ge, Gt
 
-from treetune.cluster.submission import Busy, Refused, cluster_options, job_number, output_of
+from treetune.cluster.submission import SlurmBusy, SlurmRefused, cluster_options, job_number, output_of
 from treetune.config.registrable import Registrable
 from treetune.processes.lifetime import end, started
 from treetune.store.files import write_text
@@ -310,7 +310,7 @@ class _Slurm:
         command = ["sbatch", "--parsable", f"--array={array}", str(self._script)]
         try:
             answer = output_of(command)
-        except Busy as busy:
+        except SlurmBusy as busy:
             waited = time.time() - self._began_to_send
             if waited > SUBMIT_PATIENCE_S:
                 raise RuntimeError(f"{busy}, for {waited / 60:.0f} minutes") from busy
@@ -329,7 +329,7 @@ class _Slurm:
         command = ["squeue", "--noheader", "--array", f"--name={self._name}", form, *self._cluster]
         try:
             answer = output_of(command)
-        except Refused as error:
+        except SlurmRefused as error:
             raise OSError(str(error)) from error
         except ValueError as error:
             raise _no_slurm(error) from error
@@ -353,7 +353,7 @@ class _Slurm:
         command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={self._name}"]
         try:
             answer = output_of([*command, f"--starttime={began}", "--format=JobID,State", *self._cluster])
-        except (Refused, ValueError):  # without accounting there is the queue alone
+        except (SlurmRefused, ValueError):  # without accounting there is the queue alone
             return set()
         ended = set[int]()
         for number, shard, _, _ in _tasks_in(answer):
@@ -391,7 +391,7 @@ class _Slurm:
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode"]
         try:
             answer = output_of([*command, f"--jobs={task}", *self._cluster])
-        except (Refused, ValueError) as error:
+        except (SlurmRefused, ValueError) as error:
             return f"job {task} is gone ({error})"
         for line in answer.splitlines():
             name, _, rest = line.strip().partition("|")
@@ -406,7 +406,7 @@ class _Slurm:
 
     def stop(self, shard: int) -> None:
         if shard in self._last:
-            with contextlib.suppress(Refused, ValueError):  # it may have ended meanwhile
+            with contextlib.suppress(SlurmRefused, ValueError):  # it may have ended meanwhile
                 output_of(["scancel", f"{self._last[shard]}_{shard}", *self._cluster])
 
     def leave(self) -> str:

@@ -12,13 +12,10 @@ from typing import Any, TypeVar
 from treetune.data.prompts import AGAIN
 from treetune.domains.endpoints import asking
 from treetune.domains.endpoints.asking import Answer, AnswerJournal
-from treetune.domains.endpoints.client import Client, EndpointError, Refused, Unanswered
+from treetune.domains.endpoints.client import Client
 from treetune.domains.endpoints.settings import EndpointSettings, Message, Prices
+from treetune.exceptions import EndpointError, OutOfBudget, RequestRefused, Unanswered, Unreadable
 from treetune.tasks.thoughts import read_thoughts
-
-
-class OutOfBudget(Exception):
-    """The next request could cost more than is left."""
 
 
 @dataclass
@@ -104,10 +101,6 @@ TEMPLATE_TOKENS = 1000
 """The tokens that a chat template may add to the bytes of a request: room for the budget's bound."""
 
 
-class Unreadable(ValueError):
-    """An answer is not what was asked for; says what is wrong with it."""
-
-
 class Asker(asking.Asker):
     """Asks for all solutions. After a failure that concerns all, everything asked raises it."""
 
@@ -144,7 +137,7 @@ class Asker(asking.Asker):
             try:
                 answer = await super()._ask(key, step, body, keep)
             except Unanswered as error:
-                if isinstance(error, Refused) and self._is_answering:
+                if isinstance(error, RequestRefused) and self._is_answering:
                     raise  # it concerns this request alone
                 self._unanswered_in_a_row += 1
                 if self._unanswered_in_a_row >= self._endpoint.give_up_after:

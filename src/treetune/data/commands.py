@@ -82,8 +82,9 @@ def carry_out(options: argparse.Namespace) -> int:
 
 def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
     """The configuration of the command's own pipeline, and the pipeline."""
-    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.errors import ConfigIssue
     from treetune.config.explain import Explanation
+    from treetune.exceptions import ConfigError
     from treetune.processes import lifetime
     from treetune.tasks.sources import files_matching
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.data.asking import Asker, Ledger, OutOfBudget, Questions
+from treetune.data.asking import Asker, Ledger, Questions
 from treetune.data.parallel_solutions import make_parallel
 from treetune.data.pipelines import MakeThreads
 from treetune.data.thread_blocks import Rule
 from treetune.domains.endpoints.asking import AnswerJournal
-from treetune.domains.endpoints.client import SECRET_CHARACTERS, Client, EndpointError, Unanswered
+from treetune.domains.endpoints.client import SECRET_CHARACTERS, Client
+from treetune.exceptions import EndpointError, OutOfBudget, Unanswered
 from treetune.runtime.console import Console
 from treetune.store.files import whole_file, write_json
 from treetune.tasks.row_values import text_of_value

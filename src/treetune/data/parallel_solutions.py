@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from treetune.data import prompts
-from treetune.data.asking import Questions, Unreadable, all_of
+from treetune.data.asking import Questions, all_of
 from treetune.data.thread_blocks import (
     CONTROL,
     Block,
@@ -20,6 +20,7 @@ from treetune.data.thread_blocks import (
     json_list,
     saved_characters,
 )
+from treetune.exceptions import Rejected, Unreadable
 from treetune.threads.format import TAGS, faults, text_segments
 
 MOST_SENTENCES = 2
@@ -44,14 +45,6 @@ class Threaded:
     outlines: tuple[str, ...]
     threads: tuple[str, ...]
     edits: tuple[dict[str, Any], ...] = ()
-
-
-class Rejected(Exception):
-    """The solution can't be made parallel. `reason` is counted; `detail` says more."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.detail = reason, detail
 
 
 async def make_parallel(

@@ -19,10 +19,11 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
 from treetune.data.difficulty.answering import Policy
 from treetune.data.rules.base import Rule
-from treetune.data.templates import NoValue, check_text, check_value, text_of, value_of
+from treetune.data.templates import check_text, check_value, text_of, value_of
 from treetune.domains.domain_rows import Row, domain_of, domain_row, normalised
 from treetune.domains.endpoints.settings import EndpointSettings, Prices, check_extra
 from treetune.engine.base import SamplingParams
+from treetune.exceptions import MissingField
 from treetune.findings import UNKNOWN
 from treetune.rollouts.answers import check_sampling
 from treetune.seeds import derive_seed
@@ -307,7 +308,7 @@ class PrepareData(DataPipeline):
     def rows_of(self, fields: Mapping[str, Any]) -> list[Row | str]:
         """The rows that a source's row becomes; in place of one that a filter drops, the filter's name.
 
-        Raises NoValue or ValueError for a row that lacks something.
+        Raises MissingField or ValueError for a row that lacks something.
         """
         expanded: Any = fields
         if self.expand is not None:
@@ -330,7 +331,7 @@ class PrepareData(DataPipeline):
         messages[-1]["content"] += self.instruction
         for message in messages:
             if not message["content"].strip():
-                raise NoValue(f"the {message['role']}'s message is empty")
+                raise MissingField(f"the {message['role']}'s message is empty")
         prompt = messages[-1]["content"]
         raw = text_of(self.raw_prompt, {**fields, "prompt": prompt}) if self.raw_prompt else ""
         return domain_row(

@@ -10,8 +10,9 @@ from itertools import pairwise
 from typing import Any
 
 from treetune.data import prompts
-from treetune.data.asking import Questions, Unreadable
+from treetune.data.asking import Questions
 from treetune.domains.endpoints.settings import Message
+from treetune.exceptions import Unreadable
 from treetune.threads.format import MOST_THREADS
 
 Lines = tuple[int, int]

@@ -300,10 +300,6 @@ class Engine:
         """Ends the server and everything that it started. Safe to call twice and at exit."""
 
 
-class EngineError(RuntimeError):
-    """A failure of the engine for good; the message has the awaited event and the path of the log."""
-
-
 def check_request(index: int, request: Request, context_length: int) -> None:
     """Raises ValueError for a request that can't be sampled."""
     length, max_tokens = len(request.prompt_ids), request.sampling.max_tokens

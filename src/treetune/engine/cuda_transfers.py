@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from treetune.engine.base import Chunk
-from treetune.engine.client import Address, ServerFailure
+from treetune.engine.client import Address
 from treetune.engine.launch import free_port
 from treetune.engine.transfer import ByRoutes
+from treetune.exceptions import ServerFailure
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,6 @@ from treetune.engine.base import (
     Chunk,
     Completion,
     Engine,
-    EngineError,
     EngineLaunch,
     Later,
     OnResult,
@@ -29,7 +28,7 @@ from treetune.engine.base import (
     check_request,
 )
 from treetune.engine.canary import Gap, Probe, judge
-from treetune.engine.client import Address, Client, RequestPart, ServerFailure, parts_of
+from treetune.engine.client import Address, Client, RequestPart, parts_of
 from treetune.engine.cuda_transfers import CudaIpc, Nccl
 from treetune.engine.given import servers_at_addresses
 from treetune.engine.in_process import InProcessEngine
@@ -38,6 +37,7 @@ from treetune.engine.sampling import Answered, Lost, Prefixes, Sampling
 from treetune.engine.server import Server, close_servers, servers_of
 from treetune.engine.settings import EngineSettings, InProcessSettings, VllmSettings
 from treetune.engine.transfer import Delivery, FromFolder, SharedMemory, drop_cache, send_all
+from treetune.exceptions import EngineError, ServerFailure
 from treetune.vocabulary import TokenIds
 
 T = TypeVar("T")

@@ -19,7 +19,6 @@ from treetune.engine.base import (
     Chunk,
     Completion,
     Engine,
-    EngineError,
     EngineLaunch,
     Later,
     OnResult,
@@ -30,6 +29,7 @@ from treetune.engine.base import (
 )
 from treetune.engine.canary import Probe, judge
 from treetune.engine.settings import InProcessSettings
+from treetune.exceptions import EngineError
 from treetune.vocabulary import TokenIds, token_array
 
 FEWEST_ROWS = 8

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from treetune.engine.base import EngineError, EngineLaunch
-from treetune.engine.client import SAMPLES, Address, Client, ServerFailure
+from treetune.engine.base import EngineLaunch
+from treetune.engine.client import SAMPLES, Address, Client
 from treetune.engine.launch import (
     END_S,
     ServerLaunch,
@@ -23,6 +23,7 @@ from treetune.engine.launch import (
     with_time_for,
 )
 from treetune.engine.settings import EngineSettings, VllmSettings
+from treetune.exceptions import EngineError, ServerFailure
 from treetune.store.files import write_json
 from treetune.store.timeline import SUFFIX, Timeline
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.engine.base import Chunk, EngineError
-from treetune.engine.client import MODEL_NAME, Address, Client, ServerFailure
+from treetune.engine.base import Chunk
+from treetune.engine.client import MODEL_NAME, Address, Client
 from treetune.engine.launch import ADAPTER_CONFIG
+from treetune.exceptions import EngineError, ServerFailure
 
 ANSWERS_S = 30.0
 """Seconds in which a server that works forgets an update."""

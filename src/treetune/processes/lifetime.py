@@ -24,6 +24,8 @@ from typing import Any
 
 import psutil
 
+from treetune.exceptions import Stopped
+
 PR_SET_PDEATHSIG = 1
 STARTED_BY = "TREETUNE_STARTED_BY"
 """The process that started the node launcher, where that wasn't DeepSpeed's command."""
@@ -131,16 +133,6 @@ def _is_left_behind(launcher: list[psutil.Process]) -> bool:
         return str(parent) != started_by
     halved = os.environ["CROSS_SIZE"] == "1" and "deepspeed.launcher.launch" in _command(outermost.pid)
     return halved and parent == 1
-
-
-class Stopped(SystemExit):
-    """A signal that ends the process, as an exception, so that every `finally` on the way out runs."""
-
-    @property
-    def signal_name(self) -> str:
-        """The name of the signal: ``SIGTERM``."""
-        number = self.code if isinstance(self.code, int) else TERMINATED
-        return signal.Signals(number - 128).name
 
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import treetune
 from treetune.config import folders
+from treetune.exceptions import WorkerStartError
 from treetune.inherited import without_secrets
 from treetune.processes.worker import LENGTH, Servant, frame
 
@@ -54,10 +55,6 @@ _MEAN_STEP = 0.1
 _LOST_AT_MOST = 4
 """So many times the threads may be lost in calls that don't return; then nothing is asked any more until
 some have."""
-
-
-class WorkerStartError(RuntimeError):
-    """A worker process did not come up: its servant cannot be unpickled or imported there."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treetune.exceptions import Damaged
 from treetune.rollouts.numbers import by_group
-from treetune.store.checksums import SEALED, Damaged, SealingFile, verify_once, verify_stream
+from treetune.store.checksums import SEALED, SealingFile, verify_once, verify_stream
 from treetune.store.files import whole_file
 from treetune.vocabulary import Column, Columnar, Episode, Trajectory
 

@@ -7,8 +7,8 @@ import os
 import sys
 from dataclasses import replace
 
-from treetune.config.errors import SameOnAllRanks
 from treetune.engine.settings import VllmSettings
+from treetune.exceptions import SameOnAllRanks
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import PREDICTION
 from treetune.runtime.machine import here, query_gpus

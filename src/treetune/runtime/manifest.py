@@ -19,10 +19,11 @@ from treetune.config.explain import as_plain
 from treetune.config.folders import own_modules, searched
 from treetune.config.schema import keys_of
 from treetune.contracts import Part
+from treetune.exceptions import Damaged
 from treetune.runtime.base import PolicyIteration, Runtime, unsafe_remarks, without_sandbox
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.machine import bits_rest_on, unlike
-from treetune.store.checksums import Damaged, config_hash, read_record, write_record
+from treetune.store.checksums import config_hash, read_record, write_record
 from treetune.store.files import write_json
 from treetune.tasks.base import Task
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.processes.lifetime import GracefulStop, Stopped, stopping_gracefully
+from treetune.exceptions import Collapsed, Damaged, Stopped
+from treetune.processes.lifetime import GracefulStop, stopping_gracefully
 from treetune.rollouts.metrics import name_in
 from treetune.rollouts.numbers import in_words
 from treetune.runtime.base import PolicyIteration
@@ -46,7 +47,6 @@ from treetune.runtime.session import Session
 from treetune.runtime.sinks import Mirrors
 from treetune.store.checksums import (
     SUMS,
-    Damaged,
     config_hash,
     damage_of,
     digest_of,
@@ -380,10 +380,6 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
 
 
 # Signs of collapse
-
-
-class Collapsed(RuntimeError):
-    """The run was stopped by a sign of collapse, as its configuration says."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from treetune.processes.lifetime import Stopped
+from treetune.exceptions import Stopped
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
@@ -257,7 +257,7 @@ class StartModel:
         in their files until then; otherwise whole, on the CPU, and the log says once why."""
         import torch
 
-        from treetune.models.shards import NotInParts
+        from treetune.exceptions import NotInParts
 
         try:
             model = self.source.load_in_parts(getattr(torch, self._config.trainer.precision))

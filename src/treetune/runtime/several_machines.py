@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import treetune
-from treetune.config.errors import SameOnAllRanks
 from treetune.config.folders import DIGITS_OF_HASH, own_modules
+from treetune.exceptions import MachinesDiffer
 from treetune.runtime.machine import versions
 from treetune.store.checksums import config_hash
 from treetune.store.files import own_folder
@@ -31,10 +31,6 @@ CONNECT_WITHIN_S = 10.0
 CLOCKS_WITHIN_S = 60.0
 
 SOCKETS = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh)"
-
-
-class MachinesDiffer(SameOnAllRanks):
-    """Each machine with what keeps it from this run."""
 
 
 @dataclass(frozen=True)

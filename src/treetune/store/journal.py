@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from treetune.store.checksums import Damaged
+from treetune.exceptions import Damaged
 from treetune.store.files import sync
 
 FLUSH_ROWS = 256

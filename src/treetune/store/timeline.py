@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from treetune.store.checksums import Damaged
+from treetune.exceptions import Damaged
 from treetune.store.journal import Journal, row_of
 
 SUFFIX = ".timeline.jsonl"

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from textwrap import indent
 
-from treetune.config.errors import ConfigError, ConfigIssue, did_you_mean
+from treetune.config.errors import ConfigIssue, did_you_mean
 from treetune.config.schema import OWN_PACKAGE, package_of
 from treetune.contracts import Continuations, CriticValues, Pairs
+from treetune.exceptions import ConfigError
 from treetune.findings import placed_parts
 from treetune.rollouts.metrics import OF_ITERATION, PREFIX, name_in
 from treetune.rollouts.numbers import EVALUATED, LARGEST, OF_CORRECT, registered

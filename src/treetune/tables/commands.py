@@ -30,8 +30,9 @@ def write_table(options: argparse.Namespace) -> int:
 
 
 def reproduce_table(options: argparse.Namespace) -> int:
-    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.errors import ConfigIssue
     from treetune.config.explain import Explanation
+    from treetune.exceptions import ConfigError
 
     config = evaluated(options)
     root = built(config, options.command, "a table")

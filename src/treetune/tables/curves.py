@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from treetune.config.errors import did_you_mean
+from treetune.exceptions import NotReached
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.tables.columns import PASS_AT_1, Axis, Column, Panel, number_in
 from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
@@ -29,10 +30,6 @@ AXES: Mapping[Axis, str] = {
     "steps": "gradient steps",
 }
 AXIS_WORDS: dict[PanelAxis, str] = {"iterations": "iterations", **{axis: AXES[axis] for axis in AXES}}
-
-
-class NotReached(ValueError):
-    """The accuracy is above every one that was measured."""
 
 
 @dataclass(frozen=True)

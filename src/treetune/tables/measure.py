@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from treetune.exceptions import NotReached
 from treetune.lab.paired import paired
 from treetune.rollouts.numbers import declared_ratios
 from treetune.runtime.analysis import read_result
@@ -17,7 +18,6 @@ from treetune.store.checksums import config_hash, read_record
 from treetune.tables.columns import Area, Column, number_in
 from treetune.tables.curves import (
     Cost,
-    NotReached,
     area_under,
     cost_to_reach,
     costs_of,

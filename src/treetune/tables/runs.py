@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import track
 
 from treetune.config.build import build
-from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import Config, load
+from treetune.exceptions import ConfigError
 from treetune.runtime.base import PolicyIteration, Runtime, StopAfter
 from treetune.runtime.directory import ExperimentDirectory, expected_iterations, verify_answers
 from treetune.runtime.manifest import different_keys, read_config

@@ -19,10 +19,6 @@ Split = Literal["train", "validation", "test"]
 Params = TypeVar("Params")
 
 
-class NoSplit(ValueError):
-    """A split that the configuration doesn't have."""
-
-
 class Task(Registrable):
     """A source of problems. Sub-classes are frozen dataclasses whose fields are configuration."""
 

@@ -23,11 +23,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from treetune.exceptions import NotThere
 from treetune.store.files import own_folder
 from treetune.view import templates
 from treetune.view.page import Form, Page, View
 from treetune.view.pages import PAGES
-from treetune.view.store import NotThere, Store
+from treetune.view.store import Store
 
 SEEN = "X-Treetune-Seen"
 """Header with the mark of what a page shows: the answer is empty (204) while that is what there is."""

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
+from treetune.exceptions import Damaged, NoteChanged
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.store.checksums import Damaged, read_record, write_record
+from treetune.store.checksums import read_record, write_record
 from treetune.store.files import whole_file
 from treetune.view.experiment import read_experiment
 from treetune.view.store.answers import Answers
@@ -96,14 +97,6 @@ class Note:
         return f"{self.about.name}.{quote(self.author, safe='')}.json"
 
 
-class Changed(Exception):
-    """The note isn't any more what its writer has seen; `now` is what it is, None if it was taken away."""
-
-    def __init__(self, now: Note | None) -> None:
-        super().__init__("the note was changed meanwhile")
-        self.now = now
-
-
 def answer_name(source: str, answer: str, text: str) -> str:
     """Names an answer by where it is stored, ``problem#sample``, and its text."""
     return _hash(json.dumps([source, answer, _hash(text)]))
@@ -149,8 +142,8 @@ def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
 def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
     """Puts the note in the place of its author's last one on that answer; an empty one takes that away.
 
-    `seen` is the version that the author has seen, empty for none. Raises Changed where that isn't what is
-    there, and OSError where the folder can't be written.
+    `seen` is the version that the author has seen, empty for none. Raises NoteChanged where that isn't
+    what is there, and OSError where the folder can't be written.
     """
     path = directory.notes / note.file_name
     with directory.locked("notes", PATIENCE_S):
@@ -158,7 +151,7 @@ def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
         if now is not None and (now.labels, now.text) == (note.labels, note.text):
             return
         if (now.version if now is not None else "") != seen:
-            raise Changed(now)
+            raise NoteChanged(now)
         if note.labels or note.text:
             fields = asdict(note)
             about = fields.pop("about")

@@ -13,8 +13,9 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from treetune.exceptions import NotThere
 from treetune.view import templates
-from treetune.view.store import NotThere, Run, Store
+from treetune.view.store import Run, Store
 
 DIGITS = 9
 """Digits of numbers in addresses."""

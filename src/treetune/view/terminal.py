@@ -28,6 +28,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
+from treetune.exceptions import NotThere
 from treetune.runtime.console import duration
 from treetune.runtime.directory import verify_answers
 from treetune.view.charts import Chart, limits, number
@@ -43,7 +44,7 @@ from treetune.view.curves import (
     usual_charts,
 )
 from treetune.view.experiment import Accuracy, Experiment, Status
-from treetune.view.store import NotThere, Run, Store
+from treetune.view.store import Run, Store
 from treetune.view.store.index import sources, walk
 from treetune.view.text import cut, one_line, visible
 

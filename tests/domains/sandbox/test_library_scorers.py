@@ -20,11 +20,12 @@ import pytest
 from treetune.domains.graders.reasoning_gym import ReasoningGymGrader
 from treetune.domains.puzzles.reasoning_gym import ReasoningGym, missing_packages
 from treetune.domains.sandbox import inside
-from treetune.domains.sandbox.base import ProgramLimits, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.domains.sandbox.inside.reading import Refused, read_formula, read_literal
 from treetune.domains.sandbox.program import UnsafeLocal
 from treetune.domains.sandbox.served import Scorer
+from treetune.exceptions import SandboxUnavailable
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
 

@@ -11,10 +11,11 @@ import pytest
 
 from tests.support.cases import cases
 from treetune.domains.sandbox import bubblewrap
-from treetune.domains.sandbox.base import Outcome, ProgramLimits, SandboxUnavailable
+from treetune.domains.sandbox.base import Outcome, ProgramLimits
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, choose_sandbox
 from treetune.domains.sandbox.program import UnsafeLocal
 from treetune.domains.sandbox.python_tool import PythonSession, PythonTool
+from treetune.exceptions import SandboxUnavailable
 
 PROGRAMS = Path(__file__).with_name("programs.txt")
 LONG_INPUT = ["reads all of its input", "import sys; print(len(sys.stdin.read()))", "x" * 200_000, "200000\n"]

@@ -10,8 +10,8 @@ import pytest
 from tests.runtime.planning.plans import PUBLISHED_RUNS, experiment, plan, seconds_of_published
 from treetune import main as command_line
 from treetune.cluster.commands import start_shape
-from treetune.config.errors import SameOnAllRanks
 from treetune.contracts import Advantages, Continuations
+from treetune.exceptions import SameOnAllRanks
 from treetune.models.shapes import PUBLISHED, shape_of
 from treetune.rollouts.base import Credit
 from treetune.runtime import fitting, machine

@@ -15,10 +15,11 @@ from annotated_types import Gt, MinLen
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
-from treetune.domains.endpoints.client import Client, EndpointError, Refused, Unanswered
+from treetune.domains.endpoints.client import Client
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.engine.base import Completion, EngineLaunch, Request, SamplingParams
 from treetune.engine.settings import EngineSettings
+from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 from treetune.models.sources import ModelSource
 from treetune.store import held_folders
 from treetune.store.files import new_own_folder, remove_folder
@@ -261,7 +262,7 @@ async def _ask(
                 return
             try:
                 reply = await client.ask(_body(settings, sampling, question, send_seed=send_seed))
-            except Refused as error:
+            except RequestRefused as error:
                 none = NoReply(REFUSED, str(error))
                 if is_answering:
                     keep(question, none)

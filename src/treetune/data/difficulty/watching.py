@@ -22,7 +22,7 @@ from treetune.data.difficulty.shard import (
 from treetune.data.making_threads import content_hash
 from treetune.data.pipelines import EstimateDifficulty
 from treetune.data.preparing import alone, file_hashes
-from treetune.processes.lifetime import Stopped
+from treetune.exceptions import Stopped
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Console
 from treetune.store.files import write_json

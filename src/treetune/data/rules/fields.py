@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 
 from treetune.data.difficulty.merging import RATES_FILE, rates_by_key
 from treetune.data.rules.base import Rows, Rule, RuleContext, Verdict
-from treetune.data.templates import NoValue, check_value, value_of
+from treetune.data.templates import check_value, value_of
 from treetune.domains.domain_rows import (
     DATA_SOURCE,
     GROUND_TRUTH,
@@ -25,6 +25,7 @@ from treetune.domains.domain_rows import (
     prompt_text,
     row_key,
 )
+from treetune.exceptions import MissingField
 from treetune.models.sources import ModelSource
 from treetune.seeds import derive_seed
 from treetune.vocabulary import TextCodec
@@ -50,7 +51,7 @@ class KeepWhere(Rule):
         for one in rows:
             try:
                 stays = value_of(self.where, one.row)
-            except NoValue as error:
+            except MissingField as error:
                 raise ValueError(f"{one.place}: {error}") from error
             if not stays:
                 found[one.number] = f"not {self.where}"

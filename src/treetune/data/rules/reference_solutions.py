@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt, MinLen
 
 from treetune.data.rules.base import Numbered, Rows, Rule, RuleContext, Verdict
-from treetune.data.templates import NoValue, check_text, check_value, text_of, value_of
+from treetune.data.templates import check_text, check_value, text_of, value_of
 from treetune.domains.domain_rows import problem_of, row_key
+from treetune.exceptions import MissingField
 from treetune.store.journal import Journal
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.pool import GraderPool
@@ -84,7 +85,7 @@ class ReferenceSolutions(Rule):
     def _answers(self, row: Mapping[str, Any]) -> list[str]:
         try:
             value = value_of(self.reference, row)
-        except NoValue:
+        except MissingField:
             return []
         values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
         texts = [one for one in values if isinstance(one, str | int | float) and str(one).strip()]

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from treetune.domains.endpoints.replies import read_reply
 from treetune.domains.endpoints.settings import Asking, EndpointSettings, Place
+from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 
 log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "treetune"
 
@@ -25,18 +26,6 @@ SHOWN = 300
 
 SECRET_CHARACTERS = 8
 """A key of fewer is a placeholder, such as local servers take, and may be an ordinary word."""
-
-
-class EndpointError(RuntimeError):
-    """The endpoint will answer nothing more: the work has to stop. What was answered is kept."""
-
-
-class Unanswered(Exception):
-    """A request came to nothing, after all its attempts; others may not."""
-
-
-class Refused(Unanswered):
-    """The endpoint is there and doesn't take the request."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +141,7 @@ class Client:
             whose = f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
             raise EndpointError(f"{url} answered HTTP {status}: {reading.why}{whose}: {text[:SHOWN]}")
         if reading.kind == "refused":
-            raise Refused(f"{url} refused a request with {told}")
+            raise RequestRefused(f"{url} refused a request with {told}")
         raise _Again(f"{url}: {told}", _wait_of(response.headers))
 
 

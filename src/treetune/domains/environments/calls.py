@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from treetune.tasks.graders.extraction import NoValue, read_value
+from treetune.exceptions import NoJson, UnreadableValue
+from treetune.tasks.graders.extraction import read_value
 from treetune.tasks.thoughts import read_thoughts
 
 NATIVE_FORMATS = ("hermes", "llama", "mistral")
@@ -48,10 +49,6 @@ class Call(NamedTuple):
     arguments: Any
     id: str = ""
     fault: str | None = None
-
-
-class NoJson(ValueError):
-    """A text has no JSON at its beginning that could be read in one way."""
 
 
 def calls_of_turn(format: str, action: str) -> tuple[list[Call], str]:
@@ -185,7 +182,7 @@ def read_json(text: str) -> tuple[Any, str]:
     try:
         if text[:1] in ("{", "["):
             return read_value(whole), rest
-    except NoValue:
+    except UnreadableValue:
         pass
     raise NoJson(first)
 

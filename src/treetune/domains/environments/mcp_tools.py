@@ -28,7 +28,8 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Gt
 
 from treetune.domains.environments.tools import Functions, Tool
-from treetune.tasks.graders.base import Isolation, Unavailable
+from treetune.exceptions import Unavailable
+from treetune.tasks.graders.base import Isolation
 
 _ALIVE_S, _END_S = 2.0, 10.0
 """How long a server may take to list its tools after a call that was overdue, and to end."""

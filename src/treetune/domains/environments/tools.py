@@ -22,7 +22,8 @@ from treetune.domains.environments.base import LONGEST_OBSERVATION, Again, Envir
 from treetune.domains.environments.calls import NATIVE_FORMATS, Call, calls_in, calls_of_turn
 from treetune.domains.extras import missing_extras
 from treetune.domains.sandbox.python_tool import PythonTool
-from treetune.tasks.graders.base import Isolation, Unavailable
+from treetune.exceptions import Unavailable
+from treetune.tasks.graders.base import Isolation
 from treetune.tasks.sources import json_lines
 from treetune.tasks.thoughts import read_thoughts
 from treetune.vocabulary import Problem

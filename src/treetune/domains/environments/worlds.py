@@ -24,9 +24,9 @@ from multiprocessing.connection import Connection, Pipe
 from typing import Any, Literal
 
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
-from treetune.processes.pool import START_SECONDS, WorkerStartError, exit_words, pickled_servant, start_worker
+from treetune.exceptions import Unavailable, WorkerStartError
+from treetune.processes.pool import START_SECONDS, exit_words, pickled_servant, start_worker
 from treetune.processes.worker import Servant, become_worker, die_with_parent, frame, load, read
-from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import GradeOutcome, Problem
 
 Snapshot = tuple[int, bytes]

@@ -17,7 +17,8 @@ from annotated_types import Gt, MinLen
 from treetune.domains.sandbox import inside
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
-from treetune.tasks.graders.base import Grader, Isolation, Unavailable
+from treetune.exceptions import Unavailable
+from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import fenced_blocks
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem

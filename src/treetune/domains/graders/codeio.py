@@ -14,13 +14,9 @@ from annotated_types import Ge, Lt, MinLen
 from treetune.domains.graders.code import SPARE_SECONDS
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
+from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import (
-    NoValue,
-    fenced_blocks,
-    find_values,
-    read_value,
-)
+from treetune.tasks.graders.extraction import fenced_blocks, find_values, read_value
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
@@ -103,7 +99,7 @@ class CodeIO(Grader):
         gold, key = read_gold(problem.gold)
         try:
             given = read_prediction(extracted)
-        except NoValue as error:
+        except UnreadableValue as error:
             return Grade(reward=0.0, outcome="ok", message=f"no value: {error}")
         readings = candidates(given, key)
         right = any(self.equal(candidate, gold) for candidate in readings)
@@ -166,7 +162,7 @@ def _normal(value: Any) -> Any:
     if text[:1] in ("[", "{"):
         try:
             return read_value(text)
-        except NoValue:
+        except UnreadableValue:
             return value
     return value
 
@@ -176,7 +172,7 @@ def read_gold(gold: str) -> tuple[Any, str | None]:
     """Returns the value, and the key that it stood under. A gold that is no value is a text."""
     try:
         value = read_value(gold)
-    except NoValue:
+    except UnreadableValue:
         return gold, None
     if isinstance(value, Mapping) and len(value) == 1:
         (key,) = value
@@ -188,16 +184,16 @@ def read_gold(gold: str) -> tuple[Any, str | None]:
 def read_prediction(text: str) -> Any:
     """Reads the value that an answer is, or that stands in it; ``"output": 3`` counts as an object.
 
-    Raises NoValue where there is none.
+    Raises UnreadableValue where there is none.
     """
     for whole in (text, f"{{{text.strip().rstrip(',')}}}"):
         try:
             return read_value(whole)
-        except NoValue:
+        except UnreadableValue:
             continue
     for _, value in find_values(text):
         return value
-    raise NoValue("neither JSON nor a literal")
+    raise UnreadableValue("neither JSON nor a literal")
 
 
 def candidates(given: Any, key: str | None) -> list[Any]:

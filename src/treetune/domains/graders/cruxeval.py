@@ -13,14 +13,9 @@ from annotated_types import MinLen
 from treetune.domains.graders.code import SandboxedGrader
 from treetune.domains.sandbox.base import Outcome, ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
+from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import (
-    LONGEST_VALUE,
-    NoValue,
-    fenced_blocks,
-    last_between,
-    read_value,
-)
+from treetune.tasks.graders.extraction import LONGEST_VALUE, fenced_blocks, last_between, read_value
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Problem
 
@@ -134,5 +129,5 @@ def _same(one: str, other: str) -> bool:
     """Compares two values in text: equal as Python has it, or the same text."""
     try:
         return bool(read_value(one) == read_value(other))
-    except NoValue:
+    except UnreadableValue:
         return one.strip() == other.strip()

@@ -12,7 +12,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from treetune.domains.graders.residues import Absurd, NotAFormula, Residue, prime_for
+from treetune.domains.graders.residues import Residue, prime_for
+from treetune.exceptions import Absurd, NotAFormula
 
 LONGEST = 600
 """Characters of a formula that are read."""

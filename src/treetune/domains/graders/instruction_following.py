@@ -18,7 +18,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import MinLen
 
 from treetune.domains.extras import missing_extras
-from treetune.tasks.graders.base import Grader, Unavailable
+from treetune.exceptions import Unavailable
+from treetune.tasks.graders.base import Grader
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 

@@ -18,18 +18,11 @@ from annotated_types import Ge, Gt, MinLen
 
 from treetune.contracts import Experiment, Finding
 from treetune.domains.endpoints.asking import Answer, AnswerJournal, Asker
-from treetune.domains.endpoints.client import Client, EndpointError, Refused, Unanswered
+from treetune.domains.endpoints.client import Client
 from treetune.domains.endpoints.settings import Asking, EndpointSettings, Message, Place, Prices
 from treetune.engine.settings import EngineSettings, ServedModel
-from treetune.tasks.graders.base import (
-    Counts,
-    GradeBy,
-    Grader,
-    Isolation,
-    Service,
-    ServiceContext,
-    Unavailable,
-)
+from treetune.exceptions import EndpointError, RequestRefused, Unanswered, Unavailable
+from treetune.tasks.graders.base import Counts, GradeBy, Grader, Isolation, Service, ServiceContext
 from treetune.tasks.thoughts import THINK_END, read_thoughts
 from treetune.vocabulary import Grade, Problem
 
@@ -365,7 +358,7 @@ class _Question(Asker):
         except EndpointError as error:
             judge.reach.refused(str(error))
             raise Unavailable(str(error)) from error
-        except Refused as error:  # about this question alone: it is too long, or has what nobody takes
+        except RequestRefused as error:  # about this question alone: it is too long, or has what nobody takes
             raise Unavailable(str(error)) from error
         except (Unanswered, TimeoutError) as error:
             why = str(error) if isinstance(error, Unanswered) else "no reply within the deadline"

@@ -15,15 +15,9 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 
 from treetune.domains.graders.tagged import plain
+from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import (
-    NoValue,
-    fenced_blocks,
-    find_values,
-    last_between,
-    last_box,
-    read_value,
-)
+from treetune.tasks.graders.extraction import fenced_blocks, find_values, last_between, last_box, read_value
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
@@ -205,7 +199,7 @@ def _sentences(text: str) -> list[str]:
 def _pairs(text: str) -> set[tuple[str, str]] | None:
     try:
         value = read_value(text)
-    except NoValue:
+    except UnreadableValue:
         value = next((value for _, value in find_values(text, "{")), None)
     if not isinstance(value, dict):
         return None
@@ -279,7 +273,7 @@ def _rows(table: Sequence[Mapping[str, Any]]) -> list[Row]:
 def _json(text: str) -> Sequence[Mapping[str, Any]]:
     try:
         value = read_value(text)
-    except NoValue:
+    except UnreadableValue:
         value = next((value for _, value in find_values(text)), None)
     if isinstance(value, Mapping):
         value = value.get("data", list(value.values()))  # by rows' numbers, or with a schema
@@ -292,7 +286,7 @@ def _json_lines(text: str) -> Sequence[Mapping[str, Any]]:
         if line.startswith("{") and line.endswith("}"):
             try:
                 row = read_value(line)
-            except NoValue:
+            except UnreadableValue:
                 return []
             if not isinstance(row, Mapping):
                 return []

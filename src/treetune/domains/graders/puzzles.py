@@ -9,8 +9,9 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from treetune.domains.graders.tagged import Tagged, all_plain, of_parts, plain
+from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import NoValue, find_values, last_box, read_value
+from treetune.tasks.graders.extraction import find_values, last_box, read_value
 from treetune.vocabulary import Grade, Problem
 
 # Tables
@@ -141,7 +142,7 @@ def read_table(text: str) -> Table | None:
     """
     try:
         table = _table_of(read_value(text))
-    except NoValue:
+    except UnreadableValue:
         tables = (_table_of(value) for _, value in find_values(text))
         table = next((table for table in tables if table is not None), None)
     if table is not None:
@@ -248,7 +249,7 @@ def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
     text = text.strip()[:LONGEST_ORDER]
     try:
         value = read_value(text)
-    except NoValue:
+    except UnreadableValue:
         value = next((value for _, value in find_values(text, "[")), None)
     if isinstance(value, dict) and len(value) == 1:
         (value,) = value.values()
@@ -331,7 +332,7 @@ def read_grid(text: str) -> Grid | None:
         return grid
     try:
         return _grid(read_value(text))
-    except NoValue:
+    except UnreadableValue:
         grids = (_grid(value) for _, value in find_values(text, "["))
         return next((grid for grid in grids if grid is not None), None)
 

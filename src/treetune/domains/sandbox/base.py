@@ -10,17 +10,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
 from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
-from treetune.tasks.graders.base import Unavailable
 
 if TYPE_CHECKING:
     from treetune.domains.sandbox.program import Usage
 
 KilledBy = Literal["time", "memory", "output", "processes"]
-
-
-class SandboxUnavailable(Unavailable):
-    """The sandbox did not run the program: it isn't installed, may not be used here, or its server is down.
-    This says nothing about the program."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from treetune.domains.sandbox.base import Outcome, ProgramLimits, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import Outcome, ProgramLimits, Sandbox
 from treetune.domains.sandbox.program import (
     BOOT,
     PYTHON_FLAGS,
@@ -36,6 +36,7 @@ from treetune.domains.sandbox.program import (
     usage_of,
     wait_for,
 )
+from treetune.exceptions import SandboxUnavailable
 
 WORK = "/work"
 """The work folder: the current one, HOME and TMPDIR. Nothing else can be written to, but /dev/shm."""

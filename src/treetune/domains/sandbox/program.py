@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.domains.sandbox.base import KilledBy, Outcome, ProgramLimits, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import KilledBy, Outcome, ProgramLimits, Sandbox
+from treetune.exceptions import SandboxUnavailable
 
 BOOT = Path(__file__).parent / "inside" / "boot.py"
 

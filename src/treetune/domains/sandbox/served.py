@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from treetune.domains.sandbox.base import KilledBy, ProgramLimits, Running, Sandbox, SandboxUnavailable
+from treetune.domains.sandbox.base import KilledBy, ProgramLimits, Running, Sandbox
 from treetune.domains.sandbox.inside import bundle
 from treetune.domains.sandbox.program import LOOK_SECONDS, passed
+from treetune.exceptions import SandboxUnavailable
 
 _HEADER_BYTES = 64
 """More than the line before a reply has."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.engine.base import Completion
 from treetune.engine.journal import completions_of_row
+from treetune.exceptions import Damaged
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.store.checksums import KEY, SUMS, Damaged, damage_of, read_record, verify_stream
+from treetune.store.checksums import KEY, SUMS, damage_of, read_record, verify_stream
 from treetune.store.journal import read_rows
 
 if TYPE_CHECKING:

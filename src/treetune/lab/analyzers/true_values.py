@@ -14,10 +14,10 @@ from annotated_types import Gt
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
+from treetune.exceptions import NothingGraded
 from treetune.lab.signposts import KnowsDecisions
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.states import StepBoundaries
-from treetune.rollouts.unavailable import NothingGraded
 from treetune.rollouts.valuation import ProblemStates, estimates
 from treetune.rollouts.values import ContinuationPlan, Estimate, FixedBudget
 from treetune.runtime.base import PolicyIteration

@@ -16,9 +16,10 @@ import numpy as np
 
 from treetune.cli.command import say
 from treetune.config.build import build
-from treetune.config.errors import ConfigError, ConfigIssue
+from treetune.config.errors import ConfigIssue
 from treetune.config.imports import import_parts
 from treetune.config.jsonnet import load
+from treetune.exceptions import ConfigError
 from treetune.lab.analyzers.figures import panels, save
 from treetune.lab.arena.gain import (
     CEILING,

@@ -36,14 +36,6 @@ GradeBy = Callable[["Grader", str, Problem], Grade]
 """Grades an answer by another grader, which is called where that grader wants to be."""
 
 
-class Unavailable(Exception):
-    """Something that the grader needs isn't there (a judge, a sandbox), so that the answer has no verdict.
-
-    Never raised for what the answer itself is or does. The answer is left out of training and measurements,
-    and counted; the message says what was missing.
-    """
-
-
 class Service(Protocol):
     """A grader at work that waits for something outside, and holds what it needs for that."""
 

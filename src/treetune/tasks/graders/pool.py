@@ -13,9 +13,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from treetune.exceptions import Unavailable
 from treetune.processes.pool import Pool
 from treetune.processes.worker import Servant
-from treetune.tasks.graders.base import Counts, Grader, Service, ServiceContext, Unavailable
+from treetune.tasks.graders.base import Counts, Grader, Service, ServiceContext
 from treetune.tasks.thoughts import ends_in_thought
 from treetune.vocabulary import Grade, GradeOutcome, Problem
 

@@ -13,12 +13,12 @@ import numpy as np
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
+from treetune.exceptions import NotThere
 from treetune.view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
 from treetune.view.notes import NotedAnswer
 from treetune.view.page import Form, Page, View
 from treetune.view.pages.answers import PLACE, asked_of, listed_as, whole
 from treetune.view.pages.notes import Draft, all_labels, notes_on, save_form
-from treetune.view.store import NotThere
 from treetune.view.store.answers import Answer, Answers
 from treetune.view.store.folders import digest
 from treetune.view.store.queries import Filter, Question

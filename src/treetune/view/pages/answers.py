@@ -10,9 +10,9 @@ from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
+from treetune.exceptions import NotThere
 from treetune.view.notes import labels_in_use
 from treetune.view.page import Page, View, paged
-from treetune.view.store import NotThere
 from treetune.view.store.answers import Answers
 from treetune.view.store.folders import digest
 from treetune.view.store.index import Source

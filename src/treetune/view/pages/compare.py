@@ -11,11 +11,12 @@ from typing import Any
 
 from starlette.responses import Response
 
+from treetune.exceptions import NotThere
 from treetune.lab.paired import paired
 from treetune.view.curves import setting_of
 from treetune.view.page import Page, View, paged
 from treetune.view.pages.answers import mark_of_answers, whole
-from treetune.view.store import NotThere, Run
+from treetune.view.store import Run
 from treetune.view.store.index import Source
 from treetune.view.store.queries import Filter, Question
 from treetune.view.text import cut, visible

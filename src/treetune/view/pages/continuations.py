@@ -74,8 +74,8 @@ def continuations_of(run: Run, config: Mapping[str, Any], answer: Answer, start:
     """Returns the continuations of the answer's first `start` tokens. Raises ValueError with the reason where
     there are none."""
     from treetune.config.build import build
-    from treetune.config.errors import ConfigError
     from treetune.engine.journal import completions_of_row, request_key
+    from treetune.exceptions import ConfigError
     from treetune.rollouts.base import Credit, Rollout
     from treetune.rollouts.context import AnswerSettings
     from treetune.rollouts.monte_carlo import MonteCarlo

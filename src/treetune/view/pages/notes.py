@@ -10,10 +10,10 @@ from typing import Any
 
 from starlette.responses import Response
 
+from treetune.exceptions import NoteChanged
 from treetune.view.notes import (
     FORMATS,
     LONGEST_NOTE,
-    Changed,
     Note,
     NotedAnswer,
     checked_labels,
@@ -150,7 +150,7 @@ def save_form(view: View, about: NotedAnswer, form: Form) -> Draft | None:
             labels = checked_labels(labels)
             save_note(view.run.directory, new_note(about, labels, text), seen)
             return None
-        except Changed as error:
+        except NoteChanged as error:
             problem = (
                 f"Not saved yet: your note was {'taken away' if error.now is None else 'changed'} meanwhile,"
                 " in another window. Save again to put this in its place."

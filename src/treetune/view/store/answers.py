@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treetune.exceptions import NotThere
 from treetune.runtime.directory import verify_answers
-from treetune.view.store.folders import NotThere, Run, digest
+from treetune.view.store.folders import Run, digest
 from treetune.view.store.foreign import answer_at
 from treetune.view.store.index import (
     BITS,

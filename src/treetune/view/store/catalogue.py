@@ -12,10 +12,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treetune.exceptions import NotThere
 from treetune.view.experiment import Experiment, Status, read_experiment, status_of
 from treetune.view.store.answers import Answers
 from treetune.view.store.folders import (
-    NotThere,
     Run,
     digest,
     folders_below,

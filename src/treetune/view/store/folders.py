@@ -21,10 +21,6 @@ INSIDE = ("iterations", "checkpoints", "evaluations", "metrics.jsonl", "manifest
 """One of these beside a `config.json` makes a folder an experiment's; a model's has none of them."""
 
 
-class NotThere(LookupError):
-    """Raised for an experiment, an answer or a data set that isn't there; the message says what is."""
-
-
 @dataclass(frozen=True)
 class Run:
     """An experiment: where it lies, its name in addresses (its path below the folder that was given), and the

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treetune.exceptions import NotThere
 from treetune.tasks.sources import parquet_row
-from treetune.view.store.folders import NotThere
 from treetune.view.store.queries import (
     Filter,
     Question,
