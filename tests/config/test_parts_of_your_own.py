@@ -140,7 +140,7 @@ def test_an_exception_in_a_module_is_told_with_file_and_line(
                 "from dataclasses",
                 "from treetune.episode_generators.base import GroupCredit\nfrom dataclasses",
             ),
-            ["what treetune.episode_generators had is in treetune.rollouts now: CHANGELOG.md"],
+            ["write `from treetune import GroupCredit`"],
         ),
         (
             ('"triangle"', '"circle"'),
