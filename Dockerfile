@@ -16,7 +16,7 @@ RUN useradd --create-home --uid 10001 researcher && chown -R researcher /treetun
 USER researcher
 
 # The lock files first: a change of the code alone does not install everything again.
-COPY --chown=researcher pyproject.toml requirements.txt requirements-cpu.txt requirements-extras.txt ./
+COPY --chown=researcher pyproject.toml README.md LICENSE requirements.txt requirements-cpu.txt requirements-extras.txt ./
 COPY --chown=researcher scripts/setup.sh scripts/setup.sh
 COPY --chown=researcher src/treetune/__init__.py src/treetune/__init__.py
 # nvidia, or cpu on a base image of Debian or Ubuntu

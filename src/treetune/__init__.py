@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 # workers, and programs that use treetune as a library.
 wait_briefly()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # In groups, as a reader looks for them.
 __all__ = [  # noqa: RUF022

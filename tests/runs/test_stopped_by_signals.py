@@ -23,11 +23,10 @@ ITERATIONS = 5
 
 SPARSE = (
     f"{{iterations: {ITERATIONS}, checkpoints: {{every: {ITERATIONS}}}, evaluation+: {{sets: []}},"
-    " trainer+: {epochs: 12}}"
+    " trainer+: {epochs: 40}}"
 )
 IN_PROCESS = "{engines: {policy: {type: 'in_process'}}}"
-LONGER = "{trainer+: {epochs: 60}}"
-"""Iterations of the sampled runs are short: a signal that is sent while one trains should find it there."""
+LONGER = "{trainer+: {epochs: 100}}"
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class Kind:
 KINDS = {
     "supervised, one rank": Kind(SUPERVISED, 1, (SPARSE,)),
     "supervised, two ranks": Kind(SUPERVISED, 2, (SPARSE,)),
-    "sampled, one rank": Kind(SAMPLED, 1, (SPARSE, IN_PROCESS, LONGER)),
-    "sampled, two ranks": Kind(SAMPLED, 2, (SPARSE, IN_PROCESS, LONGER)),
+    "sampled, one rank": Kind(SAMPLED, 1, (SPARSE, IN_PROCESS)),
+    "sampled, two ranks": Kind(SAMPLED, 2, (SPARSE, IN_PROCESS)),
 }
 
 
@@ -113,16 +112,15 @@ def test_a_signal_writes_a_checkpoint_from_which_the_run_ends_with_the_same_bits
 def test_a_second_ctrl_c_ends_at_once_and_the_next_start_says_what_is_done_again(tmp_path: Path) -> None:
     kind = KINDS["supervised, one rank"]
     # Iterations are long enough that the second signal comes in the midst of one.
-    longer = LONGER
     experiment = kind.experiment(tmp_path)
-    running = start_and_signal(experiment, signal.SIGINT, *kind.overrides, longer)
+    running = start_and_signal(experiment, signal.SIGINT, *kind.overrides, LONGER)
     running.until(lambda: "once more ends at once" in running.tail(), 60, "the answer to the first Ctrl-C")
     os.kill(running.launcher.pid, signal.SIGINT)
     assert running.wait() == 128 + signal.SIGINT
     last_line = running.tail().splitlines()[-1]
     assert "the last checkpoint, and does iterations 1 to 3 again" in last_line
     assert experiment.directory.checkpoints() == []
-    printed = experiment.run("run_iteration_loop", *kind.overrides, longer)
+    printed = experiment.run("run_iteration_loop", *kind.overrides, LONGER)
     assert "iterations 1 to 3 had been finished after it and are" in printed
 
 
@@ -139,10 +137,10 @@ def test_where_the_iteration_does_not_end_within_the_grace_the_run_ends_then(tmp
 
 
 @pytest.mark.slow
-def test_checkpoints_by_time_change_no_bits_and_are_deleted_when_newer_ones_are_there(tmp_path: Path) -> None:
+def test_checkpoints_by_time_change_no_bits_and_are_deleted_when_newer_ones_are_there(
+    tmp_path: Path, undisturbed: Callable[[str], Experiment]
+) -> None:
     kind = KINDS["supervised, one rank"]
-    undisturbed = kind.experiment(tmp_path / "undisturbed")
-    undisturbed.run("run_iteration_loop", *kind.overrides)
     experiment = kind.experiment(tmp_path / "by-time")
     often = "{checkpoints+: {at_risk_minutes: 1e-6}}"
     running = experiment.start("run_iteration_loop", *kind.overrides, often)
@@ -150,4 +148,4 @@ def test_checkpoints_by_time_change_no_bits_and_are_deleted_when_newer_ones_are_
     numbers = experiment.directory.checkpoints()
     assert numbers[-1] == ITERATIONS and len(numbers) <= 2
     assert experiment.directory.regular_checkpoints() == [ITERATIONS]
-    assert experiment.policy(ITERATIONS) == undisturbed(kind).policy(ITERATIONS)
+    assert experiment.policy(ITERATIONS) == undisturbed("supervised, one rank").policy(ITERATIONS)
