@@ -19,7 +19,7 @@ from tests.data.command import write_lines
 from tests.data.oracle import Oracle, sums
 from tests.data.scripted import serving
 from treetune.cluster.jobs import ranges
-from treetune.data.difficulty.answering import AskingShard, AtAddresses, Question
+from treetune.data.difficulty.answering import AskingShard, AtAddresses, SampleQuestion
 from treetune.data.difficulty.merging import RowRate, bin_of, read_rates
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.engine.base import SamplingParams
@@ -139,7 +139,9 @@ def test_requests_that_come_to_nothing_are_told_and_the_others_are_kept(
 ) -> None:
     address = EndpointSettings(base_url=oracle.url, model="oracle", concurrency=1, retries=0, give_up_after=2)
     prompts, kept = ("1+1=?", "no sum", "2+2=?"), set()
-    questions = [Question(row, 0, 7, Problem(str(row), prompt, "")) for row, prompt in enumerate(prompts)]
+    questions = [
+        SampleQuestion(row, 0, 7, Problem(str(row), prompt, "")) for row, prompt in enumerate(prompts)
+    ]
     policy, shard = AtAddresses(addresses=(address,)), AskingShard(0, tmp_path, 0)
     told = pytest.raises(RuntimeError, match=r"^1 requests came to nothing; the others are kept")
     with policy.opened(SamplingParams(64), shard) as ask, told:

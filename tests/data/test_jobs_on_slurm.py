@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from treetune.cluster import submission
-from treetune.cluster.jobs import Running, SlurmJobs
+from treetune.cluster.jobs import RunningJobs, SlurmJobs
 from treetune.cluster.submission import (
     SlurmBusy,
     SlurmRefused,
@@ -59,7 +59,7 @@ class Cluster:
         lines = path.read_text().splitlines() if path.is_file() else []
         return [line for line in lines if line.startswith(f"{name} ")]
 
-    def jobs(self, *options: str) -> Running:
+    def jobs(self, *options: str) -> RunningJobs:
         settings = SlurmJobs(poll=0.001, settle=0.0, options=options)
         return settings.begin(["work"], self.home / "output")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.http_replies import Written, chat, error, replying
-from treetune.data.difficulty.answering import AskingShard, AtAddresses, NoReply, Question, Reply
+from treetune.data.difficulty.answering import AskingShard, AtAddresses, NoReply, SampledReply, SampleQuestion
 from treetune.domains.endpoints.replies import read_reply
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.domains.graders.judge import JudgeGrader
@@ -88,9 +88,10 @@ def test_difficulty_rates_whole_answers_alone(
         return 200, chat("fine"), {}
 
     questions = [
-        Question(row, 0, 7, Problem(str(row), prompt, "")) for row, prompt in enumerate(("a", "odd", "b"))
+        SampleQuestion(row, 0, 7, Problem(str(row), prompt, ""))
+        for row, prompt in enumerate(("a", "odd", "b"))
     ]
-    kept: dict[int, Reply | NoReply | None] = {}
+    kept: dict[int, SampledReply | NoReply | None] = {}
     raised = ""
     with replying(reply) as server:
         address = EndpointSettings(
@@ -105,7 +106,7 @@ def test_difficulty_rates_whole_answers_alone(
     assert all("seed" not in asked for asked in server.asked)
     odd = kept.get(1)
     if kind in ("answered", "cut_off"):
-        assert isinstance(odd, Reply)
+        assert isinstance(odd, SampledReply)
         assert (odd.text, odd.complete) == (text, kind == "answered")
     elif kind in ("empty", "refused"):
         assert isinstance(odd, NoReply)
@@ -136,7 +137,7 @@ def test_a_judge_gives_no_verdict_with_what_is_no_whole_answer(
 
 
 def test_an_endpoint_that_refuses_everything_ends_the_work(tmp_path: Path) -> None:
-    questions = [Question(row, 0, 7, Problem(str(row), "?", "")) for row in range(20)]
+    questions = [SampleQuestion(row, 0, 7, Problem(str(row), "?", "")) for row in range(20)]
     with replying(lambda asked: (400, error(None, "no parameter seed"), {})) as server:
         address = EndpointSettings(base_url=server.base_url, model="m", concurrency=1, give_up_after=3)
         with (

@@ -14,7 +14,7 @@ from tests.domains.code_grading import needs_sandbox
 from tests.support.cases import cases
 from treetune.domains.graders.codeio import CodeIO
 from treetune.domains.graders.cruxeval import CruxEval
-from treetune.domains.sandbox.base import Outcome, ProgramLimits, Sandbox
+from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome, Sandbox
 from treetune.exceptions import SandboxUnavailable, Unavailable
 from treetune.vocabulary import Problem
 
@@ -41,7 +41,7 @@ def test_truth_values_are_no_numbers_and_nested_json_is_what_it_holds() -> None:
 class FakeSandbox(Sandbox):
     """Runs programs that this test wrote, here."""
 
-    def run(self, code: str, **keys: Any) -> Outcome:
+    def run(self, code: str, **keys: Any) -> ProgramOutcome:
         seconds = keys["limits"].seconds
         command = [sys.executable, "-c", code]
         try:
@@ -50,14 +50,14 @@ class FakeSandbox(Sandbox):
             )
         except subprocess.TimeoutExpired as error:
             said = (error.stdout or b"").decode()
-            return Outcome(stdout=said, stderr="", exit=None, killed_by="time", seconds=seconds)
-        return Outcome(
+            return ProgramOutcome(stdout=said, stderr="", exit=None, killed_by="time", seconds=seconds)
+        return ProgramOutcome(
             stdout=done.stdout, stderr=done.stderr, exit=done.returncode, killed_by=None, seconds=0.0
         )
 
 
 class NoSandbox(Sandbox):
-    def run(self, code: str, **keys: Any) -> Outcome:
+    def run(self, code: str, **keys: Any) -> ProgramOutcome:
         raise SandboxUnavailable("there is none")
 
 

@@ -40,7 +40,7 @@ from tests.support.hostile_programs import (  # noqa: E402
     hostile_programs,
 )
 from treetune.domains.graders.code import Code  # noqa: E402
-from treetune.domains.sandbox.base import Outcome, ProgramLimits  # noqa: E402
+from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome  # noqa: E402
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, uids_of_programs  # noqa: E402
 from treetune.domains.sandbox.program import descendants, usage_of  # noqa: E402
 from treetune.tasks.graders.base import Grader  # noqa: E402
@@ -121,7 +121,7 @@ def answers(options: argparse.Namespace) -> list[str]:
 
 class Result(NamedTuple):
     program: HostileProgram
-    outcome: Outcome
+    outcome: ProgramOutcome
     seconds: float
     faults: Sequence[str]
 

@@ -26,7 +26,7 @@ from treetune.engine.settings import VllmSettings
 from treetune.exceptions import MachinesDiffer
 from treetune.runtime import several_machines
 from treetune.runtime.policy_server import refuse_unreachable_server
-from treetune.runtime.several_machines import Facts, View, differences, refuse_machines_that_differ
+from treetune.runtime.several_machines import Facts, MachineView, differences, refuse_machines_that_differ
 from treetune.runtime.weights_folder import weights_folder
 from treetune.trainer.ranks import Meeting
 
@@ -107,9 +107,9 @@ SECOND = replace(FIRST, machine=1, name="node2", address="10.0.0.2", clock=1002.
 PLACE = Path("/scratch/experiments/small")
 
 
-def found(second: Facts = SECOND, *views: View) -> list[str]:
+def found(second: Facts = SECOND, *views: MachineView) -> list[str]:
     """With two ranks on the second machine."""
-    return differences([FIRST, second, second], views or (View(), View(), View()), PLACE)
+    return differences([FIRST, second, second], views or (MachineView(), MachineView(), MachineView()), PLACE)
 
 
 def test_machines_that_are_alike_and_see_each_other_are_let_through() -> None:
@@ -145,9 +145,9 @@ def test_what_a_machine_has_otherwise_is_told_once_with_its_name(change: dict[st
 
 
 def test_what_a_machine_does_not_see_or_reach_is_told_with_both_names() -> None:
-    blind = View(unseen=(0,))
-    deaf = View(unreached=((0, "timed out"),))
-    assert found(SECOND, View(), blind, deaf) == [
+    blind = MachineView(unseen=(0,))
+    deaf = MachineView(unreached=((0, "timed out"),))
+    assert found(SECOND, MachineView(), blind, deaf) == [
         f"node2 doesn't see what node1 writes into {PLACE}: it must be a folder of one file system that all"
         " machines have there (APP_DIRECTORY)",
         "node2 can't reach node1 at 10.0.0.1 (eth0): timed out; name the interface that reaches the others"

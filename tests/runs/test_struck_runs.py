@@ -36,7 +36,7 @@ from treetune.lab.partial import PartialAnswers
 from treetune.lab.trees.branching import AtStates
 from treetune.lab.trees.credit import TreeCredit
 from treetune.lab.trees.rollout import TreeRollout
-from treetune.lab.values.critic import ControlVariate, CriticValues
+from treetune.lab.values.critic import ControlVariate, CriticEstimator
 from treetune.lab.values.states import EveryNTokens
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
@@ -160,7 +160,7 @@ KINDS: dict[str, dict[str, Any]] = {
         ),
         "iterations": 3,
     },
-    "a critic alone": {"credit": MonteCarlo(values=CriticValues()), "iterations": 3, "checkpoints": ONCE},
+    "a critic alone": {"credit": MonteCarlo(values=CriticEstimator()), "iterations": 3, "checkpoints": ONCE},
     "a critic beside continuations": {
         "credit": MonteCarlo(samples=2, values=ControlVariate()),
         "iterations": 3,

@@ -19,7 +19,7 @@ from treetune.domains.mixture import Curriculum, Domain, Mixture
 from treetune.engine.base import CONTINUATIONS, Request, SamplingParams
 from treetune.engine.settings import Engines, InProcessSettings, VllmSettings
 from treetune.exceptions import ConfigError, SameOnAllRanks
-from treetune.lab.values.critic import ControlVariate, CriticValues
+from treetune.lab.values.critic import ControlVariate, CriticEstimator
 from treetune.lab.values.over_another import Smoothed
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.preference import DpoPositive
@@ -45,7 +45,7 @@ MLE, DPO = (replace(TRAINER, objective=objective) for objective in (MaximumLikel
 GUARDED = replace(TRAINER, skip_without_advantage=True)
 PATHS = replace(TRAINER, objective=CorrectPaths(normalise_by="batch"))
 SHAPING = (OverlongPenalty(cache=6, scale=0.5), LengthPenalty(weight=0.25))
-CRITICS = (CriticValues(), ControlVariate(), Smoothed(over=CriticValues()))
+CRITICS = (CriticEstimator(), ControlVariate(), Smoothed(over=CriticEstimator()))
 UNTIL_MIXED: dict[str, Any] = {
     "rollout": UntilMixed(rollout=ANSWERS, groups=5),
     "selection": MixedGroups(at_most=5),

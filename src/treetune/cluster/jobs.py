@@ -93,7 +93,7 @@ def slurm_header(name: str, log: str, options: Sequence[str], comment: str, fold
     ]
 
 
-class Running(Protocol):
+class RunningJobs(Protocol):
     """Jobs under way, one for each shard at most."""
 
     def start(self, shards: Sequence[int]) -> None:
@@ -132,7 +132,7 @@ class Jobs(Registrable):
     settle: float = 0.0
     """Seconds for which a job may be gone before what it wrote last has to be seen."""
 
-    def begin(self, command: Sequence[str], output: Path) -> Running:
+    def begin(self, command: Sequence[str], output: Path) -> RunningJobs:
         """Returns runners of `command` with a shard's number behind it; `output` is the folder of all."""
         raise NotImplementedError
 
@@ -153,7 +153,7 @@ class LocalJobs(Jobs):
     poll: Annotated[float, Gt(0)] = 0.5
     """Seconds between two looks."""
 
-    def begin(self, command: Sequence[str], output: Path) -> Running:
+    def begin(self, command: Sequence[str], output: Path) -> RunningJobs:
         return _Local(self, command, output)
 
 
@@ -255,7 +255,7 @@ class SlurmJobs(Jobs):
                     " --output, --job-name and --parsable are set here"
                 )
 
-    def begin(self, command: Sequence[str], output: Path) -> Running:
+    def begin(self, command: Sequence[str], output: Path) -> RunningJobs:
         return _Slurm(self, command, output)
 
 

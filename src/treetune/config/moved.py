@@ -96,7 +96,8 @@ def _import_at(file: str, line: int) -> ast.Import | ast.ImportFrom | None:
     """Returns the import statement that includes this line of a file."""
     tree = ast.parse("".join(linecache.getlines(file)))
     for node in ast.walk(tree):
-        is_import = isinstance(node, ast.Import | ast.ImportFrom)
-        if is_import and node.lineno <= line <= (node.end_lineno or node.lineno):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        if node.lineno <= line <= (node.end_lineno or node.lineno):
             return node
     return None

@@ -11,9 +11,9 @@ from treetune.data import prompts
 from treetune.data.asking import Questions, all_of
 from treetune.data.thread_blocks import (
     CONTROL,
-    Block,
+    BlockRule,
     Dropped,
-    Rule,
+    SolutionBlock,
     cut,
     failed_threads,
     independent_parts,
@@ -48,7 +48,7 @@ class Threaded:
 
 
 async def make_parallel(
-    questions: Questions, problem: str, solution: str, *, rule: Rule, self_check: bool
+    questions: Questions, problem: str, solution: str, *, rule: BlockRule, self_check: bool
 ) -> dict[str, Any]:
     """Returns the end of a solution: its parallel text, or why there is none, and each block's end.
 
@@ -99,7 +99,7 @@ async def _convert(
     questions: Questions,
     problem: str,
     solution: str,
-    rule: Rule,
+    rule: BlockRule,
     self_check: bool,
     dropped: list[Dropped],
 ) -> tuple[list[Threaded], str]:
@@ -140,7 +140,7 @@ async def _convert(
 
 
 async def _finish(
-    questions: Questions, problem: str, lines: Sequence[str], block: Block, rule: Rule
+    questions: Questions, problem: str, lines: Sequence[str], block: SolutionBlock, rule: BlockRule
 ) -> Threaded | Dropped:
     """Takes references out of a block's threads and gives them outlines."""
     known = "\n".join(lines[: block.first - 1])
@@ -157,7 +157,7 @@ async def _finish(
     return Threaded(block.first, block.last, tuple(outlines), threads, tuple(edits))
 
 
-def _drop(block: Block, reason: str, detail: str) -> Dropped:
+def _drop(block: SolutionBlock, reason: str, detail: str) -> Dropped:
     return Dropped(((block.first, block.last),), reason, detail)
 
 

@@ -123,7 +123,7 @@ class MakeThreads(DataPipeline):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers:
+class DifficultySampling:
     """The sampling of answers: `samples` of at most `max_tokens` to each row. As Guru's estimates are, unless
     said otherwise."""
 
@@ -168,7 +168,7 @@ class EstimateDifficulty(DataPipeline):
 
     task: Task
     policy: Policy
-    answers: Answers = field(default_factory=Answers)
+    answers: DifficultySampling = field(default_factory=DifficultySampling)
     shards: Annotated[int, Gt(0)] = 1
     jobs: Jobs = field(default_factory=LocalJobs)
     column: Annotated[str, MinLen(1)] = "pass_rate"
@@ -209,7 +209,7 @@ VERSION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class MessageTemplate:
     """A message of a prompt; `content` is a template."""
 
     content: Annotated[str, MinLen(1)]
@@ -218,7 +218,7 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filter:
+class RowFilter:
     """Rows of the source stay where the expression `where` about their fields is true. `name` is what the
     summary calls it."""
 
@@ -249,8 +249,8 @@ class PrepareData(DataPipeline):
     splits: tuple[Split, ...] = ("train",)
     copy: bool = False
     expand: str | None = None
-    filters: tuple[Filter, ...] = ()
-    prompt: str | tuple[Turn, ...] = ""
+    filters: tuple[RowFilter, ...] = ()
+    prompt: str | tuple[MessageTemplate, ...] = ""
     instruction: str = ""
     raw_prompt: str | None = None
     """The whole text that a model continues, where `apply_chat_template` is false; ``{{ prompt }}`` in it is
@@ -326,7 +326,7 @@ class PrepareData(DataPipeline):
         if self.copy:
             row = normalised(fields)
             return {**row, "data_source": self.data_source, "ability": self.ability or row["ability"]}
-        turns = (Turn(content=self.prompt),) if isinstance(self.prompt, str) else self.prompt
+        turns = (MessageTemplate(content=self.prompt),) if isinstance(self.prompt, str) else self.prompt
         messages = [{"role": turn.role, "content": text_of(turn.content, fields)} for turn in turns]
         messages[-1]["content"] += self.instruction
         for message in messages:

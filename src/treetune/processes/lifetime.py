@@ -42,7 +42,7 @@ GRACE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessIdentity:
     """A process id alone may be used again; with its start time it is one process for ever.
 
     `started` is in ticks since the machine started, as the kernel has it: psutil's seconds since 1970 depend
@@ -53,9 +53,9 @@ class Process:
     started: str
 
     @staticmethod
-    def of(pid: int) -> Process | None:
+    def of(pid: int) -> ProcessIdentity | None:
         fields = process_fields(pid)
-        return Process(pid, fields[19]) if fields else None
+        return ProcessIdentity(pid, fields[19]) if fields else None
 
     def alive(self) -> bool:
         fields = process_fields(self.pid)

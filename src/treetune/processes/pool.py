@@ -58,7 +58,7 @@ some have."""
 
 
 @dataclass(frozen=True)
-class Work:
+class ServantCall:
     """A call of the servant with this number, to be answered within `deadline` seconds.
 
     `number` is its name between parent and worker, `about` its name in a log.
@@ -95,7 +95,7 @@ class Pool:
         self._registered = self._works = 0
         self._waiting: dict[int, Future[Any]] = {}
         self._failure: BaseException | None = None
-        self._queue: deque[Work] = deque()
+        self._queue: deque[ServantCall] = deque()
         self._struck = set[int | None]()
         """Works at which a worker died, None for its start: once may be the machine's doing."""
         self._closed = False
@@ -118,7 +118,7 @@ class Pool:
         return number
 
     def submit(self, servant: int, *arguments: Any, deadline: float, about: str = "") -> Future[Any]:
-        """Returns the future result. Does not block. See `Work`.
+        """Returns the future result. Does not block. See `ServantCall`.
 
         The future raises WorkerStartError if no worker can load the servant; so does `submit` from then on.
         Raises ValueError if the pool is closed.
@@ -128,7 +128,7 @@ class Pool:
             if self._failure is not None:
                 raise self._failure
             self._works += 1
-            work = Work(self._works, servant, arguments, deadline, about)
+            work = ServantCall(self._works, servant, arguments, deadline, about)
             self._waiting[work.number] = future
             if servant not in self._services:
                 self._queue.append(work)
@@ -164,7 +164,7 @@ class Pool:
             os.close(self._wake_write)
         self._fail(CancelledError(f"{self._name} was closed before this was done"))
 
-    def _settle(self, work: Work, result: Any) -> None:
+    def _settle(self, work: ServantCall, result: Any) -> None:
         with self._lock:
             future = self._waiting.pop(work.number, None)
         if future is not None and future.set_running_or_notify_cancel():
@@ -262,7 +262,7 @@ class Pool:
                 self._queue.extendleft(reversed(worker.batch))
         return False
 
-    def _done(self, work: Work, result: Any) -> None:
+    def _done(self, work: ServantCall, result: Any) -> None:
         self._mean_seconds += _MEAN_STEP * (result.seconds - self._mean_seconds)
         self._settle(work, result)
 
@@ -336,7 +336,7 @@ class WorkerProcess:
         os.set_blocking(self.requests, False)
         os.set_blocking(self.results, False)
         self._up = False
-        self.batch: deque[Work] = deque()
+        self.batch: deque[ServantCall] = deque()
         self.since = time.monotonic()
         """When the start, the loading of a servant, or the work that is being done, began."""
         self._outbox = bytearray(frame(setup))
@@ -356,7 +356,7 @@ class WorkerProcess:
     def sending(self) -> bool:
         return bool(self._outbox)
 
-    def give(self, batch: list[Work]) -> None:
+    def give(self, batch: list[ServantCall]) -> None:
         assert self.idle
         self.batch.extend(batch)
         self.since = time.monotonic()
@@ -377,7 +377,7 @@ class WorkerProcess:
         except BrokenPipeError:
             self._outbox.clear()
 
-    def receive(self) -> tuple[list[tuple[Work, Any]], bool]:
+    def receive(self) -> tuple[list[tuple[ServantCall, Any]], bool]:
         """Returns all results that have come, and whether the worker is still there.
 
         Raises WorkerStartError if the servant could not be loaded.
@@ -447,17 +447,17 @@ class ServiceThreads:
     """
 
     def __init__(
-        self, servant: Servant, concurrency: int, settle: Callable[[Work, Any], None], lost: Lost
+        self, servant: Servant, concurrency: int, settle: Callable[[ServantCall, Any], None], lost: Lost
     ) -> None:
         self._servant, self._concurrency, self._settle, self._lost_result = servant, concurrency, settle, lost
         self._changed = threading.Condition()
-        self._queue: deque[Work] = deque()
-        self._running: dict[int, tuple[Work, float]] = {}
+        self._queue: deque[ServantCall] = deque()
+        self._running: dict[int, tuple[ServantCall, float]] = {}
         self._idle = self._lost = self._numbers = 0
         self._closed = False
         self._watcher: threading.Thread | None = None
 
-    def add(self, work: Work) -> None:
+    def add(self, work: ServantCall) -> None:
         with self._changed:
             self._queue.append(work)
             if self._watcher is None:
@@ -503,7 +503,7 @@ class ServiceThreads:
     def _watch(self) -> None:
         """Gives up overdue calls, and all that wait while too many threads are lost."""
         while not self._closed:
-            given_up: list[tuple[Work, str]] = []
+            given_up: list[tuple[ServantCall, str]] = []
             with self._changed:
                 next_at = min((at for _, at in self._running.values()), default=None)
                 self._changed.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from treetune.processes.lifetime import Process
+from treetune.processes.lifetime import ProcessIdentity
 from treetune.store.files import write_text
 
 LEASE_S = 120.0
@@ -99,7 +99,7 @@ class Claims:
         if content.get("released"):
             return True
         if content.get("machine") == _machine():
-            return not Process(content["pid"], content["started"]).alive()
+            return not ProcessIdentity(content["pid"], content["started"]).alive()
         # Opened, and not only looked at: network file systems then ask for what is new.
         with file.open("rb") as opened:
             beat = os.fstat(opened.fileno()).st_mtime_ns
@@ -124,7 +124,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _me() -> dict[str, Any]:
-    process = Process.of(os.getpid())
+    process = ProcessIdentity.of(os.getpid())
     assert process is not None
     return {
         "host": platform.node(),

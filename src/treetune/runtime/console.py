@@ -76,13 +76,13 @@ class Console:
                 with _live_line(what, unit, words) as show:
                     yield show
             elif self._visible:
-                with self._printed_now_and_then(Status(what, unit, words)) as show:
+                with self._printed_now_and_then(PhaseStatus(what, unit, words)) as show:
                     yield show
             else:
                 yield lambda done, total: None
 
     @contextmanager
-    def _printed_now_and_then(self, status: Status) -> Iterator[Progress]:
+    def _printed_now_and_then(self, status: PhaseStatus) -> Iterator[Progress]:
         over = threading.Event()
 
         def speak() -> None:
@@ -130,7 +130,7 @@ class LogFile(logging.FileHandler):
 
 
 @dataclass
-class Status:
+class PhaseStatus:
     """The state of a phase, in one line."""
 
     what: str

@@ -125,7 +125,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CollapseSign:
     """One sign after an iteration. `since` is the number of the first iteration (from 0) of those in
     a row, up to now, in which it was seen; None where it is not seen. Between it and now may lie
     iterations that lack the sign's metric, which are passed over. `words` says what was seen; `early`
@@ -139,9 +139,9 @@ class Finding:
     early: bool = False
 
 
-def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> dict[Sign, Finding]:
+def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> dict[Sign, CollapseSign]:
     """Returns every sign that there is anything to say about, after the last of the rows (in their order)."""
-    found: dict[Sign, Finding] = {}
+    found: dict[Sign, CollapseSign] = {}
     for sign in settings.switched_on:
         if not watched.sampled and sign != "gradient_noise":
             continue
@@ -151,23 +151,23 @@ def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> di
     return found
 
 
-def _finding(sign: Sign, settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> Finding:
+def _finding(sign: Sign, settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> CollapseSign:
     seen, see = 0, _CHECKS[sign]
     words = newest = see(settings, watched, rows)
     while words is not None:
         seen += 1
         words = see(settings, watched, rows[:-seen]) if seen < len(rows) else None
     if newest is None:
-        return Finding(sign, early=len(rows) < settings.needs(sign))
-    return Finding(sign, int(rows[-seen]["iteration"]), seen >= settings.patience, newest)
+        return CollapseSign(sign, early=len(rows) < settings.needs(sign))
+    return CollapseSign(sign, int(rows[-seen]["iteration"]), seen >= settings.patience, newest)
 
 
-def verdict(settings: Diagnostics, found: Mapping[Sign, Finding]) -> list[Finding]:
+def verdict(settings: Diagnostics, found: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
     """Returns the findings for which the run is to stop."""
     return [found[sign] for sign in settings.stops if sign in found and found[sign].counts]
 
 
-def last_good(settings: Diagnostics, found: Mapping[Sign, Finding], iteration: int) -> int | None:
+def last_good(settings: Diagnostics, found: Mapping[Sign, CollapseSign], iteration: int) -> int | None:
     """The newest number of finished iterations whose weights no sign that may stop the run, and is
     seen now, was seen of. None where nothing may stop it; below 0 where even the start weights show one.
 

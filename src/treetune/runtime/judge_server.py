@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from treetune.domains.endpoints.client import Client
+from treetune.domains.endpoints.client import EndpointClient
 from treetune.domains.endpoints.settings import Message, Place
 from treetune.domains.graders.judge import JudgeGrader, JudgeModel, RunningJudge, asks_the_run
 from treetune.engine.base import EngineLaunch, Rendezvous
@@ -106,7 +106,7 @@ def refuse_dumb(judge: RunningJudge, task: Task, problems: Sequence[Problem]) ->
     body = asking.question(judge.name, [*system, ("user", grader.question("", problem))], {})
 
     async def ask() -> None:
-        async with Client(asking, judge.place, lambda: False) as client:
+        async with EndpointClient(asking, judge.place, lambda: False) as client:
             await client.ask(body)
 
     try:

@@ -25,7 +25,7 @@ from treetune.runtime.checkpoint_schedule import CheckpointSchedule, tidy_checkp
 from treetune.runtime.console import Clock, duration
 from treetune.runtime.diagnostics import (
     REMEDIES,
-    Finding,
+    CollapseSign,
     Sign,
     Watched,
     diagnose,
@@ -147,7 +147,7 @@ class Record:
         session: Session,
         server: PolicyServer,
         trainer: PolicyTrainer,
-        watch: Watch,
+        watch: CollapseWatch,
         mirrors: Mirrors,
         stop: GracefulStop,
     ) -> None:
@@ -162,7 +162,7 @@ class Record:
     def open(session: Session, server: PolicyServer, trainer: PolicyTrainer, start: int) -> Iterator[Record]:
         """Opens the record of a run that goes on after `start` iterations. While it is open, signals ask for
         an end at the next boundary. Collective."""
-        watch = Watch.of(session, start)
+        watch = CollapseWatch.of(session, start)
         config = session.config
         sinks = config.sinks if session.ranks.is_first else ()
         directory, name = session.directory.path, config.experiment_name
@@ -383,18 +383,18 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
 
 
 @dataclass
-class Watch:
+class CollapseWatch:
     """Diagnostics at work in a run: its metrics so far, and the signs of collapse after the last of them."""
 
     session: Session
     rows: list[dict[str, Any]]
-    signs: Mapping[Sign, Finding] = field(default_factory=dict)
+    signs: Mapping[Sign, CollapseSign] = field(default_factory=dict)
 
     @staticmethod
-    def of(session: Session, start: int) -> Watch:
+    def of(session: Session, start: int) -> CollapseWatch:
         """Reads the metrics of the iterations before `start`. Collective."""
         rows = session.ranks.from_first("the metrics so far", history(session.directory, start))
-        return Watch(session, rows, _look(session.config, rows))
+        return CollapseWatch(session, rows, _look(session.config, rows))
 
     def look(self, iteration: int, metrics: Metrics) -> Metrics:
         """Returns the metrics of the signs after an iteration, and logs each sign that counts from here on,
@@ -404,7 +404,7 @@ class Watch:
         self.rows.append(metrics_row(iteration, 0.0, metrics))
         self.signs = self.session.ranks.from_first("diagnosis", _look(self.session.config, self.rows))
         for sign, now in self.signs.items():
-            was = before.get(sign, Finding(sign))
+            was = before.get(sign, CollapseSign(sign))
             if now.counts and not was.counts:
                 assert now.since is not None
                 self.session.console.say(
@@ -466,7 +466,7 @@ def _done(rows: list[dict[str, Any]]) -> int:
     return int(rows[-1]["iteration"]) + 1 if rows else 0
 
 
-def _look(config: PolicyIteration, rows: list[dict[str, Any]]) -> dict[Sign, Finding]:
+def _look(config: PolicyIteration, rows: list[dict[str, Any]]) -> dict[Sign, CollapseSign]:
     sampling = config.rollout.sampling
     watched = Watched(config.rollout.needs_engine, None if sampling is None else sampling.max_tokens)
     return diagnose(config.diagnostics, watched, rows)
@@ -476,7 +476,7 @@ def _message(
     config: PolicyIteration,
     directory: ExperimentDirectory,
     rows: list[dict[str, Any]],
-    found: Mapping[Sign, Finding],
+    found: Mapping[Sign, CollapseSign],
 ) -> str:
     done = _done(rows)
     reasons = [

@@ -54,7 +54,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class View:
+class MachineView:
     """The other machines as one rank sees them, by their numbers."""
 
     unseen: tuple[int, ...] = ()
@@ -85,7 +85,7 @@ def refuse_machines_that_differ(
         facts = [Facts(**one) for one in meeting.exchange("facts", asdict(own))]
         seen = _view(meeting.machine, facts, directory, token)
         views = [
-            View(tuple(one["unseen"]), tuple((number, why) for number, why in one["unreached"]))
+            MachineView(tuple(one["unseen"]), tuple((number, why) for number, why in one["unreached"]))
             for one in meeting.exchange("views", asdict(seen))
         ]
     found = differences(facts, views, directory)
@@ -96,7 +96,7 @@ def refuse_machines_that_differ(
         raise MachinesDiffer(f"the {meeting.machines} machines can't do this run together:\n{lines}")
 
 
-def differences(facts: Sequence[Facts], views: Sequence[View], directory: Path) -> list[str]:
+def differences(facts: Sequence[Facts], views: Sequence[MachineView], directory: Path) -> list[str]:
     """Returns what is wrong, a line each that begins with the machine's name; `facts` and `views` are in rank
     order. The first rank's machine is the measure."""
     first = facts[0]
@@ -137,7 +137,7 @@ def _facts(machine: int, place: tuple[str, str, int], plain: Mapping[str, Any]) 
     )
 
 
-def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> View:
+def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> MachineView:
     """Looks at the other machines, each by its first rank."""
     others = {one.machine: one for one in reversed(facts) if one.machine != machine}
     unseen = _unseen({number: _mark(directory, token, number) for number in others})
@@ -145,7 +145,7 @@ def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> 
     with ThreadPoolExecutor(len(others)) as threads:
         reached = threads.map(lambda one: _unreached(one.address, one.port), others.values())
         unreached = tuple((n, why) for n, why in zip(others, reached, strict=True) if why is not None)
-    return View(unseen, unreached)
+    return MachineView(unseen, unreached)
 
 
 def _unlike(one: Facts, first: Facts) -> Iterator[str]:

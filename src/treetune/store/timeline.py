@@ -108,7 +108,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessRows:
     """The rows of one process in a file. `last` is the time of its last row, `closed` whether it came to its
     own end."""
 
@@ -120,10 +120,10 @@ class Process:
     spans: tuple[Span, ...]
 
 
-def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]:
+def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessRows]:
     """Returns the processes of a file, in their order. Damaged and torn lines are passed over; the numbers of
     the damaged ones go to `damaged`. Raises FileNotFoundError."""
-    processes: list[Process] = []
+    processes: list[ProcessRows] = []
     spans: dict[int, Span] = {}
     for line_number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         try:
@@ -133,7 +133,7 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]
                 raise ValueError(f"nothing happens at {at}")
             if "process" in row:
                 _settle(processes, spans)
-                processes.append(Process(row["process"], row["host"], at, at, False, ()))
+                processes.append(ProcessRows(row["process"], row["host"], at, at, False, ()))
                 continue
             if not processes:
                 continue
@@ -155,7 +155,7 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]
     return processes
 
 
-def _settle(processes: list[Process], spans: dict[int, Span]) -> None:
+def _settle(processes: list[ProcessRows], spans: dict[int, Span]) -> None:
     if processes:
         processes[-1] = replace(processes[-1], spans=tuple(spans.values()))
     spans.clear()

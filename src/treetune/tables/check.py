@@ -17,7 +17,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import PHASES
 from treetune.runtime.diagnostics import SIGNS
 from treetune.tables.columns import PASS_AT_1, value_named
-from treetune.tables.runs import Plan, make_plan
+from treetune.tables.runs import TableRuns, make_plan
 from treetune.tables.settings import Reproduction
 from treetune.tasks.base import Task
 
@@ -147,14 +147,14 @@ def check(table: Reproduction) -> None:
         raise ConfigError(issues)
 
 
-def refuse_unwritten(plan: Plan) -> None:
+def refuse_unwritten(plan: TableRuns) -> None:
     """Raises ConfigError if a column or a panel would stay empty whatever is run."""
     issues = list(unwritten(plan))
     if issues:
         raise ConfigError(issues)
 
 
-def unwritten(plan: Plan) -> Iterator[ConfigIssue]:
+def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:
     """Yields what the table shows and no run will write. Experiments that can't be built are not judged."""
     table = plan.table
     roots = {run.name: run.root for run in plan.runs if run.root is not None}

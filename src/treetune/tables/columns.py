@@ -25,7 +25,7 @@ PASS_AT_1 = "pass_at_1"
 
 
 @dataclass(frozen=True)
-class Value:
+class ValueKind:
     """The kind of a number: a `share` of 1 or not, and which way a difference is an improvement."""
 
     better: Better
@@ -33,14 +33,14 @@ class Value:
 
 
 _OWN = {
-    PASS_AT_1: Value("higher", share=True),
-    "majority_vote": Value("higher", share=True),
-    "unfinished": Value("lower", share=True),
-    "mean_tokens": Value("lower"),
+    PASS_AT_1: ValueKind("higher", share=True),
+    "majority_vote": ValueKind("higher", share=True),
+    "unfinished": ValueKind("lower", share=True),
+    "mean_tokens": ValueKind("lower"),
 }
 
 
-def value_named(name: str) -> Value:
+def value_named(name: str) -> ValueKind:
     """Raises ValueError for a name that no evaluation has, with the nearest that one has.
 
     Known are the evaluation's own numbers, ``pass_at_K`` for every K that its samples allow, declared
@@ -55,11 +55,11 @@ def value_named(name: str) -> Value:
     if name in _OWN:
         return _OWN[name]
     if is_ratio(name):
-        return Value("higher")
+        return ValueKind("higher")
     full = full_name(name)
     if full is not None:
         number = declared()[full.removesuffix(OF_CORRECT)]
-        return Value(number.better, number.share)
+        return ValueKind(number.better, number.share)
     if re.fullmatch(r"pass_at_[1-9]\d*", name):
         return _OWN[PASS_AT_1]
     known = [*_OWN, *(full.partition("/")[2] for full in declared()), *declared_ratios()]
@@ -170,7 +170,7 @@ class Reach:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class MeasuredColumn:
     """A quantity, measured for every row: exactly one of `evaluation`, `analysis`, `speedup`, `area` and
     `reach`."""
 
@@ -235,11 +235,11 @@ class Column:
         return self.value or PASS_AT_1
 
     @property
-    def known(self) -> Value:
+    def known(self) -> ValueKind:
         """The kind of its number; analyses and a `speedup` are taken for shares of which more is better."""
         if self.reach is not None:
-            return Value("lower")
-        return value_named(self.number) if self.evaluation is not None else Value("higher", share=True)
+            return ValueKind("lower")
+        return value_named(self.number) if self.evaluation is not None else ValueKind("higher", share=True)
 
     @property
     def in_percent(self) -> bool:

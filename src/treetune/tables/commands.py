@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from treetune.cli.command import Argument, Command, built, evaluated
 
 if TYPE_CHECKING:
-    from treetune.tables.runs import Plan
+    from treetune.tables.runs import TableRuns
     from treetune.tables.settings import Reproduction, Table
 
 REPRODUCTION = "reproduction"
@@ -48,7 +48,7 @@ def reproduce_table(options: argparse.Namespace) -> int:
     from treetune.tables.launch import run
     from treetune.tables.write import copy, write_runs_table
 
-    def show(plan: Plan) -> None:
+    def show(plan: TableRuns) -> None:
         copy(write_runs_table(plan, _command_line()), options.output)
 
     return run(cast("Reproduction", root), options, show)

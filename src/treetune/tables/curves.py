@@ -13,8 +13,8 @@ from typing import Any
 from treetune.config.errors import did_you_mean
 from treetune.exceptions import NotReached
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune.tables.columns import PASS_AT_1, Axis, Column, Panel, number_in
-from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
+from treetune.tables.columns import PASS_AT_1, Axis, MeasuredColumn, Panel, number_in
+from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns
 from treetune.tables.settings import MethodRow, PanelAxis
 from treetune.view.experiment import read_summaries
 
@@ -89,12 +89,12 @@ def _seconds_in(row: Mapping[str, Any]) -> float:
     return float(row.get("seconds/total", 0.0) - row.get("seconds/evaluation", 0.0))
 
 
-def finished(plan: Plan, name: str | None) -> list[PlannedRun]:
+def finished(plan: TableRuns, name: str | None) -> list[PlannedRun]:
     """Returns the runs of an experiment that were trained to the end."""
     return [run for run in plan.of(name) if plan.statuses[run.key].state in MEASURABLE]
 
 
-def costs_of(plan: Plan, name: str) -> list[Cost]:
+def costs_of(plan: TableRuns, name: str) -> list[Cost]:
     """Returns the costs of an experiment's finished runs."""
     found = []
     for run in finished(plan, name):
@@ -126,7 +126,7 @@ def _costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis,
     return rows, [{axis: totals[axis][done] for axis in AXES} for done in range(len(rows) + 1)]
 
 
-def measured_along(plan: Plan, run: PlannedRun, label: str, value: str = PASS_AT_1) -> Measured:
+def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PASS_AT_1) -> Measured:
     """Returns accuracy, or another number of the set, along training. At 0 it is that of the start weights.
 
     Checkpoints whose summary lacks the number are left out."""
@@ -149,7 +149,7 @@ def measured_along(plan: Plan, run: PlannedRun, label: str, value: str = PASS_AT
     return found
 
 
-def curve_of(plan: Plan, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
+def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
     """Returns the curve of the experiment called `name`; None where no finished run of it has what the panel
     shows. The number that an iteration recorded stands where the iteration was finished, as in the report."""
     by_seed: dict[int, Measured] = {}
@@ -188,12 +188,12 @@ def _over_seeds(by_seed: Mapping[int, Measured]) -> tuple[CurvePoint, ...]:
     return tuple(points)
 
 
-def column_panel(column: Column) -> Panel:
+def column_panel(column: MeasuredColumn) -> Panel:
     """Returns the panel of a column that names a set to draw along training."""
     return Panel(name=column.name, evaluation=column.curve)
 
 
-def curves(plan: Plan) -> list[Curve]:
+def curves(plan: TableRuns) -> list[Curve]:
     """Returns the curves of every column that names a set to draw, and every row with a finished run. Columns
     that read the same curves have them once."""
     table = plan.table
@@ -210,7 +210,7 @@ def curves(plan: Plan) -> list[Curve]:
     return [curve for curve in found if curve is not None]
 
 
-def panel_curves(plan: Plan) -> list[Curve]:
+def panel_curves(plan: TableRuns) -> list[Curve]:
     """Returns panel after panel the curves of every row with an experiment of its own and a finished run.
 
     Metrics that an experiment recorded before others start from it are not beside theirs. Measurements of
@@ -226,7 +226,7 @@ def panel_curves(plan: Plan) -> list[Curve]:
     return [curve for curve in found if curve is not None]
 
 
-def panel_notes(plan: Plan, found: Sequence[Curve]) -> list[str]:
+def panel_notes(plan: TableRuns, found: Sequence[Curve]) -> list[str]:
     """Returns notes on what is drawn, and on metrics that no finished run has recorded."""
     if not plan.table.panels:
         return []
@@ -250,7 +250,7 @@ def panel_notes(plan: Plan, found: Sequence[Curve]) -> list[str]:
     return notes
 
 
-def speedup(plan: Plan, run: PlannedRun, of: PlannedRun, label: str, axis: Axis) -> float:
+def speedup(plan: TableRuns, run: PlannedRun, of: PlannedRun, label: str, axis: Axis) -> float:
     """Returns how many times less of `axis` a run needs than another until that one's best accuracy.
 
     Each at the first checkpoint that is as good. Raises ValueError where one of them never is.

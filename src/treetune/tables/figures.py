@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.tables.columns import Column, Panel
+from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import AXIS_WORDS, Curve, column_panel
 from treetune.tables.measure import Results
 from treetune.tables.settings import PanelAxis, Reproduction
@@ -31,7 +31,7 @@ PANELS_ACROSS = 2
 
 
 @dataclass(frozen=True)
-class Chart:
+class LineChart:
     """Lines under one title over `x_name`; without series where no finished run has recorded any."""
 
     title: str
@@ -44,7 +44,7 @@ def row_colours(table: Reproduction) -> dict[str, str]:
     return {row.name: colour_of(number) for number, row in enumerate(table.rows)}
 
 
-def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
+def curve_charts(results: Results, curves: Sequence[Curve]) -> list[LineChart]:
     """Returns for every column with a curve of more than one point a chart over each cost.
 
     They are named after the set that is drawn, which is seldom the one that the column reports.
@@ -52,7 +52,7 @@ def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
     drawn = {curve.panel.name for curve in curves if len(curve.points) > 1}
     columns = [column for column in results.plan.table.columns if column.name in drawn]
     return [
-        Chart(
+        LineChart(
             f"pass@1 on {column.curve} (%)" + (f", {column.name}" if len(columns) > 1 else ""),
             _series(results, curves, column_panel(column), axis),
             words,
@@ -63,7 +63,7 @@ def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
     ]
 
 
-def panel_charts(results: Results, found: Sequence[Curve]) -> list[Chart]:
+def panel_charts(results: Results, found: Sequence[Curve]) -> list[LineChart]:
     """Returns a chart for each panel of the table."""
     axis = results.plan.table.panels_over
 
@@ -73,7 +73,7 @@ def panel_charts(results: Results, found: Sequence[Curve]) -> list[Chart]:
         return "up" if panel.value in (None, "pass_at_1") else ""
 
     return [
-        Chart(panel.title, _series(results, found, panel, axis), AXIS_WORDS[axis], better(panel))
+        LineChart(panel.title, _series(results, found, panel, axis), AXIS_WORDS[axis], better(panel))
         for panel in results.plan.table.panels
     ]
 
@@ -129,7 +129,7 @@ def draw_table(results: Results, path: Path) -> None:
     figure.savefig(path)
 
 
-def _draw_column(panel: Axes, results: Results, column: Column) -> None:
+def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
     scale = 100.0 if column.in_percent else 1.0
     for y, row in enumerate(results.plan.table.rows):
         cell, colour = results.cells[row.name, column.name], palette()[colour_of(y)]
@@ -172,7 +172,7 @@ def draw_panels(results: Results, found: Sequence[Curve], paths: Sequence[Path])
     return _draw_charts(results, charts, across, paths)
 
 
-def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: Sequence[Path]) -> Figure:
+def _draw_charts(results: Results, charts: Sequence[LineChart], across: int, paths: Sequence[Path]) -> Figure:
     """Draws the charts `across` beside each other, with one legend for all."""
     import matplotlib
     from matplotlib.lines import Line2D

@@ -26,9 +26,9 @@ from treetune.tables.runs import (
     MEASURABLE,
     TO_DO,
     Key,
-    Plan,
     PlannedRun,
-    Status,
+    RunStatus,
+    TableRuns,
     inspect,
     make_plan,
     refreshed,
@@ -45,7 +45,7 @@ ONE_RANK = ("run_analyzers", "fork")
 """Commands that work in one process, however many ranks train."""
 
 Announce = Callable[[str], None]
-Write = Callable[[Plan], object]
+Write = Callable[[TableRuns], object]
 """Writes the table from what lies on disk."""
 
 
@@ -146,7 +146,7 @@ class Launcher:
         return f"{settings} {shlex.join(self.command(run, command, *more))}"
 
 
-def commands_of(plan: Plan, run: PlannedRun, status: Status) -> list[tuple[str, ...]]:
+def commands_of(plan: TableRuns, run: PlannedRun, status: RunStatus) -> list[tuple[str, ...]]:
     """Returns the commands that a run still needs, in order, with what stands behind them."""
     found: list[tuple[str, ...]] = []
     if status.state == "unmeasured":
@@ -205,7 +205,7 @@ class _Attempt:
 
 
 def carry_out(
-    plan: Plan, launcher: Launcher, announce: Announce, at_once: int = 1, known: Collection[Key] = ()
+    plan: TableRuns, launcher: Launcher, announce: Announce, at_once: int = 1, known: Collection[Key] = ()
 ) -> int:
     """Runs or resumes what is missing, needed runs first and so many at once, and returns how many runs could
     not be finished. Runs that are `known` to be finished are passed over in silence."""
@@ -213,15 +213,15 @@ def carry_out(
     waiting, statuses = list(plan.runs), dict(plan.statuses)
     at_work: dict[Key, _Attempt] = {}
     tried: defaultdict[Key, set[tuple[str, ...]]] = defaultdict(set)
-    ended: list[tuple[PlannedRun, Status]] = []
+    ended: list[tuple[PlannedRun, RunStatus]] = []
     unfinished, deadline_s = 0, plan.table.deadline_hours * 3600
 
-    def go_on(run: PlannedRun, status: Status) -> None:
+    def go_on(run: PlannedRun, status: RunStatus) -> None:
         """Starts the next command that a run needs; ends it where there is none, or one helped nothing."""
         words, label = next(iter(commands_of(plan, run, status)), ()), labels[run.key]
         if words in tried[run.key]:
             why = f"{words[0]} ended well and left it as it was (log {run.log})"
-            status, words = Status("failed", status.done, why), ()
+            status, words = RunStatus("failed", status.done, why), ()
         if not words:
             if status.state != "finished":
                 announce(f"{label}: {status.state}: {status.why}")
@@ -304,7 +304,7 @@ def _program(name: str) -> str:
 # For others to run: a command line per run, or a SLURM array
 
 
-def _waves(plan: Plan) -> list[list[PlannedRun]]:
+def _waves(plan: TableRuns) -> list[list[PlannedRun]]:
     """Returns the runs to do, each wave needing only what earlier ones make. Blocked runs are left out."""
     depth: dict[Key, int] = {}
     found: list[list[PlannedRun]] = []
@@ -318,14 +318,14 @@ def _waves(plan: Plan) -> list[list[PlannedRun]]:
     return found
 
 
-def _line(plan: Plan, run: PlannedRun, launcher: Launcher) -> str:
+def _line(plan: TableRuns, run: PlannedRun, launcher: Launcher) -> str:
     commands = commands_of(plan, run, plan.statuses[run.key])
     if run.analyses and ("run_analyzers",) not in commands:
         commands.append(("run_analyzers",))
     return " && ".join(launcher.line(run, *words) for words in commands)
 
 
-def launch_lines(plan: Plan, launcher: Launcher) -> list[str]:
+def launch_lines(plan: TableRuns, launcher: Launcher) -> list[str]:
     """Returns a line of the shell for each run, with comments on what has to be finished before it."""
     lines: list[str] = []
     for number, wave in enumerate(_waves(plan)):
@@ -337,7 +337,7 @@ def launch_lines(plan: Plan, launcher: Launcher) -> list[str]:
     return lines or ["# nothing is missing"]
 
 
-def slurm_script(plan: Plan, launcher: Launcher, working_directory: Path) -> str:
+def slurm_script(plan: TableRuns, launcher: Launcher, working_directory: Path) -> str:
     """Returns a script that submits itself: ``bash FILE`` queues one array per wave, each after the last.
 
     A wave starts when the one before has ended, well or not: a run whose start weights are missing
@@ -390,7 +390,7 @@ Cost = tuple[float | None, str]
 """Seconds that a run still needs, None where nobody knows, and where that is from."""
 
 
-def estimate(plan: Plan, run: PlannedRun) -> Cost:
+def estimate(plan: TableRuns, run: PlannedRun) -> Cost:
     """Returns the cost from finished runs of other seeds, else from measured iterations of this run or of
     other seeds, else from what the table states."""
     status = plan.statuses[run.key]
@@ -432,7 +432,7 @@ def _stated(run: PlannedRun, each: float, of: str, times: int = 1) -> Cost:
 DASH = "–"
 
 
-def plan_text(plan: Plan, at_once: int = 1) -> str:
+def plan_text(plan: TableRuns, at_once: int = 1) -> str:
     """A line for each run, what they may cost with so many at once, and what is wrong with some."""
     rows = [["run", "seed", "state", "iterations", "still needs", "directory"]]
     notes: dict[str, list[str]] = {}
@@ -448,7 +448,7 @@ def plan_text(plan: Plan, at_once: int = 1) -> str:
     return "\n".join([*_aligned(rows), "", cost_line(plan, at_once), *([""] if reasons else []), *reasons])
 
 
-def cost_line(plan: Plan, at_once: int = 1) -> str:
+def cost_line(plan: TableRuns, at_once: int = 1) -> str:
     """Returns the number of runs, their states, and the cost of what is left with so many at once."""
     states = [status.state for status in plan.statuses.values()]
     told = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
@@ -462,7 +462,7 @@ def cost_line(plan: Plan, at_once: int = 1) -> str:
     return "; ".join(parts)
 
 
-def _needs(plan: Plan, run: PlannedRun) -> str:
+def _needs(plan: TableRuns, run: PlannedRun) -> str:
     """Returns the cost that a run may still have, and what has to be done before."""
     if plan.statuses[run.key].state not in TO_DO:
         return ""

@@ -15,7 +15,7 @@ from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import MEASURE_AGAIN
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import config_hash, read_record
-from treetune.tables.columns import Area, Column, number_in
+from treetune.tables.columns import Area, MeasuredColumn, number_in
 from treetune.tables.curves import (
     Cost,
     area_under,
@@ -25,11 +25,11 @@ from treetune.tables.curves import (
     measured_along,
     speedup,
 )
-from treetune.tables.runs import MEASURABLE, Plan, PlannedRun, problem_means
+from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns, problem_means
 from treetune.tables.settings import MethodRow, Reproduction
 from treetune.tables.statistics import (
     SIGNIFICANT,
-    Estimate,
+    MeanWithInterval,
     holm,
     of_shares,
     over_seeds,
@@ -63,9 +63,9 @@ class Comparison:
 
     row: str
     to: str
-    column: Column
+    column: MeasuredColumn
     seeds: int
-    difference: Estimate
+    difference: MeanWithInterval
     p: float | None = None
     adjusted: float | None = None
     declared: bool = False
@@ -92,10 +92,10 @@ class CellResult:
     """
 
     row: MethodRow
-    column: Column
+    column: MeasuredColumn
     seeds: tuple[SeedResult, ...] = ()
     absent: Mapping[int, str] = field(default_factory=dict)
-    estimate: Estimate | None = None
+    estimate: MeanWithInterval | None = None
     against: Comparison | None = None
     notes: tuple[str, ...] = ()
 
@@ -112,7 +112,7 @@ class CellResult:
         return self.row.cell(self.column.name).experiment
 
     @property
-    def difference(self) -> Estimate | None:
+    def difference(self) -> MeanWithInterval | None:
         return None if self.against is None else self.against.difference
 
     @property
@@ -130,7 +130,7 @@ class Results:
     baseline, how many comparisons there are in all, and by row how many of its runs have failed, and how many
     collapsed: lost half of the best accuracy that they had on the first curve."""
 
-    plan: Plan
+    plan: TableRuns
     cells: Mapping[tuple[str, str], CellResult]
     costs: Mapping[str, list[Cost]]
     pairs: Sequence[Comparison] = ()
@@ -138,7 +138,7 @@ class Results:
     fates: Mapping[str, str] = field(default_factory=dict)
 
 
-def measure(plan: Plan) -> Results:
+def measure(plan: TableRuns) -> Results:
     """Reads every cell. Runs that are missing, failed or of another configuration are left out, and named."""
     table = plan.table
     cells = {
@@ -177,7 +177,7 @@ def measure(plan: Plan) -> Results:
     return Results(plan, cells, costs, pairs, len(table.comparisons) or len(found), fates)
 
 
-def _fate(plan: Plan, row: MethodRow) -> str:
+def _fate(plan: TableRuns, row: MethodRow) -> str:
     runs, collapsed = plan.of(row.experiment), 0
     failed = sum(plan.statuses[run.key].state == "failed" for run in runs)
     labels = [column.curve for column in plan.table.columns if column.curve is not None]
@@ -223,7 +223,7 @@ def _compared(table: Reproduction, cell: CellResult, other: CellResult) -> Compa
     return Comparison(cell.row.name, other.row.name, cell.column, len(common), difference, p)
 
 
-def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
+def _cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellResult:
     name, kind = row.cell(column.name).experiment, plan.table.interval
     if name is None:
         return CellResult(row, column)
@@ -248,17 +248,17 @@ def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
     return CellResult(row, column, tuple(found), absent, estimate, notes=tuple(notes))
 
 
-def _estimate(found: list[SeedResult], plan: Plan, column: Column) -> Estimate:
+def _estimate(found: list[SeedResult], plan: TableRuns, column: MeasuredColumn) -> MeanWithInterval:
     means = [one.by_problem for one in found if one.by_problem is not None]
     if len(means) == len(found):
         are_shares = column.evaluation is not None and column.known.share
         return (of_shares if are_shares else over_seeds_and_problems)(means, plan.table.interval)
     if len(found) == 1 and found[0].bounds is not None:
-        return Estimate(found[0].value, *found[0].bounds)
+        return MeanWithInterval(found[0].value, *found[0].bounds)
     return over_seeds([one.value for one in found], plan.table.interval)
 
 
-def read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedResult:
+def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColumn) -> SeedResult:
     """Returns the number of one run. Raises ValueError that says why there is none."""
     status = plan.statuses[run.key]
     if status.state not in MEASURABLE:
@@ -310,7 +310,7 @@ def read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedRes
     return SeedResult(value=value, by_problem=problem_means(folder, column.number), **common)
 
 
-def _run_of(plan: Plan, row: str, column: Column, seed: int) -> PlannedRun:
+def _run_of(plan: TableRuns, row: str, column: MeasuredColumn, seed: int) -> PlannedRun:
     """Returns the run that fills another row's cell of the column."""
     name = next(one for one in plan.table.rows if one.name == row).cell(column.name).experiment
     if name is None:
@@ -323,7 +323,7 @@ def _run_of(plan: Plan, row: str, column: Column, seed: int) -> PlannedRun:
     return run
 
 
-def _summary(plan: Plan, run: PlannedRun, column: Column) -> tuple[dict[str, Any], Path]:
+def _summary(plan: TableRuns, run: PlannedRun, column: MeasuredColumn) -> tuple[dict[str, Any], Path]:
     """Returns the summary at the run's end on the column's set, and the folder that it is in."""
     assert column.evaluation is not None
     folder = run.directory.evaluation(run.iterations, column.evaluation)

@@ -130,7 +130,7 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class Status:
+class RunStatus:
     """The state of a run on disk. `done` iterations are in its metrics; `why` is for people."""
 
     state: State
@@ -141,12 +141,12 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TableRuns:
     """The runs in the order in which they can be carried out, and how each one stands."""
 
     table: Reproduction
     runs: list[PlannedRun]
-    statuses: Mapping[Key, Status] = field(default_factory=dict)
+    statuses: Mapping[Key, RunStatus] = field(default_factory=dict)
 
     def run(self, name: str, seed: int) -> PlannedRun:
         """The experiment's with that seed, or the one that all seeds share."""
@@ -171,12 +171,12 @@ class Plan:
         return [run for run in self.runs if self.statuses[run.key].state in TO_DO]
 
 
-def refreshed(plan: Plan) -> Plan:
+def refreshed(plan: TableRuns) -> TableRuns:
     """The same runs, as they stand now."""
-    return Plan(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
+    return TableRuns(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
 
 
-def with_seeds(plan: Plan, wanted: Mapping[str, Sequence[int]]) -> Plan:
+def with_seeds(plan: TableRuns, wanted: Mapping[str, Sequence[int]]) -> TableRuns:
     """The plan with these seeds of its experiments besides, and of those that they need."""
     table = plan.table
     missing = dict.fromkeys(key for name in wanted for key in all_needed(table, name, wanted[name]))
@@ -189,7 +189,7 @@ def with_seeds(plan: Plan, wanted: Mapping[str, Sequence[int]]) -> Plan:
     own = [run for run in [*plan.runs, *added] if not run.recipe.shared]
     own.sort(key=lambda run: (table.seeds.index(run.seed), places[run.name]))
     runs = [*shared, *own]  # who is shared needs nobody that isn't
-    return Plan(table, runs, {**plan.statuses, **{run.key: inspect(run) for run in added}})
+    return TableRuns(table, runs, {**plan.statuses, **{run.key: inspect(run) for run in added}})
 
 
 def all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator[Key]:
@@ -209,7 +209,7 @@ def run_environment(base: Path, recipe: TableExperiment, seed: int) -> dict[str,
     return {"APP_SEED": str(seed), "APP_DIRECTORY": str(base / folder_of(recipe, seed))}
 
 
-def make_plan(table: Reproduction) -> Plan:
+def make_plan(table: Reproduction) -> TableRuns:
     """Evaluates every experiment's configuration, and looks at what is there of its runs: with the seeds that
     every row has. (What else a row needs, `until.grown` says.)"""
     base, found = Path(table.directory), _configurations(table)
@@ -222,7 +222,7 @@ def make_plan(table: Reproduction) -> Plan:
                 own = shared.get(name, seed)
                 run = PlannedRun(name, own, recipe, base, config, wrong, *readings, root=root, shared=shared)
                 runs.append(run)
-    return Plan(table, runs, {run.key: inspect(run) for run in runs})
+    return TableRuns(table, runs, {run.key: inspect(run) for run in runs})
 
 
 Checked = tuple[dict[str, Any] | None, PolicyIteration | None, str | None]
@@ -309,10 +309,10 @@ def _lacking(config: Mapping[str, Any], sets: Sequence[str], analyses: Sequence[
     return None
 
 
-def inspect(run: PlannedRun) -> Status:
+def inspect(run: PlannedRun) -> RunStatus:
     """Returns the state of a run, from its directory alone."""
     if run.template is None:
-        return Status("wrong", why=run.wrong or "")
+        return RunStatus("wrong", why=run.wrong or "")
     directory = run.directory
     done = len(directory.read_metrics())
     stored = directory.path / "config.json"
@@ -320,9 +320,9 @@ def inspect(run: PlannedRun) -> Status:
         assert run.config is not None
         different = different_keys(read_config(directory.path), run.config)
         if different:
-            return Status("different", done, f"other {', '.join(different)} in {stored}")
+            return RunStatus("different", done, f"other {', '.join(different)} in {stored}")
     if directory.is_running():
-        return Status("running", done, f"another process is at work in {directory.path}")
+        return RunStatus("running", done, f"another process is at work in {directory.path}")
     if run.iterations in directory.checkpoints():
         wanted = [(run.iterations, label) for label in run.sets]
         wanted += [(number, label) for number in directory.regular_checkpoints() for label in run.along]
@@ -337,15 +337,15 @@ def inspect(run: PlannedRun) -> Status:
             if not (directory.path / "analyses" / name / "result.json").is_file()
         )
         if not unmeasured and not unanalysed:
-            return Status("finished", done)
+            return RunStatus("finished", done)
         why = failure(run) or "lacks " + ", ".join((*unmeasured, *unanalysed))
-        return Status("unmeasured", done, why, unmeasured, unanalysed)
+        return RunStatus("unmeasured", done, why, unmeasured, unanalysed)
     why = failure(run)
     if why:
-        return Status("failed", done, why)
+        return RunStatus("failed", done, why)
     if directory.has_work():
-        return Status("interrupted", done, f"at iteration {done} of {run.iterations}")
-    return Status("missing")
+        return RunStatus("interrupted", done, f"at iteration {done} of {run.iterations}")
+    return RunStatus("missing")
 
 
 def failure(run: PlannedRun) -> str:

@@ -12,8 +12,8 @@ from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 from treetune.config.errors import did_you_mean
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
-from treetune.tables.columns import Column, Name, Panel
-from treetune.tables.statistics import LEVEL, Estimate, confidence_sequence, normal_sequence
+from treetune.tables.columns import MeasuredColumn, Name, Panel
+from treetune.tables.statistics import LEVEL, MeanWithInterval, confidence_sequence, normal_sequence
 
 
 class Table(Registrable, root="a table"):
@@ -28,7 +28,7 @@ class Table(Registrable, root="a table"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TableRow:
     """An experiment of a table."""
 
     name: Annotated[str, MinLen(1)]
@@ -48,7 +48,7 @@ class Row:
 class ExperimentsTable(Table):
     """Rows of experiments, each with one evaluation of one checkpoint."""
 
-    rows: Annotated[tuple[Row, ...], MinLen(1)]
+    rows: Annotated[tuple[TableRow, ...], MinLen(1)]
     output: str = "table.json"
     """A file below `directory`; beside it goes the same table as Markdown."""
     title: str = ""
@@ -109,7 +109,7 @@ class TableExperiment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class CellSource:
     """The content of one column of a row, where that is not the row's own experiment."""
 
     experiment: Name | None = None
@@ -130,13 +130,13 @@ class MethodRow:
     """Stands in the row's first cell."""
     experiment: Name | None = None
     """The experiment of every column that has no cell."""
-    cells: Mapping[str, Cell] = field(default_factory=dict)
+    cells: Mapping[str, CellSource] = field(default_factory=dict)
     """Cells by column name."""
 
-    def cell(self, column: str) -> Cell:
+    def cell(self, column: str) -> CellSource:
         """The cell with its experiment filled in; without one where nothing is measured."""
-        own = self.cells.get(column, Cell())
-        return Cell(
+        own = self.cells.get(column, CellSource())
+        return CellSource(
             experiment=own.experiment or self.experiment,
             value=own.value,
             published=own.published,
@@ -192,7 +192,7 @@ class Until:
     seeds: Seeds
     column: Name | None = None
 
-    def sequence(self, differences: Sequence[float], level: float = LEVEL) -> Estimate:
+    def sequence(self, differences: Sequence[float], level: float = LEVEL) -> MeanWithInterval:
         if self.assume == "normal":
             return normal_sequence(differences, level)
         return confidence_sequence(differences, self.bound, level)
@@ -214,7 +214,7 @@ class Reproduction(Table):
     experiments: Annotated[Mapping[str, TableExperiment], MinLen(1)]
     """The experiments to run, by their names in the table."""
     rows: Annotated[tuple[MethodRow, ...], MinLen(1)]
-    columns: Annotated[tuple[Column, ...], MinLen(1)]
+    columns: Annotated[tuple[MeasuredColumn, ...], MinLen(1)]
     title: str = ""
     """Stands above the table."""
     directory: Name = "experiments"
@@ -375,7 +375,7 @@ class Reproduction(Table):
             )
 
     @property
-    def judged(self) -> Column:
+    def judged(self) -> MeasuredColumn:
         """The column whose differences say how many seeds a row needs."""
         name = self.until.column if self.until is not None else None
         return next((column for column in self.columns if column.name == name), self.columns[0])

@@ -24,7 +24,7 @@ instead of 0.95 (600 tries each). The "student" ones: 0.94 to 0.95."""
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanWithInterval:
     """A mean and its 95 % interval; the bounds are None where nothing says how much it varies."""
 
     mean: float
@@ -39,15 +39,17 @@ class Estimate:
     def excludes_zero(self) -> bool:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
-    def within(self, least: float, most: float) -> Estimate:
+    def within(self, least: float, most: float) -> MeanWithInterval:
         """Returns the estimate cut to its possible values: Student's intervals don't know that shares have
         bounds."""
         if self.low is None or self.high is None:
             return self
-        return Estimate(self.mean, max(self.low, least), min(self.high, most))
+        return MeanWithInterval(self.mean, max(self.low, least), min(self.high, most))
 
 
-def over_seeds_and_problems(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -> Estimate:
+def over_seeds_and_problems(
+    values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap"
+) -> MeanWithInterval:
     """The mean of one value per problem for every seed (all seeds have the same problems).
 
     A hierarchical bootstrap: every resample draws seeds with replacement, and problems with
@@ -80,10 +82,10 @@ def over_seeds_and_problems(values: Sequence[Mapping[str, float]], kind: Kind = 
     means_B += (stretch(n_seeds, kind) - 1) * (seeds_BS @ deviations_S)
     tail = (1 - LEVEL) / 2
     low, high = float(np.quantile(means_B, tail)), float(np.quantile(means_B, 1 - tail))
-    return Estimate(float(matrix_SP.mean()), low, high)
+    return MeanWithInterval(float(matrix_SP.mean()), low, high)
 
 
-def normal_sequence(values: Sequence[float], level: float = LEVEL) -> Estimate:
+def normal_sequence(values: Sequence[float], level: float = LEVEL) -> MeanWithInterval:
     """The mean of normal numbers of unknown spread, with an interval that holds at every count at once, as
     that of `confidence_sequence` does: a t-interval for whoever looks after each number.
 
@@ -95,16 +97,16 @@ def normal_sequence(values: Sequence[float], level: float = LEVEL) -> Estimate:
     few numbers leave out none."""
     count, mean = len(values), fmean(values)
     if count < 2:
-        return Estimate(mean, None, None)
+        return MeanWithInterval(mean, None, None)
     ratio = WEIGHT / (count + WEIGHT)
     bar, spread = ((1 - level) * math.sqrt(ratio)) ** (-2 / count), stdev(values)
     if bar * ratio >= 1 or not spread:  # numbers that are all the same are no normal ones
-        return Estimate(mean, None, None)
+        return MeanWithInterval(mean, None, None)
     half = spread * math.sqrt((count - 1) / count * (bar - 1) / (1 - bar * ratio))
-    return Estimate(mean, mean - half, mean + half)
+    return MeanWithInterval(mean, mean - half, mean + half)
 
 
-def confidence_sequence(values: Sequence[float], bound: float, level: float = LEVEL) -> Estimate:
+def confidence_sequence(values: Sequence[float], bound: float, level: float = LEVEL) -> MeanWithInterval:
     """The mean of numbers between −bound and bound, drawn alike one after the other, with an interval
     that holds at every count at once: whoever looks after each number and stops when they like has it, too.
 
@@ -138,10 +140,10 @@ def confidence_sequence(values: Sequence[float], bound: float, level: float = LE
             candidate = (within + beyond) / 2
             within, beyond = (within, candidate) if is_left_out(candidate) else (candidate, beyond)
         bounds.append((2 * beyond - 1) * bound)
-    return Estimate((2 * mean - 1) * bound, *bounds)
+    return MeanWithInterval((2 * mean - 1) * bound, *bounds)
 
 
-def of_shares(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -> Estimate:
+def of_shares(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -> MeanWithInterval:
     """The same where each problem's value is a share, which is nowhere surer than its problems are many.
 
     Resampling knows no spread where all problems went alike, and too little where each of one seed went right
@@ -151,14 +153,14 @@ def of_shares(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -
     everything = {value for of_seed in values for value in of_seed.values()}
     if everything in ({0.0}, {1.0}) or (len(values) == 1 and everything <= {0.0, 1.0}):
         problems = len(values[0])
-        return Estimate(found.mean, *wilson(found.mean * problems, problems))
+        return MeanWithInterval(found.mean, *wilson(found.mean * problems, problems))
     return found
 
 
-def over_seeds(values: Sequence[float], kind: Kind = "bootstrap") -> Estimate:
+def over_seeds(values: Sequence[float], kind: Kind = "bootstrap") -> MeanWithInterval:
     """The same where each seed has one number and nothing is known of problems."""
     if len(values) == 1:
-        return Estimate(values[0], None, None)
+        return MeanWithInterval(values[0], None, None)
     return over_seeds_and_problems([{"": value} for value in values], kind)
 
 

@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Literal
 
 from treetune.tables.measure import read
-from treetune.tables.runs import TO_DO, Plan, all_needed, with_seeds
+from treetune.tables.runs import TO_DO, TableRuns, all_needed, with_seeds
 from treetune.tables.settings import Until
-from treetune.tables.statistics import Estimate
+from treetune.tables.statistics import MeanWithInterval
 
 Reason = Literal["narrow", "loses", "at_most", "lacking", "more"]
 """Why a row has the seeds that it has: the interval is as narrow as asked, the row is worse and stopped for
@@ -19,7 +19,7 @@ it, there are no further seeds, one of its runs has no result. "more" are to com
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DifferenceVerdict:
     """On the difference of `row` to the row `to`: the first `seeds` of the table's are what it has. `known`
     is its confidence sequence with these, and `next_seed` the one that it lacks. `further` seeds like these
     would make it as narrow as asked; None where nobody knows, or all that are left wouldn't."""
@@ -28,12 +28,12 @@ class Verdict:
     to: str
     seeds: int
     reason: Reason
-    known: Estimate | None = None
+    known: MeanWithInterval | None = None
     next_seed: int | None = None
     further: int | None = None
 
 
-def grown(plan: Plan) -> Plan:
+def grown(plan: TableRuns) -> TableRuns:
     """The plan with all seeds that the table asks for, as far as the results that are there say. It has at
     most one seed of a row that hasn't been run: what comes after depends on it."""
     while True:
@@ -48,23 +48,23 @@ def grown(plan: Plan) -> Plan:
         plan = more
 
 
-def verdicts(plan: Plan) -> list[Verdict]:
+def verdicts(plan: TableRuns) -> list[DifferenceVerdict]:
     """Returns a verdict on every difference of the rule, from the results that are there. The same results
     give the same seeds, in whatever order they came."""
     until = plan.table.until
     return [] if until is None else [_verdict(plan, until, row, to) for row, to in plan.table.decisive_pairs]
 
 
-def _verdict(plan: Plan, until: Until, row: str, to: str) -> Verdict:
+def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerdict:
     table = plan.table
     least, most = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
     rows = [next(one for one in table.rows if one.name == name) for name in (row, to)]
     differences: list[float] = []
-    known: Estimate | None = None
+    known: MeanWithInterval | None = None
 
-    def verdict(count: int, reason: Reason, next_seed: int | None = None) -> Verdict:
+    def verdict(count: int, reason: Reason, next_seed: int | None = None) -> DifferenceVerdict:
         further = _further(table.level, until, differences, most) if reason == "more" else None
-        return Verdict(row, to, count, reason, known, next_seed, further)
+        return DifferenceVerdict(row, to, count, reason, known, next_seed, further)
 
     for count, seed in enumerate(table.seeds[:most], start=1):
         runs = [
@@ -99,14 +99,14 @@ def _further(level: float, until: Until, differences: Sequence[float], most: int
     return None
 
 
-def experiments_of(plan: Plan, row: str, to: str) -> list[str]:
+def experiments_of(plan: TableRuns, row: str, to: str) -> list[str]:
     """Returns the experiments of both rows."""
     rows = {one.name: one for one in plan.table.rows}
     names = [rows[name].cell(plan.table.judged.name).experiment for name in (row, to)]
     return [name for name in names if name is not None]
 
 
-def seconds_a_seed(plan: Plan, verdict: Verdict) -> float | None:
+def seconds_a_seed(plan: TableRuns, verdict: DifferenceVerdict) -> float | None:
     """Returns how long both rows and what they need took with a seed, on average; None where nobody knows."""
     names = {
         needed

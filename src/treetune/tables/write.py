@@ -26,9 +26,9 @@ from treetune.tables.figures import (
     row_colours,
 )
 from treetune.tables.measure import CellResult, Comparison, Results, measure
-from treetune.tables.runs import Plan, make_plan
+from treetune.tables.runs import TableRuns, make_plan
 from treetune.tables.settings import ExperimentsTable, Reproduction, Table
-from treetune.tables.statistics import Estimate
+from treetune.tables.statistics import MeanWithInterval
 from treetune.tables.text import (
     COST_WORDS,
     FATE,
@@ -66,7 +66,7 @@ def make_table(table: Table, command: str, output: Path | None = None) -> int:
     return 0
 
 
-def write_runs_table(plan: Plan, command: str) -> list[Path]:
+def write_runs_table(plan: TableRuns, command: str) -> list[Path]:
     """Writes every form of a table of runs and its figures, and returns the files."""
     table = plan.table
     results, along, panels = measure(plan), curves(plan), panel_curves(plan)
@@ -106,7 +106,7 @@ def copy(written: list[Path], output: Path | None) -> None:
     print(f"\nwritten: {', '.join(map(str, written))}", flush=True)
 
 
-def _account(plan: Plan, command: str) -> dict[str, str]:
+def _account(plan: TableRuns, command: str) -> dict[str, str]:
     """Returns command, machine and time, for somebody who wants the same again."""
     seconds = sum(float(one.get("seconds") or 0.0) for run in plan.runs for one in run.attempts())
     finished = sum(status.state == "finished" for status in plan.statuses.values())
@@ -180,7 +180,7 @@ def _comparison_json(one: Comparison | None) -> dict[str, Any]:
     return {"difference": difference, **told}
 
 
-def _estimate_json(estimate: Estimate | None) -> dict[str, float | None] | None:
+def _estimate_json(estimate: MeanWithInterval | None) -> dict[str, float | None] | None:
     if estimate is None:
         return None
     return {"mean": estimate.mean, "ci_low": estimate.low, "ci_high": estimate.high}

@@ -56,10 +56,11 @@ _BARE_CHANNELS = re.compile(r"\A\s*analysis(?=\S).*assistantfinal", re.DOTALL)
 _QUOTES = {"`": "`", "'": "'", '"': '"', "“": "”", "‘": "’", "«": "»"}
 
 
-class Reading(NamedTuple):
+class SplitResponse(NamedTuple):
     """A response as `read_thoughts` tells it apart.
 
-    ``<think>six sevens</think> It is 42.`` is ``Reading("<think>six sevens</think>", " It is 42.", False)``.
+    ``<think>six sevens</think> It is 42.`` is
+    ``SplitResponse("<think>six sevens</think>", " It is 42.", False)``.
     """
 
     thought: str
@@ -70,7 +71,7 @@ class Reading(NamedTuple):
     """Whether the response ends within a thought."""
 
 
-def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = False) -> Reading:
+def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = False) -> SplitResponse:
     """Tells the thoughts of a response from what stands behind them, in time linear in it.
 
     Args:
@@ -79,7 +80,7 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
         is_open: The prompt ends within a thought, so that the response begins in one.
     """
     if think_end == THINK_END and (bare := _BARE_CHANNELS.match(response)):
-        return Reading(bare[0], response[bare.end() :], False)
+        return SplitResponse(bare[0], response[bare.end() :], False)
     pairs = _pairs(think_end)
     opened_by: Tags | None = None
     is_within = is_open
@@ -99,8 +100,8 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
         elif not is_within and (thoughts or _begins_line(response, start)):
             is_within, opened_by = True, next(pair for pair in pairs if pair.opening == tag)
     if is_within:
-        return Reading(response, "", True)
-    return Reading(response[:answer_start], response[answer_start:], False)
+        return SplitResponse(response, "", True)
+    return SplitResponse(response[:answer_start], response[answer_start:], False)
 
 
 def after_thought(response: str, think_end: str = THINK_END) -> str:

@@ -31,7 +31,7 @@ SECONDS = "train/reference_seconds"
 """Metric: how long training waited for the rest."""
 
 
-class Scored(NamedTuple):
+class PolicyScores(NamedTuple):
     """A policy's scores of every trained token: float32 of shape [N] each, of whole distributions."""
 
     logprobs_N: Tensor
@@ -56,7 +56,7 @@ class Scorer:
         """Log-probs of every trained token, float32 of shape [N], without gradient. Collective."""
         return self._score(sequences, lambda batch: policy(batch.inputs, self.temperature)[0])
 
-    def scored(self, policy: Forward, sequences: Sequences, nucleus: Nucleus | None) -> Scored:
+    def scored(self, policy: Forward, sequences: Sequences, nucleus: Nucleus | None) -> PolicyScores:
         """All scores that one forward pass gives of every trained token. Collective."""
 
         def together(batch: MicroBatch) -> Tensor:
@@ -64,7 +64,7 @@ class Scorer:
 
         columns = self._score(sequences, together, (2 if nucleus is None else 3,)).unbind(-1)
         logprobs_N, entropies_N, *mass = (column.contiguous() for column in columns)
-        return Scored(logprobs_N, entropies_N, mass[0] if mass else None)
+        return PolicyScores(logprobs_N, entropies_N, mass[0] if mass else None)
 
     def values(self, critic: Forward, sequences: Sequences) -> Tensor:
         """Values of the state before every trained token, float32 of shape [N], without gradient.

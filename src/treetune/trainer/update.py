@@ -19,7 +19,7 @@ from treetune.trainer.batches import MicroBatch, Minibatch
 from treetune.trainer.deepspeed_model import DeepSpeedModel
 from treetune.trainer.preparation import IterationTensors
 from treetune.trainer.ranks import Ranks
-from treetune.trainer.scoring import Scored
+from treetune.trainer.scoring import PolicyScores
 
 
 def micro_batch_loss(
@@ -33,7 +33,7 @@ def micro_batch_loss(
     entropy_coef: float,
     device: torch.device,
     nucleus: Nucleus | None = None,
-) -> tuple[Tensor, dict[str, Tensor], Scored]:
+) -> tuple[Tensor, dict[str, Tensor], PolicyScores]:
     """Runs the policy on a micro-batch. Returns its part of the minibatch's loss and of its metrics, and the
     policy's scores of its tokens. The entropy's part of the loss is the same for every objective.
     """
@@ -70,7 +70,7 @@ def micro_batch_loss(
     if entropy_coef:
         loss = loss - entropy_coef * (tokens.weights_N * entropies_N).sum()
     metrics = {"train/loss": loss.detach(), "train/entropy": tokens.mean(entropies_N), **metrics}
-    return loss, metrics, Scored(logprobs_N, entropies_N, log_mass_N)
+    return loss, metrics, PolicyScores(logprobs_N, entropies_N, log_mass_N)
 
 
 class StepRecorder:
@@ -81,19 +81,19 @@ class StepRecorder:
         self.columns = [torch.zeros(n_tokens) for _ in range(3 if with_mass else 2)]
         self.added: list[tuple[Tensor, list[Tensor]]] = []  # on their device: no micro-batch waits for them
 
-    def add(self, batch: MicroBatch, scored: Scored) -> None:
+    def add(self, batch: MicroBatch, scored: PolicyScores) -> None:
         self.added.append((batch.flat_index_N, [one_N.detach() for one_N in scored if one_N is not None]))
 
-    def scored(self, ranks: Ranks) -> Scored:
+    def scored(self, ranks: Ranks) -> PolicyScores:
         """The scores of all ranks' tokens; 0 where no rank ran a token. Collective."""
         for index_N, scores in self.added:
             for column_N, values_N in zip(self.columns, scores, strict=False):
                 column_N[index_N] = values_N.cpu()
         logprobs_N, entropies_N, *mass = (ranks.sum(column_N) for column_N in self.columns)
-        return Scored(logprobs_N, entropies_N, mass[0] if mass else None)
+        return PolicyScores(logprobs_N, entropies_N, mass[0] if mass else None)
 
 
-class Critic:
+class CriticTraining:
     """Learns the iteration's returns, in the same micro-batches and steps as the policy."""
 
     def __init__(self, model: DeepSpeedModel, settings: CriticSettings) -> None:

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from treetune.exceptions import NotThere
 from treetune.store.files import own_folder
 from treetune.view import templates
-from treetune.view.page import Form, Page, View
+from treetune.view.page import Form, Page, PageRequest
 from treetune.view.pages import PAGES
 from treetune.view.store import Store
 
@@ -91,7 +91,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        # A proxy may have taken its path away, or not; what pages lead to has it (`View.render`).
+        # A proxy may have taken its path away, or not; what pages lead to has it (`PageRequest.render`).
         path = "/" + scope["path"].removeprefix(self._base).lstrip("/")
         scope = {**scope, "path": path, "base": self._base}
 
@@ -164,7 +164,7 @@ def application(store: Store, token: str, hosts: Sequence[str] = HOSTS, base_url
 
 def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        view = View(request, store, page, PAGES)
+        view = PageRequest(request, store, page, PAGES)
         if request.method != "POST":
             return await run_in_threadpool(_answer, view)
         sent = bytearray()
@@ -179,7 +179,7 @@ def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Respons
     return endpoint
 
 
-def _answer(view: View, form: Form | None = None) -> Response:
+def _answer(view: PageRequest, form: Form | None = None) -> Response:
     try:
         if form is not None:
             assert view.page.save is not None
@@ -200,7 +200,7 @@ def _answer(view: View, form: Form | None = None) -> Response:
         return _problem(view, 500, "The viewer failed", message)
 
 
-def _problem(view: View, status: int, title: str, message: str) -> Response:
+def _problem(view: PageRequest, status: int, title: str, message: str) -> Response:
     return view.render("problem.html", status, title=title, message=message)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.view.charts import N_COLOURS, Chart, Event, Series, better_of, number
-from treetune.view.experiment import Experiment
+from treetune.view.experiment import StoredExperiment
 
 MOST_POINTS = 1200
 """Points of a line; of more, the lowest and the highest of neighbours stand for them."""
@@ -82,13 +82,13 @@ class Bunch:
 
     name: str
     colour: int
-    members: Sequence[Experiment]
+    members: Sequence[StoredExperiment]
     over: str = "finished iterations"
     places: Mapping[float, float] = field(default_factory=dict)
 
 
 def bunches(
-    experiments: Mapping[str, Experiment], together: bool, over: str = "finished iterations"
+    experiments: Mapping[str, StoredExperiment], together: bool, over: str = "finished iterations"
 ) -> list[Bunch]:
     """Returns each experiment by itself, or those that differ in nothing but seed and name as one."""
     alike: dict[str, list[str]] = {}
@@ -133,7 +133,7 @@ def setting_of(config: Mapping[str, Any]) -> str:
     )
 
 
-def metric_names(experiments: Iterable[Experiment]) -> list[str]:
+def metric_names(experiments: Iterable[StoredExperiment]) -> list[str]:
     """Returns the names of all numbers that they recorded."""
     names = {key for one in experiments for key in one.recorded if one.curve(key)}
     return sorted(names - {"iteration", "wall_time"})
@@ -267,7 +267,7 @@ def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 # Events
 
 
-def events_of(one: Experiment) -> list[Event]:
+def events_of(one: StoredExperiment) -> list[Event]:
     """Returns evaluations, restarts of the engine, signs of collapse that began or ended, resumes, other
     settings."""
     events = [
@@ -302,7 +302,7 @@ def events_of(one: Experiment) -> list[Event]:
     return sorted(events, key=lambda event: (event.x, event.kind, event.words))
 
 
-def events_of_several(experiments: Mapping[str, Experiment]) -> list[Event]:
+def events_of_several(experiments: Mapping[str, StoredExperiment]) -> list[Event]:
     """Returns the events of each with its name in front, but for evaluations: each is a point of a curve."""
     events = [
         replace(event, words=f"{name}: {event.words}")
@@ -328,7 +328,7 @@ PHASES: Mapping[str, str] = {
 """The phases of the loop, and what is done in each."""
 
 
-def plan_beside(experiment: Experiment) -> list[tuple[str, str, str, str]]:
+def plan_beside(experiment: StoredExperiment) -> list[tuple[str, str, str, str]]:
     """Returns what the plan said of an iteration, what one took on average, and by how much that is more or
     less: in words, by the metric's name. Nothing that wasn't recorded. The seconds of answers and of the
     continuations beside them are one row."""
@@ -349,7 +349,7 @@ def plan_beside(experiment: Experiment) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def phase_seconds(experiment: Experiment) -> list[tuple[str, dict[str, float]]]:
+def phase_seconds(experiment: StoredExperiment) -> list[tuple[str, dict[str, float]]]:
     """Returns seconds by phase of each iteration, in its order, after the iteration's number."""
     by_phase = {phase: dict(experiment.curve(f"seconds/{phase}")) for phase in PHASES}
     return [

@@ -65,7 +65,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Block:
+class DrawnBlock:
     """`head` is the text from the tag that opens the block to its first thread, `tail` that from its last
     thread to the tag that closes it; empty where the tag is lacking."""
 
@@ -149,7 +149,7 @@ class ThreadedAnswer:
         return remarks
 
 
-def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Block]:
+def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | DrawnBlock]:
     """Yields text that is in no block, and blocks, in turn. A block has the text that belongs to it."""
 
     def block_of(one: PlacedSegment) -> int | None:
@@ -175,7 +175,7 @@ def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Bl
         threads: dict[int, list[PlacedSegment]] = {}
         for one in placed:
             threads.setdefault(one.segment.branch[depth][1], []).append(one)
-        yield Block((behind, placed[0].start), tuple(tuple(threads[i]) for i in sorted(threads)), tail)
+        yield DrawnBlock((behind, placed[0].start), tuple(tuple(threads[i]) for i in sorted(threads)), tail)
         behind = tail[1]
 
 
@@ -228,7 +228,7 @@ def _counted(how_many: int, of: str) -> str:
 def _line_html(answer: ThreadedAnswer, line: Line, depth: int, *, is_critical: bool) -> str:
     parts = []
     for part in _parts(answer, line, depth):
-        if isinstance(part, Block):
+        if isinstance(part, DrawnBlock):
             parts.append(_block_html(answer, line, part, depth, is_critical=is_critical))
         else:
             parts.append(_text_html(answer, line, part, is_critical=is_critical))
@@ -255,7 +255,9 @@ def _text_html(answer: ThreadedAnswer, line: Line, span: Span, *, is_critical: b
     return f'<div class="run{" critical" if is_critical else ""}">{"".join(parts)}</div>'
 
 
-def _block_html(answer: ThreadedAnswer, line: Line, block: Block, depth: int, *, is_critical: bool) -> str:
+def _block_html(
+    answer: ThreadedAnswer, line: Line, block: DrawnBlock, depth: int, *, is_critical: bool
+) -> str:
     counts = [answer.counts(*_inner(answer, thread), above=depth + 1) for thread in block.threads]
     lengths = [own.num_tokens_in_the_longest_thread for own in counts]
     longest, n_threads = lengths.index(max(lengths)), len(block.threads)

@@ -31,7 +31,7 @@ _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ (.*)")
 
 
 @dataclass(frozen=True)
-class Experiment:
+class StoredExperiment:
     """An experiment as it lies on disk, running or finished.
 
     `evaluations` maps an evaluation set's name to its summaries by checkpoint (the number of
@@ -114,7 +114,7 @@ def _is_number(value: object) -> bool:
     return abs(value) <= sys.float_info.max
 
 
-def read_experiment(path: Path) -> Experiment:
+def read_experiment(path: Path) -> StoredExperiment:
     """Reads an experiment's directory.
 
     Raises ValueError if `path` is no directory or holds nothing that an experiment writes; what
@@ -163,7 +163,7 @@ def read_experiment(path: Path) -> Experiment:
     if not evaluations:
         missing.append("no checkpoint has been evaluated yet: run_evaluation does")
     running = directory.is_running()
-    experiment = Experiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
+    experiment = StoredExperiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
     planned = experiment.expected_iterations
     if isinstance(planned, int) and len(metrics) < planned:
         state = "is still running" if running else "was interrupted, and continues with the same command"
@@ -225,7 +225,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Status:
+class RunProgress:
     """`done` of `planned` iterations; `seconds_left` where it runs and has done one; `wall_time` of the
     newest record, in seconds since 1970; `why`: what ended it, or what it is at."""
 
@@ -241,7 +241,7 @@ class Status:
     seed: int | None
 
 
-def status_of(one: Experiment) -> Status:
+def status_of(one: StoredExperiment) -> RunProgress:
     directory = ExperimentDirectory(one.path)
     done, planned, parts = len(one.metrics), one.expected_iterations, one.method
     log = _end_of(directory.logs / "run.log")
@@ -262,7 +262,7 @@ def status_of(one: Experiment) -> Status:
         gone = max(0.0, time.time() - one.metrics[-1].get("wall_time", time.time()))
         seconds_left = max(0.0, (planned - done) * each - min(gone, each))
     newest = {label: summaries[max(summaries)] for label, summaries in one.evaluations.items()}
-    return Status(
+    return RunProgress(
         state=state,
         why=why,
         done=done,
@@ -286,7 +286,7 @@ def status_of(one: Experiment) -> Status:
     )
 
 
-def _why_stopped(one: Experiment, log: list[str], messages: list[str]) -> str:
+def _why_stopped(one: StoredExperiment, log: list[str], messages: list[str]) -> str:
     """Returns what ended a run that isn't finished, from its last metrics and the end of its log."""
     if one.stopped:
         signs = [

@@ -26,7 +26,7 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.checksums import read_record, write_record
 from treetune.store.files import whole_file
 from treetune.view.experiment import read_experiment
-from treetune.view.store.answers import Answers
+from treetune.view.store.answers import AnswerStore
 from treetune.view.store.folders import Run, digest, stat_of
 from treetune.view.text import writable
 
@@ -186,7 +186,7 @@ class Notes:
     """All notes of one experiment, and which of its answers they are on; each file is read once, until it is
     another."""
 
-    def __init__(self, run: Run, answers: Answers) -> None:
+    def __init__(self, run: Run, answers: AnswerStore) -> None:
         self._folder, self._answers = run.directory.notes, answers
         self._lock = threading.Lock()
         self._read: dict[Path, tuple[object, Note | str]] = {}

@@ -37,15 +37,15 @@ class Page:
 
     path: str
     title: str
-    show: Callable[[View], Response]
+    show: Callable[[PageRequest], Response]
     place: Literal["top", "run", "both"] | None = None
     key: str = ""
-    mark: Callable[[View], str] | None = None
-    save: Callable[[View, Form], Response] | None = None
+    mark: Callable[[PageRequest], str] | None = None
+    save: Callable[[PageRequest, Form], Response] | None = None
 
 
 @dataclass(frozen=True)
-class View:
+class PageRequest:
     """A request for a page."""
 
     request: Request
@@ -126,7 +126,7 @@ class Paged:
     pages: int
 
 
-def paged(view: View, rows: Sequence[Any], size: int) -> Paged:
+def paged(view: PageRequest, rows: Sequence[Any], size: int) -> Paged:
     """Returns the rows of the page that the address names, `?page=`."""
     number = view.integer("page", 1, least=1)
     pages = max(1, -(-len(rows) // size))

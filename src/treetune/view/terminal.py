@@ -43,7 +43,7 @@ from treetune.view.curves import (
     plan_beside,
     usual_charts,
 )
-from treetune.view.experiment import Accuracy, Experiment, Status
+from treetune.view.experiment import Accuracy, RunProgress, StoredExperiment
 from treetune.view.store import Run, Store
 from treetune.view.store.index import sources, walk
 from treetune.view.text import cut, one_line, visible
@@ -106,12 +106,12 @@ def line_of(text: object, style: str = "") -> Text:
     return Text(one_line(str(text), LONGEST), style=style)
 
 
-def _state(status: Status) -> Text:
+def _state(status: RunProgress) -> Text:
     sign, colour = STATES[status.state]
     return Text(f"{sign} {status.state}", style=colour)
 
 
-def _progress(status: Status) -> str:
+def _progress(status: RunProgress) -> str:
     return f"{status.done}/{status.planned if status.planned is not None else '?'}"
 
 
@@ -128,9 +128,9 @@ def _title(words: str) -> Text:
 # All experiments
 
 
-def _statuses(store: Store) -> list[tuple[Run, Status | str]]:
+def _statuses(store: Store) -> list[tuple[Run, RunProgress | str]]:
     """Returns all experiments by name, each with its status, or with what is wrong with its files."""
-    rows: list[tuple[Run, Status | str]] = []
+    rows: list[tuple[Run, RunProgress | str]] = []
     for run in [one for one in store.runs() if not one.files]:
         try:
             rows.append((run, store.status(run)))
@@ -140,7 +140,7 @@ def _statuses(store: Store) -> list[tuple[Run, Status | str]]:
 
 
 def _experiments_table(
-    rows: Sequence[tuple[Run, Status | str]], width: int, selected: int | None = None
+    rows: Sequence[tuple[Run, RunProgress | str]], width: int, selected: int | None = None
 ) -> Table:
     """Returns a line each, as wide as the terminal; `selected` is marked by a sign and by style."""
     narrow, wide = width < NARROW, width >= WIDE
@@ -174,7 +174,7 @@ def _experiments_table(
     return table
 
 
-def _reason(status: Status | str) -> Text:
+def _reason(status: RunProgress | str) -> Text:
     """Returns what an experiment is at, why it stopped, or what is wrong with its files."""
     if isinstance(status, str):
         return line_of(status, "red")
@@ -249,7 +249,7 @@ def run_page(
     return Group(*parts, *([_title(words)] if answers else []), *(_answer(*one, whole) for one in answers))
 
 
-def _charts_of(experiment: Experiment, metrics: Sequence[str]) -> list[Chart]:
+def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Chart]:
     """Returns charts of the metrics, or accuracy and the first of the usual ones."""
     made = [Bunch(experiment.name, 0, [experiment])]
     if not metrics:
@@ -389,7 +389,7 @@ def bar(share: float, width: int, *, braille: bool = True) -> str:
 # The screen
 
 
-class Watch:
+class TerminalView:
     """The pages and what keys do: all experiments or `open` one of them, `selected` and `top` (the first
     line)."""
 
@@ -499,7 +499,7 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
         raise ValueError("there is no terminal that pages can be shown in: --once prints one and ends")
     with TemporaryDirectory() as cache:  # nothing here makes an index of answers
         store = Store(folders, Path(cache))
-        watched, runs = Watch(store, console, metrics), store.runs()
+        watched, runs = TerminalView(store, console, metrics), store.runs()
         if name is not None:
             try:
                 watched.open = store.run(name)

@@ -22,9 +22,9 @@ from treetune.domains.puzzles.reasoning_gym import ReasoningGym, missing_package
 from treetune.domains.sandbox import inside
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
-from treetune.domains.sandbox.inside.reading import Refused, read_formula, read_literal
+from treetune.domains.sandbox.inside.reading import NotAPlainValue, read_formula, read_literal
 from treetune.domains.sandbox.program import UnsafeLocal
-from treetune.domains.sandbox.served import Scorer
+from treetune.domains.sandbox.served import LibraryScorer
 from treetune.exceptions import SandboxUnavailable
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
@@ -104,7 +104,7 @@ def test_literals_and_arithmetic_are_read_as_python_does(text: str) -> None:
     ],
 )
 def test_a_text_that_says_more_than_a_value_is_refused(text: str) -> None:
-    with pytest.raises((Refused, SyntaxError)):
+    with pytest.raises((NotAPlainValue, SyntaxError)):
         read_literal(text)
 
 
@@ -131,7 +131,7 @@ def test_a_formula_calls_nothing_but_mathematics(code: str) -> None:
     import sympy
 
     names = {name: getattr(sympy, name) for name in sympy.__all__} | vars(builtins)
-    with pytest.raises((Refused, NameError)):
+    with pytest.raises((NotAPlainValue, NameError)):
         read_formula(code, {}, names)
 
 
@@ -259,24 +259,24 @@ def run(answer):
 
 
 @pytest.fixture(scope="module")
-def executing(sandbox: Bubblewrap) -> Iterator[Scorer]:
+def executing(sandbox: Bubblewrap) -> Iterator[LibraryScorer]:
     source = inside.source
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inside, "source", lambda name: HOSTILE if name == "hostile" else source(name))
-        made = Scorer(sandbox, ProgramLimits(seconds=2.0, memory_mib=256), "hostile", "json")
+        made = LibraryScorer(sandbox, ProgramLimits(seconds=2.0, memory_mib=256), "hostile", "json")
         yield made
         made.close()
 
 
-def score(scorer: Scorer, code: str) -> float | None:
+def score(scorer: LibraryScorer, code: str) -> float | None:
     return scorer.score(code, {}).score
 
 
-def test_the_scorer_of_these_tests_executes_answers(executing: Scorer) -> None:
+def test_the_scorer_of_these_tests_executes_answers(executing: LibraryScorer) -> None:
     assert score(executing, "score = 6 * 7 / 100") == 0.42
 
 
-def test_state_of_an_executed_answer_is_gone_with_it(executing: Scorer) -> None:
+def test_state_of_an_executed_answer_is_gone_with_it(executing: LibraryScorer) -> None:
     change = (
         "STATE.append(1); import json; json.dumps = None; import builtins; builtins.float = lambda x: 1.0"
     )
@@ -293,7 +293,7 @@ def test_state_of_an_executed_answer_is_gone_with_it(executing: Scorer) -> None:
         "import os; os.symlink('/', 'left')",
     ],
 )
-def test_files_of_an_executed_answer_are_gone_with_it(executing: Scorer, leave: str) -> None:
+def test_files_of_an_executed_answer_are_gone_with_it(executing: LibraryScorer, leave: str) -> None:
     executing.score(leave, {})
     look = "import os; score = float(len(os.listdir('.')) + len(os.listdir('/dev/shm')))"
     assert score(executing, look) == 0.0
@@ -307,11 +307,11 @@ def test_files_of_an_executed_answer_are_gone_with_it(executing: Scorer, leave: 
         "import subprocess, sys; subprocess.Popen([sys.executable]); score = 1.0",
     ],
 )
-def test_an_executed_answer_starts_no_process(executing: Scorer, start: str) -> None:
+def test_an_executed_answer_starts_no_process(executing: LibraryScorer, start: str) -> None:
     assert score(executing, start) is None
 
 
-def test_an_executed_answer_reaches_no_channel_but_its_own(executing: Scorer) -> None:
+def test_an_executed_answer_reaches_no_channel_but_its_own(executing: LibraryScorer) -> None:
     forge = """
 import os
 for descriptor in range(256):
@@ -340,7 +340,7 @@ os._exit(0)
         "import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
     ],
 )
-def test_what_an_executed_answer_ends_is_there_for_the_next(executing: Scorer, ends: str) -> None:
+def test_what_an_executed_answer_ends_is_there_for_the_next(executing: LibraryScorer, ends: str) -> None:
     ended = executing.score(ends, {})
     assert ended.score is None or ended.score != ended.score
     assert score(executing, "score = 0.75") == 0.75
@@ -349,7 +349,7 @@ def test_what_an_executed_answer_ends_is_there_for_the_next(executing: Scorer, e
 @pytest.mark.parametrize(
     "told", ["[1]", '"x"', '{"score": "1"}', '{"score": true}', "1" * 100_000, "[" * 2000, "{"]
 )
-def test_what_is_told_in_place_of_a_score_is_none(executing: Scorer, told: str) -> None:
+def test_what_is_told_in_place_of_a_score_is_none(executing: LibraryScorer, told: str) -> None:
     write = f"""
 import os
 for descriptor in range(3, 64):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.cases import cases
 from treetune.domains.sandbox import bubblewrap
-from treetune.domains.sandbox.base import Outcome, ProgramLimits
+from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, choose_sandbox
 from treetune.domains.sandbox.program import UnsafeLocal
 from treetune.domains.sandbox.python_tool import PythonSession, PythonTool
@@ -40,7 +40,7 @@ def test_the_end_of_a_program_is_told(
     request: pytest.FixtureRequest, where: str, how: str, code: str, exit: int | None, killed_by: str | None
 ) -> None:
     found = request.getfixturevalue("sandbox") if where == "bubblewrap" else UnsafeLocal()
-    outcome: Outcome = found.run(code, limits=ProgramLimits(seconds=1, output_kib=64))
+    outcome: ProgramOutcome = found.run(code, limits=ProgramLimits(seconds=1, output_kib=64))
     assert (outcome.exit, outcome.killed_by) == (exit, killed_by)
     assert len(outcome.stdout) + len(outcome.stderr) <= 64 * 1024
 

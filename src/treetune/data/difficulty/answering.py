@@ -15,7 +15,7 @@ from annotated_types import Gt, MinLen
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
-from treetune.domains.endpoints.client import Client
+from treetune.domains.endpoints.client import EndpointClient
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.engine.base import Completion, EngineLaunch, Request, SamplingParams
 from treetune.engine.settings import EngineSettings
@@ -33,7 +33,7 @@ WAVE = 4096
 
 
 @dataclass(frozen=True)
-class Question:
+class SampleQuestion:
     """An answer to ask for: the number of the row, of the answer, and the seed that it is drawn with."""
 
     row: int
@@ -43,7 +43,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Reply:
+class SampledReply:
     """An answer; `complete`: it was not cut off. `tokens` is None where nobody said it."""
 
     text: str
@@ -63,10 +63,10 @@ class NoReply:
     why: str
 
 
-Keep = Callable[[Question, Reply | NoReply | None], None]
+Keep = Callable[[SampleQuestion, SampledReply | NoReply | None], None]
 """Called with every answer as it comes; None for a question that can't be asked: its prompt is too long."""
 
-Ask = Callable[[Sequence[Question], Keep], None]
+Ask = Callable[[Sequence[SampleQuestion], Keep], None]
 """Asks, and returns when everything was answered. Raises RuntimeError where no more answers come."""
 
 
@@ -155,17 +155,17 @@ class Served(Policy):
             try:
                 engine.wait_ready()
 
-                def ask(questions: Sequence[Question], keep: Keep) -> None:
+                def ask(questions: Sequence[SampleQuestion], keep: Keep) -> None:
                     for first in range(0, len(questions), WAVE):
                         wave = questions[first : first + WAVE]
                         requests, asked = self._requests(wave, codec, sampling, keep)
 
                         def came(
-                            index: int, completions: list[Completion], asked: list[Question] = asked
+                            index: int, completions: list[Completion], asked: list[SampleQuestion] = asked
                         ) -> None:
                             [one] = completions
                             text, complete = codec.decode(one.token_ids), one.finish_reason == "stop"
-                            keep(asked[index], Reply(text, complete, len(one.token_ids)))
+                            keep(asked[index], SampledReply(text, complete, len(one.token_ids)))
 
                         if requests:
                             engine.generate(requests, came)
@@ -177,8 +177,8 @@ class Served(Policy):
             shutil.rmtree(memory, ignore_errors=True)
 
     def _requests(
-        self, questions: Sequence[Question], codec: TextCodec, sampling: SamplingParams, keep: Keep
-    ) -> tuple[list[Request], list[Question]]:
+        self, questions: Sequence[SampleQuestion], codec: TextCodec, sampling: SamplingParams, keep: Keep
+    ) -> tuple[list[Request], list[SampleQuestion]]:
         """Returns a request for each answer, so that what was sampled when a job dies is lost one by one."""
         requests, asked = [], []
         for question in questions:
@@ -233,7 +233,7 @@ class AtAddresses(Policy):
         chosen = self.addresses[place.shard % len(self.addresses)]
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
 
-        def ask(questions: Sequence[Question], keep: Keep) -> None:
+        def ask(questions: Sequence[SampleQuestion], keep: Keep) -> None:
             asyncio.run(_ask(settings, sampling, questions, keep, send_seed=self.send_seed))
 
         yield ask
@@ -242,7 +242,7 @@ class AtAddresses(Policy):
 async def _ask(
     settings: EndpointSettings,
     sampling: SamplingParams,
-    questions: Sequence[Question],
+    questions: Sequence[SampleQuestion],
     keep: Keep,
     *,
     send_seed: bool = True,
@@ -251,11 +251,11 @@ async def _ask(
     failure: EndpointError | None = None
     unanswered: list[str] = []
     in_a_row = 0
-    refused: list[tuple[Question, NoReply]] = []
+    refused: list[tuple[SampleQuestion, NoReply]] = []
     """Refusals that came before any answer. Where nothing else comes, they concern all."""
     is_answering = False
 
-    async def worker(waiting: Iterator[Question]) -> None:
+    async def worker(waiting: Iterator[SampleQuestion]) -> None:
         nonlocal failure, in_a_row, is_answering
         for question in waiting:
             if failure is not None:
@@ -291,9 +291,9 @@ async def _ask(
             if reply.why_empty is not None:
                 keep(question, NoReply(EMPTY, reply.why_empty))
             else:
-                keep(question, Reply(reply.text, reply.complete, reply.output_tokens))
+                keep(question, SampledReply(reply.text, reply.complete, reply.output_tokens))
 
-    async with Client.of(settings, lambda: failure is not None) as client:
+    async with EndpointClient.of(settings, lambda: failure is not None) as client:
         waiting = iter(questions)
         async with asyncio.TaskGroup() as group:
             for _ in range(settings.concurrency):
@@ -309,7 +309,7 @@ async def _ask(
 
 
 def _body(
-    settings: EndpointSettings, sampling: SamplingParams, question: Question, *, send_seed: bool
+    settings: EndpointSettings, sampling: SamplingParams, question: SampleQuestion, *, send_seed: bool
 ) -> dict[str, Any]:
     body = settings.body((), {})
     for ours in ("messages", "prompt", "stop"):

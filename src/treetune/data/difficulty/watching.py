@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.cluster.jobs import Running
+from treetune.cluster.jobs import RunningJobs
 from treetune.data.difficulty.merging import merge
 from treetune.data.difficulty.shard import (
     CLAIMS,
@@ -102,7 +102,7 @@ class _Watch:
     """Starts the jobs of all shards, watches them, and starts those again that died."""
 
     def __init__(
-        self, pipeline: EstimateDifficulty, output: Path, console: Console, running: Running, answers: int
+        self, pipeline: EstimateDifficulty, output: Path, console: Console, running: RunningJobs, answers: int
     ) -> None:
         self._settings, self._shards = pipeline.jobs, range(pipeline.shards)
         self._output, self._console, self._running, self._answers = output, console, running, answers

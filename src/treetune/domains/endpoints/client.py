@@ -29,7 +29,7 @@ SECRET_CHARACTERS = 8
 
 
 @dataclass(frozen=True)
-class Reply:
+class EndpointReply:
     """An answer of the endpoint: its text, whether it came to its end, what the endpoint says it used (None
     where it says nothing that could be true), and why a whole answer has no text, where it has none."""
 
@@ -40,7 +40,7 @@ class Reply:
     why_empty: str | None = None
 
 
-class Client:
+class EndpointClient:
     """Sends requests. Use it as an asynchronous context manager.
 
     `stopping` says whether the work is to end: then nothing is tried again. `place` says where the model is
@@ -62,11 +62,11 @@ class Client:
         self._stopping = stopping
 
     @staticmethod
-    def of(settings: EndpointSettings, stopping: Callable[[], bool]) -> Client:
+    def of(settings: EndpointSettings, stopping: Callable[[], bool]) -> EndpointClient:
         """Raises ValueError where the key isn't there."""
-        return Client(settings, settings.place(), stopping)
+        return EndpointClient(settings, settings.place(), stopping)
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> EndpointClient:
         import aiohttp
 
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
@@ -75,7 +75,7 @@ class Client:
     async def __aexit__(self, *error: object) -> None:
         await self._session.close()
 
-    async def ask(self, body: Mapping[str, Any], tried: list[Place] | None = None) -> Reply:
+    async def ask(self, body: Mapping[str, Any], tried: list[Place] | None = None) -> EndpointReply:
         """Raises Unanswered after the last attempt, and EndpointError for what no request will get past.
         `tried` is given the place of each attempt when it begins."""
         attempts = self.settings.retries + 1
@@ -85,7 +85,7 @@ class Client:
                 if tried is not None:
                     tried.append(place)
                 return await self._attempt(body, place)
-            except _Again as failure:
+            except _AttemptFailed as failure:
                 self.failed_attempts += 1
                 reason, wait = str(failure), failure.wait
             if attempt + 1 == attempts or self._stopping():
@@ -101,9 +101,9 @@ class Client:
         try:
             return await asyncio.to_thread(place)
         except RuntimeError as error:
-            raise _Again(str(error)) from error
+            raise _AttemptFailed(str(error)) from error
 
-    async def _attempt(self, body: Mapping[str, Any], place: Place) -> Reply:
+    async def _attempt(self, body: Mapping[str, Any], place: Place) -> EndpointReply:
         import aiohttp
 
         url = self.settings.url_below(place.url)
@@ -120,13 +120,13 @@ class Client:
             ) as response:
                 raw = await response.read()
         except TimeoutError as error:
-            raise _Again(f"{url}: no answer in {self.settings.timeout:g} s") from error
+            raise _AttemptFailed(f"{url}: no answer in {self.settings.timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _Again(f"{url}: {_safe(f'{type(error).__name__}: {error}', place)}") from error
+            raise _AttemptFailed(f"{url}: {_safe(f'{type(error).__name__}: {error}', place)}") from error
         status, text = response.status, _safe(raw.decode(errors="replace"), place)
         reading = read_reply(status, text, is_chat=self.settings.api == "chat")
         if reading.kind in ("answered", "cut_off", "empty"):
-            return Reply(
+            return EndpointReply(
                 text=reading.text,
                 complete=reading.kind != "cut_off",
                 input_tokens=reading.input_tokens,
@@ -142,10 +142,10 @@ class Client:
             raise EndpointError(f"{url} answered HTTP {status}: {reading.why}{whose}: {text[:SHOWN]}")
         if reading.kind == "refused":
             raise RequestRefused(f"{url} refused a request with {told}")
-        raise _Again(f"{url}: {told}", _wait_of(response.headers))
+        raise _AttemptFailed(f"{url}: {told}", _wait_of(response.headers))
 
 
-class _Again(Exception):
+class _AttemptFailed(Exception):
     """An attempt failed in a way that the next one may not. `wait`: the endpoint asks for so many seconds."""
 
     def __init__(self, what: str, wait: float = 0.0) -> None:

@@ -22,8 +22,8 @@ from typing import Any
 
 from treetune.domains.environments.base import Environment, Turn
 from treetune.domains.environments.worlds import (
+    ForkedProcesses,
     ForkedWorld,
-    Forks,
     Loaded,
     Played,
     Snapshot,
@@ -91,7 +91,7 @@ class Site:
     ) -> None:
         self._environment, self._services, self._timeline = environment, services, timeline
         self._name, where = type(environment).__name__, environment.isolation
-        self._forks = Forks(environment, memory_gib) if where == "process" else None
+        self._forks = ForkedProcesses(environment, memory_gib) if where == "process" else None
         if where != "process":
             environment.prepare()
         self._number = -1

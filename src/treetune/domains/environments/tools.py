@@ -19,7 +19,7 @@ from pydantic import ValidationError, validate_call
 
 from treetune.config.registrable import Registrable
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Again, Environment, Reward, Turn
-from treetune.domains.environments.calls import NATIVE_FORMATS, Call, calls_in, calls_of_turn
+from treetune.domains.environments.calls import NATIVE_FORMATS, ToolCall, calls_in, calls_of_turn
 from treetune.domains.extras import missing_extras
 from treetune.domains.sandbox.python_tool import PythonTool
 from treetune.exceptions import Unavailable
@@ -301,12 +301,12 @@ class Tools(Environment):
             raise ValueError(f"two tools are called {', '.join(twice)}: leave one out")
         return schemas
 
-    def calls(self, action: str) -> list[Call]:
+    def calls(self, action: str) -> list[ToolCall]:
         """Returns the calls of a turn in their order; none where it is the answer. A call that a thought
         speaks of isn't made."""
         return self._told_apart(action)[0]
 
-    def _told_apart(self, action: str) -> tuple[list[Call], str]:
+    def _told_apart(self, action: str) -> tuple[list[ToolCall], str]:
         """Returns the calls of a turn and what the turn says beside them, its thought included."""
         reading = read_thoughts(action)
         if self.tokenizer is not None:
@@ -324,7 +324,7 @@ class Tools(Environment):
         if call is None:
             return [], action
         groups = call.groupdict()
-        return [Call(groups.get("tool") or self.tools[0].name, groups["argument"] or "")], action
+        return [ToolCall(groups.get("tool") or self.tools[0].name, groups["argument"] or "")], action
 
     def message(self, action: str) -> dict[str, Any]:
         calls, said = self._told_apart(action)
@@ -351,7 +351,7 @@ class Tools(Environment):
             return Turn("\n".join(text for _, _, text in results), results=tuple(results))
         return Turn(self.answer.replace(RESULT, results[0][2]))
 
-    def _result(self, state: SimpleNamespace, call: Call) -> str:
+    def _result(self, state: SimpleNamespace, call: ToolCall) -> str:
         if self.most_calls is not None and state.made > self.most_calls:
             return "There are no calls left: give your answer."
         if call.fault is not None:
@@ -397,7 +397,9 @@ def _called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     return checked(**read)
 
 
-def _calls_by_vllm(name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]], action: str) -> list[Call]:
+def _calls_by_vllm(
+    name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]], action: str
+) -> list[ToolCall]:
     """Returns the calls that a tool parser of vLLM's finds, outside of a server. A parser says that there is
     none also where it can't read one."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest

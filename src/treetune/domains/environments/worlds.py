@@ -1,7 +1,8 @@
 """The states of environments, one of each answer, in this process or each in a process of its own.
 
-Run as ``python -m treetune.domains.environments.worlds`` by `Forks`, never by hand: such a process loads an
-environment once and forks itself for each answer, which takes milliseconds and shares what was loaded.
+Run as ``python -m treetune.domains.environments.worlds`` by `ForkedProcesses`, never by hand: such a process
+loads an environment once and forks itself for each answer, which takes milliseconds and shares what was
+loaded.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class Loaded(Servant):
         return world.call(math.inf, method, *arguments)
 
 
-class Forks:
+class ForkedProcesses:
     """The processes of an environment's answers, forked off one that has loaded it. Thread-safe.
 
     The first answer starts that one, in a thread that has to last: the kernel ends it with its thread, and
@@ -226,7 +227,7 @@ class Forks:
 class ForkedWorld:
     """A `World` in a process of its own, which ends with this object."""
 
-    def __init__(self, forks: Forks, connection: Connection, pid: int) -> None:
+    def __init__(self, forks: ForkedProcesses, connection: Connection, pid: int) -> None:
         self._forks, self._connection, self._pid = forks, connection, pid
 
     def call(self, deadline: float, method: str, *arguments: Any) -> Played:

@@ -11,7 +11,7 @@ from typing import Annotated
 from annotated_types import MinLen
 
 from treetune.domains.graders.code import SandboxedGrader
-from treetune.domains.sandbox.base import Outcome, ProgramLimits, Sandbox
+from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader
@@ -67,7 +67,7 @@ class CruxEval(SandboxedGrader):
         outcome = self._value_of(gold["code"], call)
         return float(outcome.ok and _same(outcome.stdout, gold["output"]))
 
-    def _value_of(self, code: str, call: ast.Call) -> Outcome:
+    def _value_of(self, code: str, call: ast.Call) -> ProgramOutcome:
         return self.sandbox.run(f"{code}\nprint(repr({ast.unparse(call)}))", limits=self.limits)
 
 

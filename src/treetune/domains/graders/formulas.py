@@ -64,7 +64,7 @@ def read_expression(text: str, *, reads_choices: bool = True) -> Any:
     """
     if len(text) > LONGEST:
         raise Absurd(f"a formula of {len(text)} characters")
-    parser = _Parser(_tokens(text), reads_choices)
+    parser = _FormulaParser(_tokens(text), reads_choices)
     expression = parser.sum(0)
     if parser.peek is not None:
         raise NotAFormula(f"what is {parser.peek[1]!r} doing there?")
@@ -101,7 +101,7 @@ def _tokens(text: str) -> list[tuple[str, str]]:
     return tokens
 
 
-class _Parser:
+class _FormulaParser:
     """Recursive descent, one method for each precedence; `depth` bounds the recursion."""
 
     def __init__(self, tokens: list[tuple[str, str]], reads_choices: bool = True) -> None:
@@ -397,7 +397,7 @@ class _Parser:
         return value
 
 
-class _ResidueParser(_Parser):
+class _ResidueParser(_FormulaParser):
     """Reads a formula as its value modulo a prime: of a number that is too large to be written down."""
 
     def __init__(self, tokens: list[tuple[str, str]], prime: int) -> None:

@@ -23,8 +23,8 @@ from treetune.domains.graders.formulas import (
 )
 from treetune.domains.graders.math_answers import (
     Answer,
+    BracketGroup,
     Equation,
-    Group,
     Matrix,
     Named,
     Qualified,
@@ -34,7 +34,7 @@ from treetune.domains.graders.math_answers import (
     read_answer,
 )
 from treetune.domains.graders.math_endings import LONGEST, find_answer, find_gold, json_list
-from treetune.domains.graders.math_kinds import Clock, Date, Ratio, Score
+from treetune.domains.graders.math_kinds import Date, Ratio, Score, TimeOfDay
 from treetune.domains.graders.math_text import undressed
 from treetune.domains.graders.math_units import (
     Scalar,
@@ -88,7 +88,7 @@ class MathGrader(Grader):
 
     def extract(self, response: str, problem: Problem) -> str | None:
         _, gold = _read_gold(problem.gold)
-        parts = len(gold.parts) if isinstance(gold, Group) and gold.kind == "list" else 1
+        parts = len(gold.parts) if isinstance(gold, BracketGroup) and gold.kind == "list" else 1
         return find_answer(response, parts)
 
     def verdict(self, extracted: str, problem: Problem) -> Grade | float:
@@ -127,7 +127,7 @@ def _read_gold(gold: str) -> tuple[str, Answer]:
 def _value_in_several_forms(gold: Answer, question: str) -> Answer | None:
     """Returns the one value of a gold that gives it in several forms, as a solution may:
     ``\\boxed{15\\frac{39}{40}}, or \\boxed{\\frac{639}{40}}``. None for every other gold."""
-    if not isinstance(gold, Group) or gold.kind != "list" or len(gold.parts) < 2:
+    if not isinstance(gold, BracketGroup) or gold.kind != "list" or len(gold.parts) < 2:
         return None
     value, *others = gold.parts
     return value if all(equal_answers(other, value, question) for other in others) else None
@@ -168,7 +168,7 @@ def equal_answers(given: Answer, gold: Answer, question: str = "") -> bool:
         return equal_answers(given, gold.value, question)
     if isinstance(given, Date) or isinstance(gold, Date):
         return False  # equal dates are equal by their parts
-    if isinstance(given, Clock) or isinstance(gold, Clock):
+    if isinstance(given, TimeOfDay) or isinstance(gold, TimeOfDay):
         return _equal_times(given, gold, question)
     if isinstance(given, Ratio) or isinstance(gold, Ratio):
         return _equal_ratios(given, gold)
@@ -187,8 +187,10 @@ def equal_answers(given: Answer, gold: Answer, question: str = "") -> bool:
         return [len(row) for row in rows] == [len(row) for row in others] and all(
             equal_answers(a, b, question) for row, other in zip(rows, others) for a, b in zip(row, other)
         )
-    if isinstance(given, Group) or isinstance(gold, Group):
-        given, gold = (one if isinstance(one, Group) else Group("list", (one,)) for one in (given, gold))
+    if isinstance(given, BracketGroup) or isinstance(gold, BracketGroup):
+        given, gold = (
+            one if isinstance(one, BracketGroup) else BracketGroup("list", (one,)) for one in (given, gold)
+        )
         return _equal_groups(given, gold, question)
     return _equal_scalars(given, gold, question)
 
@@ -204,7 +206,7 @@ def _words_of(answer: Answer) -> str | None:
 _EMPTY = (Scalar("\\emptyset"),)
 
 
-def _equal_groups(given: Group, gold: Group, question: str) -> bool:
+def _equal_groups(given: BracketGroup, gold: BracketGroup, question: str) -> bool:
     kinds = {given.kind, gold.kind}
     if (given.parts == _EMPTY) != (gold.parts == _EMPTY) or (
         given.kind != gold.kind and gold.parts == _EMPTY
@@ -228,7 +230,7 @@ def _equal_groups(given: Group, gold: Group, question: str) -> bool:
 def _pieces(answer: Answer) -> Sequence[Answer]:
     if isinstance(answer, Union):
         return answer.parts
-    return answer.parts if isinstance(answer, Group) and answer.kind == "list" else (answer,)
+    return answer.parts if isinstance(answer, BracketGroup) and answer.kind == "list" else (answer,)
 
 
 def _matched(given: Sequence[Answer], gold: Sequence[Answer], question: str) -> bool:
@@ -248,7 +250,11 @@ def _rows(answer: Answer) -> tuple[tuple[Answer, ...], ...]:
     """Returns the rows of a matrix; a tuple stands for a column."""
     if isinstance(answer, Matrix):
         return answer.rows
-    if isinstance(answer, Group) and answer.kind == "tuple" and (answer.left, answer.right) == ("(", ")"):
+    if (
+        isinstance(answer, BracketGroup)
+        and answer.kind == "tuple"
+        and (answer.left, answer.right) == ("(", ")")
+    ):
         return tuple((part,) for part in answer.parts)
     return ()
 
@@ -372,18 +378,18 @@ def _equal_quantities(given: Scalar, gold: Scalar) -> bool:
 
 def _equal_times(given: Answer, gold: Answer, question: str) -> bool:
     """Compares times of the day; what may be a ratio is one unless the question asks for a time."""
-    clocks = [answer for answer in (gold, given) if isinstance(answer, Clock)]
-    is_time = clocks[0].is_time(question) if isinstance(gold, Clock) else clocks[0].is_sure
+    clocks = [answer for answer in (gold, given) if isinstance(answer, TimeOfDay)]
+    is_time = clocks[0].is_time(question) if isinstance(gold, TimeOfDay) else clocks[0].is_sure
     if len(clocks) == 2:
         if is_time or clocks[1].is_sure:
             return clocks[0].equals(clocks[1])
         return _equal_ratios(clocks[1].ratio(), clocks[0].ratio())
     if is_time:
-        number = given if isinstance(gold, Clock) else gold
+        number = given if isinstance(gold, TimeOfDay) else gold
         is_hour = clocks[0].minute is None and isinstance(number, Scalar) and number.unit is None
         return is_hour and isinstance(number, Scalar) and exact_value(number.formula) == clocks[0].hour
-    given = given.ratio() if isinstance(given, Clock) else given
-    gold = gold.ratio() if isinstance(gold, Clock) else gold
+    given = given.ratio() if isinstance(given, TimeOfDay) else given
+    gold = gold.ratio() if isinstance(gold, TimeOfDay) else gold
     return _equal_ratios(given, gold)
 
 
@@ -427,7 +433,7 @@ def _equal_systems(given: Answer, gold: Answer, question: str) -> bool:
     bare, by_name = (gold, values) if values is not None else (given, meant)
     assert by_name is not None
     if (
-        not isinstance(bare, Group)
+        not isinstance(bare, BracketGroup)
         or len(bare.parts) != len(by_name)
         or (bare.left, bare.right) != ("(", ")")
     ):
@@ -450,7 +456,7 @@ def _values_by_name(answer: Answer) -> dict[str, Answer] | None:
         return None
     names = answer.name.strip("()").split(",")
     if (
-        not isinstance(answer.value, Group)
+        not isinstance(answer.value, BracketGroup)
         or len(answer.value.parts) != len(names)
         or len(set(names)) < len(names)
     ):

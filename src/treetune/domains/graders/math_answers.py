@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Literal
 
 from treetune.domains.graders.formulas import exact_value
-from treetune.domains.graders.math_kinds import Clock, Date, Ratio, Score
+from treetune.domains.graders.math_kinds import Date, Ratio, Score, TimeOfDay
 from treetune.domains.graders.math_units import Scalar, split_unit, sum_of_quantities
 
 DEEPEST = 6
@@ -29,7 +29,7 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Group:
+class BracketGroup:
     """Parts in brackets. ``list``: none, or just commas; ``set``; ``tuple``: an ordered pair or an interval,
     which only its brackets tell from another."""
 
@@ -87,14 +87,14 @@ class Qualified:
 
 Answer = (
     Scalar
-    | Clock
+    | TimeOfDay
     | Date
     | Ratio
     | Score
     | System
     | Qualified
     | Words
-    | Group
+    | BracketGroup
     | Union
     | Matrix
     | Named
@@ -165,7 +165,7 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     text = _RATIO.sub(":", text)
     plain = _without_latex(text)
     if plain is not None:
-        for kind in (Clock, Date, Score):
+        for kind in (TimeOfDay, Date, Score):
             special = kind.read(plain)
             if special is not None:
                 return special
@@ -192,7 +192,7 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     if ("\\pm" in text or "\\mp" in text) and not several:
         plus = text.replace("\\pm", "+").replace("\\mp", "-")
         minus = text.replace("\\pm", "-").replace("\\mp", "+")
-        return Group("list", (read_answer(plus, depth + 1), read_answer(minus, depth + 1)))
+        return BracketGroup("list", (read_answer(plus, depth + 1), read_answer(minus, depth + 1)))
     thousands = _THOUSANDS.match(text)
     if thousands and not re.search(r"[\d,;]", text[thousands.end() :]) and not _AND.search(text):
         return _scalar(text.replace(",", ""))
@@ -232,7 +232,7 @@ def _reals(text: str) -> Answer | None:
         if match is None:
             return None
     if not rest:
-        return Group("tuple", (_BELOW_ALL, _ABOVE_ALL))
+        return BracketGroup("tuple", (_BELOW_ALL, _ABOVE_ALL))
     if match is None:
         return None
     holes = re.sub(r"\A[a-zA-Z] ?= ?", "", match["holes"].strip())
@@ -263,11 +263,11 @@ def _all_but(holes: list[str]) -> Answer | None:
     if not numbers:
         return None
     ends = [_BELOW_ALL, *(Scalar(hole) for _, hole in sorted(set(numbers))), _ABOVE_ALL]
-    return Union(tuple(Group("tuple", pair) for pair in itertools.pairwise(ends)))
+    return Union(tuple(BracketGroup("tuple", pair) for pair in itertools.pairwise(ends)))
 
 
 def _rays_beside(hole: Scalar) -> Union:
-    return Union((Group("tuple", (_BELOW_ALL, hole)), Group("tuple", (hole, _ABOVE_ALL))))
+    return Union((BracketGroup("tuple", (_BELOW_ALL, hole)), BracketGroup("tuple", (hole, _ABOVE_ALL))))
 
 
 def _cases(rows: str, depth: int) -> Answer:
@@ -276,7 +276,7 @@ def _cases(rows: str, depth: int) -> Answer:
     if len(cells) > MOST_PARTS:
         return Scalar(rows)
     if all(len(row) == 2 and "=" not in row[0] for row in cells):
-        return Group("set", tuple(_piece(row, depth) for row in cells))
+        return BracketGroup("set", tuple(_piece(row, depth) for row in cells))
     equations = ["".join(row).strip(" ,;") for row in cells]
     return _system_of(tuple(read_answer(equation, depth + 1) for equation in equations))
 
@@ -285,7 +285,9 @@ def _piece(row: list[str], depth: int) -> Answer:
     condition = re.sub(r"\\text ?\{ ?,? ?(?:if|for|when|where) ?\}|\b(?:if|for|when)\b", "", row[1]).strip(
         " ,.;"
     )
-    return Group("tuple", (read_answer(row[0].strip(" ,"), depth + 1), read_answer(condition, depth + 1)))
+    return BracketGroup(
+        "tuple", (read_answer(row[0].strip(" ,"), depth + 1), read_answer(condition, depth + 1))
+    )
 
 
 def _system_of(parts: tuple[Answer, ...]) -> Answer:
@@ -294,7 +296,7 @@ def _system_of(parts: tuple[Answer, ...]) -> Answer:
     names = {part.name for part in named}
     if len(parts) > 1 and len(named) == len(parts) == len(names):
         return System(tuple((part.name, part.value) for part in named))
-    return Group("list", _flat(parts))
+    return BracketGroup("list", _flat(parts))
 
 
 def _transposed(text: str, depth: int) -> Answer | None:
@@ -305,8 +307,8 @@ def _transposed(text: str, depth: int) -> Answer | None:
     if isinstance(inner, Matrix):
         lengths = {len(row) for row in inner.rows}
         return Matrix(tuple(zip(*inner.rows, strict=True))) if len(lengths) == 1 else None
-    if isinstance(inner, Group) and inner.kind == "tuple":
-        return Group("tuple", inner.parts)  # a row that is written as a tuple, so that it is a column
+    if isinstance(inner, BracketGroup) and inner.kind == "tuple":
+        return BracketGroup("tuple", inner.parts)  # a row that is written as a tuple, so that it is a column
     return None
 
 
@@ -362,11 +364,11 @@ def _group(text: str, depth: int) -> Answer | None:
         if re.search(r"\\mid|\\colon|:|\|", inner):
             condition = re.split(r"\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|:|\|", inner, maxsplit=1)[1]
             return read_answer(condition, depth + 1)
-        return Group("set", _flat(_parts(inner, depth)))
+        return BracketGroup("set", _flat(_parts(inner, depth)))
     if opening:
         parts = _parts(inner, depth)
         if len(parts) > 1:
-            return Group("tuple", parts, opening, closing)
+            return BracketGroup("tuple", parts, opening, closing)
         return None
     pieces = [piece.strip() for part in split_at_top(text, (",", ";")) for piece in _and_parts(part)]
     pieces = [piece for piece in pieces if piece]
@@ -380,7 +382,7 @@ def _flat(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
     return tuple(
         one
         for part in parts
-        for one in (part.parts if isinstance(part, Group) and part.kind == "list" else (part,))
+        for one in (part.parts if isinstance(part, BracketGroup) and part.kind == "list" else (part,))
     )
 
 
@@ -479,10 +481,10 @@ def _distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | 
     is_closed = signs[0].endswith("=")
     if signs[0].startswith("<"):
         return match["name"], [
-            Group("tuple", (low, high), "[" if is_closed else "(", "]" if is_closed else ")")
+            BracketGroup("tuple", (low, high), "[" if is_closed else "(", "]" if is_closed else ")")
         ]
-    below = Group("tuple", (_BELOW_ALL, low), "(", "]" if is_closed else ")")
-    above = Group("tuple", (high, _ABOVE_ALL), "[" if is_closed else "(", ")")
+    below = BracketGroup("tuple", (_BELOW_ALL, low), "(", "]" if is_closed else ")")
+    above = BracketGroup("tuple", (high, _ABOVE_ALL), "[" if is_closed else "(", ")")
     return match["name"], [below, above]
 
 
@@ -523,17 +525,17 @@ def _region(text: str, depth: int) -> Answer | None:
 
 def _met(rays: list[Answer]) -> Answer | None:
     """Makes ``x > 1 and x < 2`` an interval; None unless one ray up and one down meet."""
-    if len(rays) != 2 or not all(isinstance(ray, Group) for ray in rays):
+    if len(rays) != 2 or not all(isinstance(ray, BracketGroup) for ray in rays):
         return None
     up, down = sorted(rays, key=lambda ray: ray.parts[0] == _BELOW_ALL)  # type: ignore[union-attr]
-    assert isinstance(up, Group) and isinstance(down, Group)
+    assert isinstance(up, BracketGroup) and isinstance(down, BracketGroup)
     if up.parts[1] != _ABOVE_ALL or down.parts[0] != _BELOW_ALL:
         return None
     start, end = up.parts[0], down.parts[1]
     low, high = (exact_value(at.formula) if isinstance(at, Scalar) else None for at in (start, end))
     if low is None or high is None or low >= high:
         return None
-    return Group("tuple", (start, end), up.left, down.right)
+    return BracketGroup("tuple", (start, end), up.left, down.right)
 
 
 def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
@@ -547,17 +549,22 @@ def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Ans
         if not isinstance(value, Scalar):
             return None
         if signs[0] == "!=":
-            below, above = Group("tuple", (_BELOW_ALL, value)), Group("tuple", (value, _ABOVE_ALL))
+            below, above = (
+                BracketGroup("tuple", (_BELOW_ALL, value)),
+                BracketGroup("tuple", (value, _ABOVE_ALL)),
+            )
             return sides[0], [below, above]
         if signs[0] in ("<", "<="):
-            return sides[0], [Group("tuple", (_BELOW_ALL, value), "(", ")" if signs[0] == "<" else "]")]
-        return sides[0], [Group("tuple", (value, _ABOVE_ALL), "(" if signs[0] == ">" else "[", ")")]
+            return sides[0], [
+                BracketGroup("tuple", (_BELOW_ALL, value), "(", ")" if signs[0] == "<" else "]")
+            ]
+        return sides[0], [BracketGroup("tuple", (value, _ABOVE_ALL), "(" if signs[0] == ">" else "[", ")")]
     if len(signs) == 2 and _NAME.fullmatch(sides[1]) and {sign[0] for sign in signs} in ({"<"}, {">"}):
         if signs[0][0] == ">":
             signs, sides = [sign.replace(">", "<") for sign in signs[::-1]], sides[::-1]
         ends = read_answer(sides[0], depth + 1), read_answer(sides[2], depth + 1)
         return sides[1], [
-            Group("tuple", ends, "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")
+            BracketGroup("tuple", ends, "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")
         ]
     return None
 

@@ -74,7 +74,7 @@ class ZebraGrader(Tagged):
 
 
 @dataclass(frozen=True)
-class Table:
+class ParsedTable:
     """A header (empty where there is none) and rows, all ready for comparison."""
 
     header: tuple[str, ...]
@@ -82,7 +82,7 @@ class Table:
 
 
 @lru_cache(maxsize=1024)
-def gold_table(gold: str) -> Table:
+def gold_table(gold: str) -> ParsedTable:
     """Raises ValueError for a gold that is no table with equal rows."""
     table = read_table(gold)
     if table is None or len({len(row) for row in table.rows}) != 1:
@@ -104,7 +104,9 @@ def _position(cell: str) -> str:
     return "".join(sign for sign in cell if sign.isdigit()) or cell
 
 
-def _cells_to_fill(table: Table, gold: Table, known: Sequence[int], asked: Sequence[int]) -> list[list[str]]:
+def _cells_to_fill(
+    table: ParsedTable, gold: ParsedTable, known: Sequence[int], asked: Sequence[int]
+) -> list[list[str]]:
     """Returns, for each of the gold's rows, the asked cells of the row that claims its position; none where
     no row does, or several do."""
     columns = _columns(table, gold, known, asked)
@@ -118,7 +120,7 @@ def _cells_to_fill(table: Table, gold: Table, known: Sequence[int], asked: Seque
     return [claim[0] if len(claim) == 1 else [] for claim in of_rows]
 
 
-def _columns(table: Table, gold: Table, known: Sequence[int], asked: Sequence[int]) -> list[int]:
+def _columns(table: ParsedTable, gold: ParsedTable, known: Sequence[int], asked: Sequence[int]) -> list[int]:
     """Returns where the asked columns stand in the answer and, if they do, the known ones: by the header,
     or in the gold's order where there is none of the gold's names."""
     if table.header and len(set(table.header)) == len(table.header):
@@ -133,7 +135,7 @@ def _columns(table: Table, gold: Table, known: Sequence[int], asked: Sequence[in
     return [*asked, *known]
 
 
-def read_table(text: str) -> Table | None:
+def read_table(text: str) -> ParsedTable | None:
     """Reads the table that the text is or, where it is none, the last one in it. Linear in the text.
 
     A table is ``{"header": […], "rows": [[…], …]}``, its rows alone, a list of objects with the same keys, an
@@ -162,7 +164,7 @@ def read_table(text: str) -> Table | None:
     return _table(cells[0], cells[1:])
 
 
-def read_letters(text: str) -> Table | None:
+def read_letters(text: str) -> ParsedTable | None:
     """Reads rows of single letters with ``/`` between them, ``am/bn``; None for any other text."""
     rows = text.split("/")
     if len(rows) > MOST_ROWS or not all(row.isalnum() and len(row) <= MOST_CELLS for row in rows):
@@ -170,7 +172,7 @@ def read_letters(text: str) -> Table | None:
     return _table((), [list(row) for row in rows])
 
 
-def _table_of(value: Any) -> Table | None:
+def _table_of(value: Any) -> ParsedTable | None:
     if isinstance(value, Mapping):
         keys = {plain(str(key)): inner for key, inner in value.items()}
         if "rows" in keys:
@@ -187,14 +189,14 @@ def _table_of(value: Any) -> Table | None:
     return _table((), value)
 
 
-def _table(header: Any, rows: Any) -> Table | None:
+def _table(header: Any, rows: Any) -> ParsedTable | None:
     if not isinstance(header, list | tuple) or not isinstance(rows, list | tuple):
         return None
     if not 1 <= len(rows) <= MOST_ROWS or not all(isinstance(row, list | tuple) for row in rows):
         return None
     if not all(1 <= len(row) <= MOST_CELLS for row in rows):
         return None
-    return Table(tuple(all_plain(header)), tuple(tuple(all_plain(row)) for row in rows))
+    return ParsedTable(tuple(all_plain(header)), tuple(tuple(all_plain(row)) for row in rows))
 
 
 # Orders of names

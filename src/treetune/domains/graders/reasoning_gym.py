@@ -11,7 +11,7 @@ from annotated_types import MinLen
 
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
-from treetune.domains.sandbox.served import Scorer, scorer
+from treetune.domains.sandbox.served import LibraryScorer, scorer
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
 from treetune.tasks.thoughts import THINK_END
@@ -82,5 +82,5 @@ class ReasoningGymGrader(Grader):
             return Grade(reward=0.0, outcome="ok", message=f"the scorer said {scored.score}")
         return Grade(reward=scored.score, outcome="ok", message=scored.message)
 
-    def _scorer(self) -> Scorer:
+    def _scorer(self) -> LibraryScorer:
         return scorer(self.sandbox, self.limits, "reasoning_gym_scores", "reasoning_gym")

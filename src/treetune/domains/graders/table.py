@@ -14,7 +14,7 @@ from annotated_types import Ge, Lt, MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import last_box
-from treetune.tasks.graders.numeric import LONGEST, Number, read_number
+from treetune.tasks.graders.numeric import LONGEST, WrittenNumber, read_number
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
@@ -95,7 +95,7 @@ def _matched(number: int, alike: Sequence[Sequence[int]], taken: dict[int, int],
     return False
 
 
-def _value(number: Number) -> Fraction:
+def _value(number: WrittenNumber) -> Fraction:
     return number.value / 100 if number.percent else number.value
 
 
@@ -128,9 +128,9 @@ def _plain(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def read_answer(text: str) -> Number | None:
+def read_answer(text: str) -> WrittenNumber | None:
     """Reads the number of an answer; a ratio is a fraction."""
     if re.fullmatch(r"\s*\d{1,15}(?:\.\d{1,15})?\s*:\s*\d{1,15}(?:\.\d{1,15})?\s*", text):
         one, other = (Fraction(part.strip()) for part in text.split(":"))
-        return Number(one / other) if other else None
+        return WrittenNumber(one / other) if other else None
     return read_number(text)

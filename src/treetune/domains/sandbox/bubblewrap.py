@@ -22,12 +22,12 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from treetune.domains.sandbox.base import Outcome, ProgramLimits, Sandbox
+from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome, Sandbox
 from treetune.domains.sandbox.program import (
     BOOT,
     PYTHON_FLAGS,
     START_SECONDS,
-    Usage,
+    ResourceUsage,
     descendants,
     follow,
     read_only,
@@ -79,10 +79,10 @@ class Bubblewrap(Sandbox):
         stdin: str = "",
         files: Mapping[str, str] | None = None,
         limits: ProgramLimits | None = None,
-    ) -> Outcome:
+    ) -> ProgramOutcome:
         limits = limits or ProgramLimits()
 
-        def once() -> Outcome:
+        def once() -> ProgramOutcome:
             given = read_only(stdin.encode(errors="surrogatepass"))
             try:
                 started = Started(self, code, files or {}, limits, stdin=given)
@@ -151,7 +151,7 @@ class Started:
             for descriptor in open_ones:
                 os.close(descriptor)
 
-    def usage(self) -> Usage:
+    def usage(self) -> ResourceUsage:
         """Measures what it uses. Files count as memory as well: empty ones fill no disk."""
         used = usage_of(descendants(self.process.pid))
         try:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.domains.sandbox.base import KilledBy, Outcome, ProgramLimits, Sandbox
+from treetune.domains.sandbox.base import KilledBy, ProgramLimits, ProgramOutcome, Sandbox
 from treetune.exceptions import SandboxUnavailable
 
 BOOT = Path(__file__).parent / "inside" / "boot.py"
@@ -140,7 +140,7 @@ _COUNTED = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
 
 
 @dataclass(frozen=True)
-class Usage:
+class ResourceUsage:
     """Bytes of memory, tasks (processes and threads), seconds of processor time."""
 
     memory: int
@@ -148,7 +148,7 @@ class Usage:
     cpu_seconds: float
 
 
-def usage_of(pids: Iterable[int]) -> Usage:
+def usage_of(pids: Iterable[int]) -> ResourceUsage:
     """Adds up all these processes; one that has ended is left out.
 
     Pages that processes share after a fork count once for each of them.
@@ -171,7 +171,7 @@ def usage_of(pids: Iterable[int]) -> Usage:
             seconds += sum(map(int, fields[11:15])) / _TICKS
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return Usage(memory, tasks, seconds)
+    return ResourceUsage(memory, tasks, seconds)
 
 
 def descendants(root: int) -> list[int]:
@@ -197,9 +197,9 @@ def follow(
     process: subprocess.Popen[bytes],
     limits: ProgramLimits,
     start: float,
-    usage: Callable[[], Usage],
+    usage: Callable[[], ResourceUsage],
     kill: Callable[[], None],
-) -> Outcome:
+) -> ProgramOutcome:
     """Takes what the process prints until it has ended, by itself or by `kill`; it is reaped, its pipes are
     closed.
 
@@ -247,7 +247,7 @@ def follow(
         killed_by = "time"
     stdout, stderr = (bytes(text[:most]).decode(errors="replace") for text in printed.values())
     status = process.returncode
-    return Outcome(
+    return ProgramOutcome(
         stdout=stdout,
         stderr=stderr,
         # The first process of a namespace says which signal ended the program as a shell does.
@@ -257,7 +257,7 @@ def follow(
     )
 
 
-def passed(limits: ProgramLimits, seconds: float, usage: Usage) -> KilledBy | None:
+def passed(limits: ProgramLimits, seconds: float, usage: ResourceUsage) -> KilledBy | None:
     """Returns the limit that is passed after so many seconds, if any."""
     if seconds >= limits.seconds:
         return "time"
@@ -310,7 +310,7 @@ class UnsafeLocal(Sandbox):
         stdin: str = "",
         files: Mapping[str, str] | None = None,
         limits: ProgramLimits | None = None,
-    ) -> Outcome:
+    ) -> ProgramOutcome:
         limits = limits or ProgramLimits()
         given = read_only(stdin.encode(errors="surrogatepass"))
         try:
@@ -344,7 +344,7 @@ class _StartedAsYou:
             self.work.cleanup()
             raise
 
-    def usage(self) -> Usage:
+    def usage(self) -> ResourceUsage:
         return usage_of([self.process.pid, *descendants(self.process.pid)])
 
     def kill(self) -> None:

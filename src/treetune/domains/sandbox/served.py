@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from treetune.domains.sandbox.base import KilledBy, ProgramLimits, Running, Sandbox
+from treetune.domains.sandbox.base import KilledBy, ProgramLimits, RunningProgram, Sandbox
 from treetune.domains.sandbox.inside import bundle
 from treetune.domains.sandbox.program import LOOK_SECONDS, passed
 from treetune.exceptions import SandboxUnavailable
@@ -32,7 +32,7 @@ def framed(body: bytes) -> bytes:
 
 
 def ask(
-    running: Running, request: bytes, limits: ProgramLimits, most: int
+    running: RunningProgram, request: bytes, limits: ProgramLimits, most: int
 ) -> tuple[bytes | None, KilledBy | None]:
     """Sends a request and returns the reply, `most` bytes at most. Where there is none, returns None and the
     limit that was passed, if it was one."""
@@ -81,7 +81,7 @@ def _whole_reply(data: bytearray) -> bytes | None:
     return body
 
 
-def end(running: Running) -> None:
+def end(running: RunningProgram) -> None:
     """Ends a program and all that it started. Safe to call twice."""
     running.kill()
     running.process.wait()
@@ -104,7 +104,7 @@ _LIFETIME_CPU_SECONDS = 1e7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class LibraryScore:
     """The end of a scoring. `score` is None where there is none: then the answer took too long (`is_late`),
     ended the process that scored it, or made the scorer raise, as `message` says."""
 
@@ -114,7 +114,7 @@ class Scored:
     has_crashed: bool = False
 
 
-class Scorer:
+class LibraryScorer:
     """Scores answers by a library that is imported in a sandbox, once, each in a new process there.
 
     What answers say is read as values and never executed (`inside/reading.py`). Whatever one does to the
@@ -130,7 +130,7 @@ class Scorer:
         self._limits = limits
         self._scores = scores
         self._package = package
-        self._running: Running | None = None
+        self._running: RunningProgram | None = None
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -141,7 +141,7 @@ class Scorer:
         with self._lock:
             self._started()
 
-    def score(self, answer: str, problem: Mapping[str, Any]) -> Scored:
+    def score(self, answer: str, problem: Mapping[str, Any]) -> LibraryScore:
         """Scores an answer to a problem as the library's module takes it (JSON).
 
         Raises SandboxUnavailable where the sandbox didn't work, which says nothing of the answer.
@@ -156,7 +156,7 @@ class Scorer:
                 if reply is not None:
                     return _scored(json.loads(reply))
             limit = f" ({killed_by})" if killed_by else ""
-            return Scored(score=None, message=f"it ended the sandbox{limit}", has_crashed=True)
+            return LibraryScore(score=None, message=f"it ended the sandbox{limit}", has_crashed=True)
 
     def close(self) -> None:
         """Ends the sandbox. The next answer begins another one."""
@@ -164,7 +164,7 @@ class Scorer:
         if running is not None:
             end(running)
 
-    def _started(self) -> Running:
+    def _started(self) -> RunningProgram:
         if self._running is not None and self._running.process.poll() is None:
             return self._running
         self.close()
@@ -186,7 +186,7 @@ class Scorer:
         return self._running
 
     def _ask(
-        self, running: Running, request: bytes, limits: ProgramLimits
+        self, running: RunningProgram, request: bytes, limits: ProgramLimits
     ) -> tuple[bytes | None, KilledBy | None]:
         try:
             reply, killed_by = ask(running, request, limits, _REPLY_BYTES)
@@ -199,26 +199,26 @@ class Scorer:
 
 
 @lru_cache(maxsize=8)
-def scorer(sandbox: Sandbox, limits: ProgramLimits, scores: str, package: str) -> Scorer:
+def scorer(sandbox: Sandbox, limits: ProgramLimits, scores: str, package: str) -> LibraryScorer:
     """Returns this process's scorer of such answers, which ends with it."""
-    made = Scorer(sandbox, limits, scores, package)
+    made = LibraryScorer(sandbox, limits, scores, package)
     atexit.register(made.close)
     return made
 
 
-def _scored(reply: Mapping[str, Any]) -> Scored:
+def _scored(reply: Mapping[str, Any]) -> LibraryScore:
     if "failed" in reply:
         raise SandboxUnavailable(f"no scorer could be made for this problem: {reply['failed']}")
     if "late" in reply:
-        return Scored(score=None, message="not done at the deadline", is_late=True)
+        return LibraryScore(score=None, message="not done at the deadline", is_late=True)
     if "crashed" in reply:
         status = reply["crashed"]
-        return Scored(score=None, message=f"its process ended with {status}", has_crashed=True)
+        return LibraryScore(score=None, message=f"its process ended with {status}", has_crashed=True)
     told = reply["told"]
     # What the child wrote is data of an answer at worst: nothing of it is used but these.
     if not isinstance(told, dict):
-        return Scored(score=None, message="its process told no score", has_crashed=True)
+        return LibraryScore(score=None, message="its process told no score", has_crashed=True)
     refused = f"it wanted more than to be read ({told['refused']})" if "refused" in told else None
     if isinstance(score := told.get("score"), float):
-        return Scored(score=score, message=refused)
-    return Scored(score=None, message=f"the scorer raised {told.get('raised')}")
+        return LibraryScore(score=score, message=refused)
+    return LibraryScore(score=None, message=f"the scorer raised {told.get('raised')}")

@@ -39,7 +39,7 @@ Differing = tuple[str, str, str] | None
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """The first difference. `iteration` counts from 1, as the console does; 0 is what lies before them."""
 
     iteration: int
@@ -55,7 +55,7 @@ class Difference:
         )
 
 
-def first_difference(first: Path, second: Path) -> Difference | None:
+def first_difference(first: Path, second: Path) -> FirstDifference | None:
     """Returns the first difference of two experiments' folders, in the order in which a run writes them: in
     each iteration what was sampled, what credit it got, with the journals of both, the metrics of training,
     the weights and the trainer's state, the evaluations. None where all that both have is the same, but for
@@ -81,7 +81,7 @@ def first_difference(first: Path, second: Path) -> Difference | None:
                 found = compare(path, second / name)
                 if found is not None:
                     place, of_first, of_second = found
-                    return Difference(number + 1, phase, f"{name}: {place}", of_first, of_second)
+                    return FirstDifference(number + 1, phase, f"{name}: {place}", of_first, of_second)
     return None
 
 

@@ -26,7 +26,7 @@ from treetune.runtime.session import Session
 from treetune.runtime.training import critic_for_credit
 from treetune.seeds import derive_seed
 from treetune.tasks.sampling import sample_problems
-from treetune.trainer.scoring import Scored, Scorer
+from treetune.trainer.scoring import PolicyScores, Scorer
 from treetune.trainer.tokens import Sequences
 from treetune.tree import answers_of
 from treetune.vocabulary import Column, Episode, TokenIds, Trajectory, joined
@@ -210,7 +210,7 @@ class StoredModels:
     def policy_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(self.policy, sequences)
 
-    def old_logprobs(self, sequences: Sequences) -> Scored:
+    def old_logprobs(self, sequences: Sequences) -> PolicyScores:
         """Returns log-probs alone: no analysis compares them with the engine's."""
         return self.scorer.scored(self.policy, sequences, nucleus=None)
 

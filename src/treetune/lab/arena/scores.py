@@ -55,23 +55,23 @@ CRITIC_PROBLEMS = 32
 """Problems whose answers the critic has learnt from."""
 
 
-class Method(NamedTuple):
+class ScoredMethod(NamedTuple):
     """A credit, and the rollout that makes its answers; None: the eight that all methods share."""
 
     credit: Credit
     rollout: Rollout | None = None
 
 
-def shipped_methods() -> dict[str, Method]:
+def shipped_methods() -> dict[str, ScoredMethod]:
     """Returns the methods of configs/lib/arena.libsonnet by their names."""
-    methods = {CEILING: Method(TrueAdvantages())}
+    methods = {CEILING: ScoredMethod(TrueAdvantages())}
     for name, parts in load(["lib/arena.libsonnet"]).data["methods"].items():
         rollout = build(Rollout, parts["rollout"]) if "rollout" in parts else None
-        methods[name] = Method(build(Credit, parts["credit"]), rollout)
+        methods[name] = ScoredMethod(build(Credit, parts["credit"]), rollout)
     return methods
 
 
-def methods_of(module: str) -> dict[str, Method]:
+def methods_of(module: str) -> dict[str, ScoredMethod]:
     """Returns the credits, and the value estimators with three samples a state, that a module registers, with
     their defaults. Raises ConfigError where it can't be imported or registers none."""
     import_parts({"imports": [module]})
@@ -81,7 +81,7 @@ def methods_of(module: str) -> dict[str, Method]:
         if f"{part.__module__}.".startswith(f"{own}."):
             of_values = {"type": "monte_carlo", "samples": 3, "values": {"type": name}}
             credit = {"type": name} if issubclass(part, Credit) else of_values
-            methods[name] = Method(build(Credit, credit))
+            methods[name] = ScoredMethod(build(Credit, credit))
     if not methods:
         remedy = "register a class in it: @Credit.register('name') or @ValueEstimator.register('name')"
         raise ConfigError([ConfigIssue(f"{module} registers no credit or value estimator", remedy=remedy)])
@@ -90,7 +90,7 @@ def methods_of(module: str) -> dict[str, Method]:
 
 def scores(
     language: Language,
-    methods: Mapping[str, Method],
+    methods: Mapping[str, ScoredMethod],
     seed: int = 1,
     most: int = 2000,
     precision: float = 0.1,
@@ -108,7 +108,7 @@ def scores(
         context, context.task.problems("train")
     )
     reference, true = (
-        gradients_of(language, context, Method(one), shared)[0] for one in (Rloo(), TrueAdvantages())
+        gradients_of(language, context, ScoredMethod(one), shared)[0] for one in (Rloo(), TrueAdvantages())
     )
     found = {}
     collects = gc.isenabled()
@@ -142,7 +142,7 @@ def scores(
 
 
 def gradients_of(
-    language: Language, context: RolloutContext, method: Method, shared: Sequence[Tree]
+    language: Language, context: RolloutContext, method: ScoredMethod, shared: Sequence[Tree]
 ) -> tuple[Any, int]:
     """Returns a method's gradients of the problems of `shared`, [problems, parameters], and the tokens that
     its rollout and credit sampled."""

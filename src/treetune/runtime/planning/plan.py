@@ -16,8 +16,8 @@ from treetune.runtime.planning.memory import (
     ASLEEP,
     PROCESS,
     EngineMemory,
+    IterationWork,
     TrainerMemory,
-    Work,
     itemsize,
     servers_on_a_machine,
     work_of,
@@ -83,7 +83,7 @@ class Plan:
     experiment: Any
     shape: Shape
     machine: Machine
-    work: Work
+    work: IterationWork
 
     @staticmethod
     def of(

@@ -69,7 +69,7 @@ OF_THE_MACHINE = ("device", "ranks", "nodes", "device_memory", "host_memory", "s
 
 
 @dataclass(frozen=True)
-class Estimate:
+class PhaseSeconds:
     """The seconds of one phase of an iteration."""
 
     phase: str
@@ -77,7 +77,7 @@ class Estimate:
     source: str
 
 
-def estimates(plan: Plan) -> Iterator[Estimate]:
+def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     """Yields the seconds of the phases that an iteration has; of what isn't in each, its share."""
     work, root = plan.work, plan.experiment
     trainer, engine, machine, weights = root.trainer, plan.engine, plan.machine, plan.shape.parameters
@@ -99,12 +99,12 @@ def estimates(plan: Plan) -> Iterator[Estimate]:
     passes = (1 if trainer.keeps_reference else 0) + (1 if work.steps > 1 else 0) + critic
     batches = -(-work.rows // groups / (alone or 2 * at_once) // 1)
     seconds = passes * (2 * weights * tokens / rate + batches * launched)
-    yield Estimate("scoring", seconds, f"2 operations a weight and token; {source}")
+    yield PhaseSeconds("scoring", seconds, f"2 operations a weight and token; {source}")
     times = 4 if trainer.gradient_checkpointing else 3
     batches = work.steps * -(-of_step // at_once)
     seconds = (1 + critic) * times * (2 * weights * tokens * work.epochs / rate + batches * launched)
     what = "8 (activations are made again)" if times == 4 else "6"
-    yield Estimate("training", seconds, f"{what} operations a weight and token; {source}")
+    yield PhaseSeconds("training", seconds, f"{what} operations a weight and token; {source}")
 
     if engine is not None:
         names = [str(number // machine.ranks) for number in range(machine.world_size)]
@@ -120,18 +120,18 @@ def estimates(plan: Plan) -> Iterator[Estimate]:
         ):  # chunks are written behind the transfer, and the update waits for the last
             seconds = max(size / DEVICE_BYTES, written)
             source = f"by {method}, while a copy goes into {where} at 1.8 GB/s"
-        yield Estimate("sync", CANARY + seconds, source)
+        yield PhaseSeconds("sync", CANARY + seconds, source)
         if root.evaluation.sets:
             yield _evaluation(plan)
     state = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
-    yield Estimate(
+    yield PhaseSeconds(
         "checkpoints",
         state / FILE_BYTES / root.checkpoints.every,
         "weights and optimiser, 0.9 GB/s to a disk",
     )
 
 
-def _evaluation(plan: Plan) -> Estimate:
+def _evaluation(plan: Plan) -> PhaseSeconds:
     """Returns an iteration's share of all measurements: those while it trains, and the one at the end."""
     root, seconds = plan.experiment, 0.0
     for one in root.evaluation.sets:
@@ -142,10 +142,10 @@ def _evaluation(plan: Plan) -> Estimate:
         tokens = plan.work.answer_tokens
         once = _sampling(plan, "evaluation", problems * (one.samples or 1), tokens, plan.work.context)
         seconds += once.seconds * max(1, often) / root.iterations
-    return Estimate("evaluation", seconds, "answers as long as in training, at the same rate")
+    return PhaseSeconds("evaluation", seconds, "answers as long as in training, at the same rate")
 
 
-def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: float) -> Estimate:
+def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: float) -> PhaseSeconds:
     """Returns the seconds of all servers together, for samples of so many tokens, before each of which stand
     `context` on average: those of whichever is slowest of the device, the engine's and the HTTP side's own
     process. On a CPU, all of them share the cores."""
@@ -163,7 +163,7 @@ def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: floa
         threads = settings.threads(machine.ranks)
         python += operations * (1 + begun) / (CORE_FLOPS * threads)
         shared = servers * (python * threads + http + own * AROUND_SAMPLE) / machine.cores
-        return Estimate(phase, max(python, http, shared), "the engine's and HTTP's share of the cores")
+        return PhaseSeconds(phase, max(python, http, shared), "the engine's and HTTP's share of the cores")
     at_once = min(plan.sequences_at_once, max(own, 1))
     step = plan.engine.weights + at_once * context * plan.engine.bytes_per_token
     reading = own * tokens / at_once * step / (GPU_BANDWIDTH * BANDWIDTH_SHARE)
@@ -175,7 +175,7 @@ def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: floa
     ]
     if not settings.async_scheduling:
         found[0] = decoding + python, found[0][1] + " and the engine's own process, one after the other"
-    return Estimate(phase, *max(found))
+    return PhaseSeconds(phase, *max(found))
 
 
 def predicted(plan: Plan) -> dict[str, float]:

@@ -207,7 +207,7 @@ _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 
 
 
 @dataclass(frozen=True)
-class Number:
+class WrittenNumber:
     """A value as it was written, and whether a percent sign stood behind it (50 % is 50 and percent)."""
 
     value: Fraction
@@ -216,7 +216,7 @@ class Number:
     def __str__(self) -> str:
         return exactly(self.value) + ("%" if self.percent else "")
 
-    def equals(self, other: Number) -> bool:
+    def equals(self, other: WrittenNumber) -> bool:
         """Compares by value. A percent sign on one side only is a unit, or a hundredth: both readings are
         right."""
         if self.value == other.value or self.percent == other.percent:
@@ -246,7 +246,7 @@ def denied(text: str) -> bool:
     return _DENIED.search(text[:LONGEST].replace("’", "'")) is not None
 
 
-def read_number(text: str) -> Number | None:
+def read_number(text: str) -> WrittenNumber | None:
     """Reads the one number in a short text; None where it has none, several, or says what it is not.
 
     Raises nothing, whatever the text, and takes time linear in it.
@@ -277,7 +277,7 @@ def read_number(text: str) -> Number | None:
     if scale := _SCALE.match(after):
         value *= 10 ** (3 if scale[2] else _SCALES[scale[1]])
     percent = re.match(r"\s?(?:%|percent\b|per cent\b)", after) is not None
-    return Number(-value if negative else value, percent)
+    return WrittenNumber(-value if negative else value, percent)
 
 
 def last_number(text: str) -> str | None:

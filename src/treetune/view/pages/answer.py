@@ -16,15 +16,15 @@ from starlette.responses import RedirectResponse, Response
 from treetune.exceptions import NotThere
 from treetune.view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
 from treetune.view.notes import NotedAnswer
-from treetune.view.page import Form, Page, View
+from treetune.view.page import Form, Page, PageRequest
 from treetune.view.pages.answers import PLACE, asked_of, listed_as, whole
 from treetune.view.pages.notes import Draft, all_labels, notes_on, save_form
-from treetune.view.store.answers import Answer, Answers
+from treetune.view.store.answers import AnswerStore, StoredAnswer
 from treetune.view.store.folders import digest
-from treetune.view.store.queries import Filter, Question
+from treetune.view.store.queries import ColumnFilter, RowQuery
 from treetune.view.store.tokens import (
     OF_CREDIT,
-    Step,
+    CreditedStep,
     Tokens,
     all_texts,
     credits_of,
@@ -58,7 +58,7 @@ VERDICT = ("outcome", "extracted", "message", "seconds")
 """What is known of a grade beside its score."""
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=`, `?source=`, `?answer=`, `?as=` (see `_forms`), `?colour=`, `?depth=` (of a tree), `?all=1`,
     `?on=1` (a label goes on to the next), and of the list that it is read in what `pages.answers.show` takes.
     Without an answer it is the first of the list's page, or its last with `?last=1`."""
@@ -72,14 +72,14 @@ def show(view: View) -> Response:
     return _shown(view, _answer(view))
 
 
-def save(view: View, form: Form) -> Response:
+def save(view: PageRequest, form: Form) -> Response:
     """Puts the form's note beside the run, and shows the answer again."""
     answer = _answer(view)
     draft = save_form(view, _noted(answer), form)
     return RedirectResponse(f"{view.here()}#notes", 303) if draft is None else _shown(view, answer, draft)
 
 
-def _answer(view: View) -> Answer:
+def _answer(view: PageRequest) -> StoredAnswer:
     """Reads the answer of the address. Raises NotThere for a file whose index is still made: the page asks
     again by itself. Raises ValueError for one that can't be read."""
     answers, source = view.store.answers(view.run), view.text("source")
@@ -93,7 +93,7 @@ def _answer(view: View) -> Answer:
     return answers.answer(source, view.text("answer"))
 
 
-def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
+def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) -> Response:
     answers = view.store.answers(view.run)
     try:
         config = view.store.experiment(view.run).config
@@ -169,14 +169,14 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     )
 
 
-def _reading(view: View, answers: Answers, answer: Answer) -> dict[str, Any]:
+def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> dict[str, Any]:
     """Returns the list that the answer is read in, as the address has it, else the answers to its problem:
     the page that it is on, and the addresses of the next one and the one before."""
     own = listed_as(view)
     if not own:
         own = {"of": [answer.source.name], "group": [answer.row["problem"]], "sort": [PLACE]}
-        same = (Filter("problem", "=", answer.row["problem"]),)
-        question = Question((answer.source.name,), same)
+        same = (ColumnFilter("problem", "=", answer.row["problem"]),)
+        question = RowQuery((answer.source.name,), same)
     else:
         question, _ = asked_of(view, answers)
     if not view.text("page") and not question.search:
@@ -256,7 +256,7 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
     return colours
 
 
-def _lines(tokens: Tokens, most: int | None) -> list[tuple[Step, list[dict[str, Any]]]]:
+def _lines(tokens: Tokens, most: int | None) -> list[tuple[CreditedStep, list[dict[str, Any]]]]:
     """Returns steps with their tokens, as far as these are shown: ends of lines are visible, and so is a
     token without a text, or one that heaps more marks on a character than are shown."""
     assert tokens.texts is not None
@@ -296,7 +296,9 @@ def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
     return columns
 
 
-def _chain(view: View, answer: Answer, tokens: Tokens, config: Mapping[str, Any]) -> dict[str, Any]:
+def _chain(
+    view: PageRequest, answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the steps on their way from values into the gradient, and what the configuration and the
     iteration's metrics say of that way."""
     trainer, episode = config.get("trainer") or {}, answer.episode
@@ -339,7 +341,7 @@ def _chain(view: View, answer: Answer, tokens: Tokens, config: Mapping[str, Any]
 # The whole answer
 
 
-def _noted(answer: Answer) -> NotedAnswer:
+def _noted(answer: StoredAnswer) -> NotedAnswer:
     """Returns what a note says of the answer that it is on."""
     row, asked = whole([answer.row], ["advantage_mean"])[0], _asked(answer)
     return NotedAnswer(
@@ -357,7 +359,7 @@ def _noted(answer: Answer) -> NotedAnswer:
     )
 
 
-def _asked(answer: Answer) -> dict[str, Any]:
+def _asked(answer: StoredAnswer) -> dict[str, Any]:
     """Returns the problem: its prompt, its messages where it is a conversation, the gold answer, further
     data."""
     if answer.trajectory is not None:
@@ -374,7 +376,7 @@ def _asked(answer: Answer) -> dict[str, Any]:
     return {"prompt": prompt, "messages": messages, "gold": line.get("gold"), "data": {}}
 
 
-def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
+def _facts(answer: StoredAnswer, tokens: Tokens | None) -> dict[str, str]:
     """Describes the whole answer."""
     row, trajectory, episode = answer.row, answer.trajectory, answer.episode
     facts: dict[str, str] = {}
@@ -408,7 +410,7 @@ def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
     return facts
 
 
-def _counted(answer: Answer) -> dict[str, float]:
+def _counted(answer: StoredAnswer) -> dict[str, float]:
     """Returns the numbers of graders and rollouts."""
     counted: dict[str, float] = {}
     if answer.trajectory is not None:
@@ -423,7 +425,7 @@ def _counted(answer: Answer) -> dict[str, float]:
 PAGES = (
     Page(
         "/answer",
-        "Answer",
+        "StoredAnswer",
         show,
         mark=lambda view: digest(
             view.store.answers(view.run).mark(),

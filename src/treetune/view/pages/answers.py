@@ -12,12 +12,12 @@ from starlette.responses import RedirectResponse, Response
 
 from treetune.exceptions import NotThere
 from treetune.view.notes import labels_in_use
-from treetune.view.page import Page, View, paged
-from treetune.view.store.answers import Answers
+from treetune.view.page import Page, PageRequest, paged
+from treetune.view.store.answers import AnswerStore
 from treetune.view.store.folders import digest
-from treetune.view.store.index import Source
-from treetune.view.store.queries import Filter, Question, among, condition, parsed
-from treetune.view.store.tables import Bar, Histogram
+from treetune.view.store.index import AnswerFile
+from treetune.view.store.queries import ColumnFilter, RowQuery, among, condition, parsed
+from treetune.view.store.tables import Histogram, HistogramBar
 from treetune.vocabulary import CORRECT_SCORE
 
 SIZES = ("50", "20", "200")
@@ -63,7 +63,7 @@ OF_PROBLEMS = ("credit", "pass rate", "spread", "change", "tokens", "problem")
 """What problems are sorted by."""
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=`, `?of=` (one file, or one of `SEVERAL`), `?search=` in the text, `?problem=` (a part of its
     name), `?group=` (all of it), `?domain=`, `?outcome=`, `?verdict=`, `?unfinished=1`, `?label=` (or
     `ANY_NOTE`), `?where=` (conditions), `?sort=`, `?order=down`, `?column=` (also several)."""
@@ -110,7 +110,7 @@ def show(view: View) -> Response:
     )
 
 
-def show_histograms(view: View) -> Response:
+def show_histograms(view: PageRequest) -> Response:
     """Takes the address of the list: what is counted above it comes after it."""
     answers = view.store.answers(view.run)
     question, _ = asked_of(view, answers)
@@ -118,10 +118,10 @@ def show_histograms(view: View) -> Response:
     return rendered_histograms(view, [one for one in drawn if len(one.bars) > 1], "answers", view.run.name)
 
 
-def rendered_histograms(view: View, drawn: Sequence[Histogram], of: str, name: str) -> Response:
+def rendered_histograms(view: PageRequest, drawn: Sequence[Histogram], of: str, name: str) -> Response:
     """Shows histograms of a list of rows or answers, which their bars filter."""
 
-    def with_bar(own: Histogram, bar: Bar) -> str:
+    def with_bar(own: Histogram, bar: HistogramBar) -> str:
         inside = f"{own.column} >= {bar.low!r}; {own.column} < {bar.high!r}"
         where = "; ".join(filter(None, [view.text("where").strip(), inside]))
         return f"/{of}" + view.here(where=where, page=None).removeprefix(view.page.path)
@@ -130,14 +130,14 @@ def rendered_histograms(view: View, drawn: Sequence[Histogram], of: str, name: s
     return view.render("histograms.html", histograms=drawn, with_bar=with_bar, of=of, name=name, back=back)
 
 
-def files_of(answers: Answers) -> dict[str, list[Source]]:
+def files_of(answers: AnswerStore) -> dict[str, list[AnswerFile]]:
     """Returns the files by what they are, the newest first."""
     there = answers.sources()
     groups = {kind: [one for one in reversed(there) if f"{one.kind}s" == kind] for kind in SEVERAL[1:]}
     return {kind: own for kind, own in groups.items() if own}
 
 
-def asked_of(view: View, answers: Answers) -> tuple[Question, str]:
+def asked_of(view: PageRequest, answers: AnswerStore) -> tuple[RowQuery, str]:
     """Returns what the address asks for, and what of (one file, or one of `SEVERAL`). Raises ValueError for
     what answers don't have, and NotThere for a kind of files that there are none of yet."""
     columns, there = answers.columns(), answers.sources()
@@ -167,13 +167,13 @@ def asked_of(view: View, answers: Answers) -> tuple[Question, str]:
     return question, of
 
 
-def listed_as(view: View) -> dict[str, list[str]]:
+def listed_as(view: PageRequest) -> dict[str, list[str]]:
     """Returns what the address says of the list."""
     given = {name: view.request.query_params.getlist(name) for name in LISTED}
     return {name: values for name, values in given.items() if any(values)}
 
 
-def address_of(view: View, row: Mapping[str, Any], **query: Any) -> str:
+def address_of(view: PageRequest, row: Mapping[str, Any], **query: Any) -> str:
     """Returns the address of one answer of the index."""
     return view.address("/answer", run=view.run.name, source=row["source"], answer=row["answer"], **query)
 
@@ -184,9 +184,11 @@ def whole(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> lis
     return [blank | dict(row) for row in rows]
 
 
-def question_of(view: View, filters: Sequence[Filter], sources: tuple[str, ...] = ()) -> Question:
+def question_of(
+    view: PageRequest, filters: Sequence[ColumnFilter], sources: tuple[str, ...] = ()
+) -> RowQuery:
     """Returns the question with the search, the order and the page of the address."""
-    return Question(
+    return RowQuery(
         sources=sources,
         filters=tuple(filters),
         search=view.text("search"),
@@ -197,24 +199,24 @@ def question_of(view: View, filters: Sequence[Filter], sources: tuple[str, ...] 
     )
 
 
-def _filters(view: View) -> Iterator[Filter]:
+def _filters(view: PageRequest) -> Iterator[ColumnFilter]:
     if problem := view.text("problem"):
-        yield Filter("problem", "has", problem)
+        yield ColumnFilter("problem", "has", problem)
     if problem := view.text("group"):
-        yield Filter("problem", "=", problem)
+        yield ColumnFilter("problem", "=", problem)
     for name in ("domain", "outcome"):
         if value := view.text(name):
-            yield Filter(name, "=", value)
+            yield ColumnFilter(name, "=", value)
     if verdict := view.choice("verdict", VERDICTS):
-        yield Filter("score", ">=" if verdict == "right" else "<", CORRECT_SCORE)
+        yield ColumnFilter("score", ">=" if verdict == "right" else "<", CORRECT_SCORE)
     if view.choice("unfinished", ("", "1")):
-        yield Filter("unfinished", "=", True)
+        yield ColumnFilter("unfinished", "=", True)
 
 
 # Problems
 
 
-def show_problems(view: View) -> Response:
+def show_problems(view: PageRequest) -> Response:
     """`?run=`, `?of=`, `?problem=` and other filters of answers, `?signal=none` (no answer has any credit) or
     `some`, `?problems=` (what they are sorted by), `?order=`, `?page=`: a row for each problem."""
     answers = view.store.answers(view.run)
@@ -287,7 +289,7 @@ def show_problems(view: View) -> Response:
     )
 
 
-def _earlier_rates(answers: Answers, of: str) -> dict[str, tuple[str, float | None]]:
+def _earlier_rates(answers: AnswerStore, of: str) -> dict[str, tuple[str, float | None]]:
     """Returns by problem the last file of the same kind before `of` that has answers to it, and the share of
     these that was right, None where none was graded; nothing where `of` are several files."""
     there = {one.name: one for one in answers.sources()}
@@ -311,13 +313,13 @@ def _earlier_rates(answers: Answers, of: str) -> dict[str, tuple[str, float | No
     return {row["problem"]: (there[row["source"]].title, row["rate"]) for row in rows}
 
 
-def show_problem(view: View) -> Response:
+def show_problem(view: PageRequest) -> Response:
     """Leads to all answers to a problem along training: `?run=` (also several) and `?problem=`."""
     query = {"run": [run.name for run in view.runs], "group": view.text("problem")}
     return RedirectResponse(view.address("/answers", **query, of="everything", sort=PLACE), 303)
 
 
-def mark_of_answers(view: View) -> str:
+def mark_of_answers(view: PageRequest) -> str:
     """Returns the mark of pages about the answers of all experiments in the address."""
     return digest([view.store.answers(run).mark() for run in view.runs], view.request.url.query)
 
@@ -325,7 +327,7 @@ def mark_of_answers(view: View) -> str:
 PAGES = (
     Page(
         "/answers",
-        "Answers",
+        "AnswerStore",
         show,
         place="run",
         key="a",

@@ -14,11 +14,11 @@ from starlette.responses import Response
 from treetune.exceptions import NotThere
 from treetune.lab.paired import paired
 from treetune.view.curves import setting_of
-from treetune.view.page import Page, View, paged
+from treetune.view.page import Page, PageRequest, paged
 from treetune.view.pages.answers import mark_of_answers, whole
 from treetune.view.store import Run
-from treetune.view.store.index import Source
-from treetune.view.store.queries import Filter, Question
+from treetune.view.store.index import AnswerFile
+from treetune.view.store.queries import ColumnFilter, RowQuery
 from treetune.view.text import cut, visible
 from treetune.vocabulary import CORRECT_SCORE
 
@@ -33,11 +33,11 @@ WHICH = ("flipped", "flipped to right", "flipped to wrong", "better", "worse", "
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 
 
-Side = tuple[Run, Source]
+Side = tuple[Run, AnswerFile]
 """A file of answers of an experiment."""
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=` (one, two, or seeds of two settings), `?first=`, `?second=` (files), `?which=`, `?page=`;
     `?problem=` for two answers side by side, `?a=` and `?b=` which of its answers on either side, from 0 as
     the file has them."""
@@ -72,7 +72,7 @@ def show(view: View) -> Response:
     )
 
 
-def _shares(view: View, run: Run, source: str) -> dict[str, tuple[float, str]]:
+def _shares(view: PageRequest, run: Run, source: str) -> dict[str, tuple[float, str]]:
     """Returns by problem the share of right answers, and how its text begins."""
     rows = view.store.answers(run).sql(
         f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share, any_value(asked) AS asked"
@@ -82,7 +82,7 @@ def _shares(view: View, run: Run, source: str) -> dict[str, tuple[float, str]]:
     return {row["problem"]: (row["share"], row["asked"] or "") for row in rows}
 
 
-def _seeds(view: View) -> list[tuple[Run, Run]]:
+def _seeds(view: PageRequest) -> list[tuple[Run, Run]]:
     """Returns what is compared: one pair of experiments, or the seeds that two settings have in common.
     Raises ValueError for experiments that are no such thing."""
     if len(view.runs) < 3:
@@ -101,7 +101,7 @@ def _seeds(view: View) -> list[tuple[Run, Run]]:
     return [(first[seed], second[seed]) for seed in sorted(alike, key=str)]
 
 
-def _sides(view: View, runs: Sequence[Run]) -> list[Side]:
+def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
     """Returns the files of the address. Without: of two runs the newest files that both have, of one its
     first and last evaluation."""
     there = [{one.name: one for one in view.store.answers(run).sources()} for run in runs]
@@ -123,13 +123,13 @@ def _sides(view: View, runs: Sequence[Run]) -> list[Side]:
     return [(run, own[name]) for run, own, name in zip(runs, there, names, strict=True)]
 
 
-def _pair(view: View, sides: Sequence[Side], problem: str) -> dict[str, Any]:
+def _pair(view: PageRequest, sides: Sequence[Side], problem: str) -> dict[str, Any]:
     """Returns both answers to a problem, with what differs marked."""
     rows, chosen, texts = [], [], []
     for (run, source), key in zip(sides, ("a", "b"), strict=True):
         answers = view.store.answers(run)
-        same = (Filter("problem", "=", problem),)
-        own = whole(answers.ask(Question((source.name,), same, size=64)).rows)
+        same = (ColumnFilter("problem", "=", problem),)
+        own = whole(answers.ask(RowQuery((source.name,), same, size=64)).rows)
         if not own:
             raise NotThere(
                 f"{run.name} has no answer to {problem!r} in {source.title}, or is still being read"

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from treetune.view.page import Page, View
+from treetune.view.page import Page, PageRequest
 from treetune.view.pages.answer import shortened
 from treetune.view.store import Run
-from treetune.view.store.answers import Answer
+from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.tokens import texts_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ KEY_WITHIN = 100
 """Bytes at the beginning of a journal's line in which its key stands."""
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=`, `?source=`, `?answer=`, `?start=` (tokens of the answer that the state has)."""
     answer = view.store.answers(view.run).answer(view.text("source"), view.text("answer"))
     config = view.store.experiment(view.run).config
@@ -70,7 +70,9 @@ def show(view: View) -> Response:
     )
 
 
-def continuations_of(run: Run, config: Mapping[str, Any], answer: Answer, start: int) -> list[Completion]:
+def continuations_of(
+    run: Run, config: Mapping[str, Any], answer: StoredAnswer, start: int
+) -> list[Completion]:
     """Returns the continuations of the answer's first `start` tokens. Raises ValueError with the reason where
     there are none."""
     from treetune.config.build import build

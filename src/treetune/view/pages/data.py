@@ -8,12 +8,12 @@ from typing import Any
 
 from starlette.responses import Response
 
-from treetune.view.page import Page, View, paged
+from treetune.view.page import Page, PageRequest, paged
 from treetune.view.pages.answers import SIZES, question_of, rendered_histograms
 from treetune.view.store.folders import digest
 from treetune.view.store.queries import parsed
 from treetune.view.store.readers import answers_to
-from treetune.view.store.tables import BEGINNING, CHARACTERS, ROW, Table
+from treetune.view.store.tables import BEGINNING, CHARACTERS, ROW, DataSetTable
 from treetune.view.text import SHOWN, cut, visible
 
 LISTED = 100
@@ -50,7 +50,7 @@ GROUPS = {
 # Data sets
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?search=` in names, `?page=`."""
     search = view.text("search").casefold()
     sets = [one for one in view.store.data.all() if search in f"{one.name} {KINDS[one.kind]}".casefold()]
@@ -60,7 +60,7 @@ def show(view: View) -> Response:
 # Rows
 
 
-def show_rows(view: View) -> Response:
+def show_rows(view: PageRequest) -> Response:
     """`?data=` (its name), `?search=` in texts, `?where=` (conditions), `?sort=`, `?order=down`, `?size=`,
     `?page=`, `?histogram=` (of this column alone)."""
     data = view.store.data.one(view.text("data"))
@@ -92,7 +92,7 @@ def show_rows(view: View) -> Response:
     )
 
 
-def show_histograms(view: View) -> Response:
+def show_histograms(view: PageRequest) -> Response:
     """Takes the address of the rows: the histograms above the list come after it, as they may take
     seconds."""
     data = view.store.data.one(view.text("data"))
@@ -104,7 +104,7 @@ def show_histograms(view: View) -> Response:
     return rendered_histograms(view, chosen, "rows", data.name)
 
 
-def _drawn(view: View, table: Table) -> Sequence[str]:
+def _drawn(view: PageRequest, table: DataSetTable) -> Sequence[str]:
     """Returns the columns whose histograms are drawn; where the address names none, rates first, then
     lengths. Raises ValueError for one that isn't numeric."""
     if chosen := view.text("histogram"):
@@ -120,7 +120,7 @@ def _drawn(view: View, table: Table) -> Sequence[str]:
 # One row
 
 
-def show_row(view: View) -> Response:
+def show_row(view: PageRequest) -> Response:
     """`?data=` (its name), `?row=` (from 0), `?as=rendered` (Markdown and mathematics), `?all=1`; with the
     answers to it, where its difficulty was estimated."""
     data = view.store.data.one(view.text("data"))
@@ -172,12 +172,12 @@ def _longest(value: Any) -> int:
     return max(map(_longest, inner), default=0)
 
 
-def mark(view: View) -> str:
+def mark(view: PageRequest) -> str:
     sets = [(one.name, one.known_from, one.mark) for one in view.store.data.all()]
     return digest(sets, view.store.mark(view.store.runs()))
 
 
-def mark_of_rows(view: View) -> str:
+def mark_of_rows(view: PageRequest) -> str:
     data = view.store.data.one(view.text("data"))
     return digest(data.name, data.mark, view.request.url.query)
 

@@ -27,8 +27,8 @@ from treetune.view.curves import (
     setting_of,
     usual_charts,
 )
-from treetune.view.experiment import Accuracy, Experiment, Status
-from treetune.view.page import Page, View, paged
+from treetune.view.experiment import Accuracy, RunProgress, StoredExperiment
+from treetune.view.page import Page, PageRequest, paged
 from treetune.view.pages.configuration import flat
 from treetune.view.report.recorded import TimesSection
 from treetune.view.store import Run
@@ -87,17 +87,17 @@ class Listed:
 
     run: Run
     state: str
-    status: Status | None
+    status: RunProgress | None
     accuracy: Accuracy | None = None
     problem: str = ""
     group: str = ""
     cells: Mapping[str, Cell] = field(default_factory=dict)
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?search=`, `?state=`, `?sort=` (one of `SORTED`, or a column), `?set=` (whose accuracy), `?group=`
     (one of `GROUPINGS`, or a key of the configuration), `?column=` (also several), `?page=`."""
-    statuses: dict[Run, Status | str] = {}
+    statuses: dict[Run, RunProgress | str] = {}
     settings: dict[Run, Mapping[str, str]] = {}
     for run in view.store.runs():
         try:
@@ -106,7 +106,7 @@ def show(view: View) -> Response:
         except (ValueError, OSError) as error:
             statuses[run] = str(error)
     measured = Counter(
-        one.label for own in statuses.values() if isinstance(own, Status) for one in own.accuracies
+        one.label for own in statuses.values() if isinstance(own, RunProgress) for one in own.accuracies
     )
     labels = sorted(measured)
     usual = max(labels, key=lambda label: measured[label], default="")  # what most can be compared by
@@ -171,7 +171,7 @@ def show(view: View) -> Response:
     )
 
 
-def _settings(view: View, run: Run) -> Mapping[str, str]:
+def _settings(view: PageRequest, run: Run) -> Mapping[str, str]:
     config = view.store.experiment(run).config
     return view.store.known("settings", run, lambda: {k: v.strip('"') for k, v in flat(config).items()})
 
@@ -191,7 +191,7 @@ def _mean(values: Sequence[float | None]) -> str:
     return f"{number(math.fsum(known) / len(known))}{spread}"
 
 
-def cells_of(view: View, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
+def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
     """Returns what an experiment has in further columns of the list."""
     if not columns:
         return {}
@@ -223,7 +223,7 @@ def cells_of(view: View, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
     return cells
 
 
-def show_run(view: View) -> Response:
+def show_run(view: PageRequest) -> Response:
     """`?run=` (also several), `?metric=` (also several: their curves alone), `?over=` (one of
     `OVER`), `?seeds=together`. Of another program's run it shows what its answers say of each step."""
     if view.run.files:
@@ -259,7 +259,7 @@ def show_run(view: View) -> Response:
     )
 
 
-def _show_run_of_another(view: View) -> Response:
+def _show_run_of_another(view: PageRequest) -> Response:
     """Shows curves over the steps of a run of which there are answers alone."""
     answers = view.store.answers(view.run)
     indexed = answers.indexed()
@@ -299,7 +299,7 @@ def _show_run_of_another(view: View) -> Response:
     )
 
 
-def _other_seeds(view: View, one: Experiment) -> list[str]:
+def _other_seeds(view: PageRequest, one: StoredExperiment) -> list[str]:
     """Returns the names of experiments that differ from this one in their seed alone."""
     setting, names = setting_of(one.config), []
     for other in view.store.runs():
@@ -311,7 +311,7 @@ def _other_seeds(view: View, one: Experiment) -> list[str]:
     return names
 
 
-def _beside(view: View) -> dict[str, list[Cell | None]]:
+def _beside(view: PageRequest) -> dict[str, list[Cell | None]]:
     """Returns by name what the experiments reached, what that cost, and the keys that differ, a cell for
     each; without what none has anything of."""
     labels = sorted({one.label for run in view.runs for one in view.store.status(run).accuracies})

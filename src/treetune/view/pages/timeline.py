@@ -21,8 +21,8 @@ from starlette.responses import Response
 
 from treetune.runtime.console import PHASES
 from treetune.runtime.directory import SAMPLED_TOKENS
-from treetune.store.timeline import SUFFIX, Process, Span, read_timeline
-from treetune.view.page import Page, View
+from treetune.store.timeline import SUFFIX, ProcessRows, Span, read_timeline
+from treetune.view.page import Page, PageRequest
 from treetune.view.store.folders import Run, digest, stat_of
 from treetune.view.templates import in_seconds
 from treetune.view.text import visible
@@ -112,7 +112,7 @@ def times_of(run: Run, load: Mapping[int, str] = MappingProxyType({})) -> Times 
 
 
 @functools.lru_cache(maxsize=64)
-def _read(path: Path, stat: object) -> tuple[list[Process], list[int]]:
+def _read(path: Path, stat: object) -> tuple[list[ProcessRows], list[int]]:
     """Reads a timeline, and the numbers of its damaged lines."""
     damaged: list[int] = []
     try:
@@ -186,7 +186,7 @@ def _kind(span: Span, phases: Sequence[Span]) -> str:
     return "waiting" if span.name.startswith("waiting") else "work"
 
 
-def _is_alive(run: Run, who: str, process: Process) -> bool:
+def _is_alive(run: Run, who: str, process: ProcessRows) -> bool:
     """Returns whether what the newest process has begun goes on. One elsewhere is known by the run's lock."""
     if process.closed:
         return False
@@ -240,7 +240,7 @@ def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Bar:
+class TimelineBar:
     """A rectangle: its left edge and width in units, its row, what it stands for and when that was."""
 
     x: float
@@ -277,7 +277,7 @@ class Window:
         return _written(max(0.0, middle - half)), _written(min(self.whole, middle + half))
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=`, `?from=` and `?to=` in seconds since the beginning, `?lane=` (its spans alone)."""
     times = times_of(view.run, _load(view))
     if times is None:
@@ -317,7 +317,7 @@ def show(view: View) -> Response:
     )
 
 
-def _load(view: View) -> dict[int, str]:
+def _load(view: PageRequest) -> dict[int, str]:
     """Returns what servers sampled in each iteration, as its metrics have it: of all servers together."""
     load = {}
     for row in view.store.experiment(view.run).metrics:
@@ -327,7 +327,7 @@ def _load(view: View) -> dict[int, str]:
     return {iteration: words for iteration, words in load.items() if words}
 
 
-def trace(view: View) -> Response:
+def trace(view: PageRequest) -> Response:
     """`?run=`: the whole timeline for chrome://tracing or Perfetto."""
     made = chrome_trace(view.run.name, times_of(view.run, _load(view)))
     name = re.sub(r"[^\w.-]+", "-", view.run.name, flags=re.ASCII).strip("-.") or "experiment"
@@ -357,7 +357,7 @@ def took(span: ShownSpan) -> str:
     return f"{length} so far" if span.ending == "open" else length
 
 
-def _window(view: View, times: Times) -> Window:
+def _window(view: PageRequest, times: Times) -> Window:
     whole = max(times.end - times.start, SHORTEST_S)
     bounds = []
     for name, default in (("from", 0.0), ("to", whole)):
@@ -381,12 +381,12 @@ def _meets(span: ShownSpan, window: Window, began: float) -> bool:
     return span.end - began >= window.start and span.start - began <= window.end
 
 
-def _bars(lane: Lane, window: Window, began: float) -> list[Bar]:
+def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
     """Returns rectangles of what lies in the window; of what is shorter than a unit the longest stands for
     all."""
     unit = window.length / WIDTH
-    bars: list[Bar] = []
-    short: dict[tuple[int, int], list[Bar]] = {}
+    bars: list[TimelineBar] = []
+    short: dict[tuple[int, int], list[TimelineBar]] = {}
     ends: list[float] = []
     for span in lane.spans:
         ends = [end for end in ends if end > span.start][: DEEPEST - 1]
@@ -399,7 +399,9 @@ def _bars(lane: Lane, window: Window, began: float) -> list[Bar]:
         x, width = (left - window.start) / unit, (right - left) / unit
         remark = f" ({span.words})" if span.words else ""
         words = f"{span.name}, {clock(start, end - start)}, {took(span)}{remark}"
-        bar = Bar(round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, words, start, end)
+        bar = TimelineBar(
+            round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, words, start, end
+        )
         if width < 1:
             short.setdefault((min(int(x), WIDTH - 1), row), []).append(bar)
         else:
@@ -408,7 +410,9 @@ def _bars(lane: Lane, window: Window, began: float) -> list[Bar]:
         longest = max(own, key=lambda bar: bar.end - bar.start)
         others = f" and {len(own) - 1} more here" if len(own) > 1 else ""
         first, last = min(bar.start for bar in own), max(bar.end for bar in own)
-        bars.append(Bar(x, 1.0, row, longest.kind, longest.ending, longest.words + others, first, last))
+        bars.append(
+            TimelineBar(x, 1.0, row, longest.kind, longest.ending, longest.words + others, first, last)
+        )
     return bars
 
 
@@ -422,7 +426,7 @@ def _written(seconds: float) -> str:
     return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
-def mark(view: View) -> str:
+def mark(view: PageRequest) -> str:
     now = int(time.time() / LIVE_S) if view.run.directory.is_running() else 0
     files = [(str(path), stat_of(path)) for path in files_of(view.run)]
     return digest(view.store.mark([view.run]), files, now)

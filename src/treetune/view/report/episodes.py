@@ -15,14 +15,14 @@ import numpy as np
 from treetune.runtime.analysis import read_result
 from treetune.view.charts import number
 from treetune.view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
-from treetune.view.experiment import Experiment
+from treetune.view.experiment import StoredExperiment
 from treetune.view.report.sections import ReportSection
-from treetune.view.store.answers import Answer, Answers
+from treetune.view.store.answers import AnswerStore, StoredAnswer
 from treetune.view.store.folders import Run
-from treetune.view.store.index import Source, sources
+from treetune.view.store.index import AnswerFile, sources
 from treetune.view.store.tokens import (
     OF_CREDIT,
-    Method,
+    MethodCredit,
     all_texts,
     made_of_credit,
     method_of,
@@ -41,7 +41,7 @@ COLOURED_FULLY = 0.95
 ANALYZER = "credit_microscope"
 
 
-def newest(experiment: Experiment) -> tuple[Answers, Source] | None:
+def newest(experiment: StoredExperiment) -> tuple[AnswerStore, AnswerFile] | None:
     """Returns the answers of the newest iteration that has episodes which can be read; None where there are
     none. What can't be read is `missing`. It is read once for all sections."""
     path = experiment.path
@@ -51,7 +51,7 @@ def newest(experiment: Experiment) -> tuple[Answers, Source] | None:
         # What was trained is there also where the file of the whole answers is damaged.
         tried = [one for each in there for one in (each, replace(each, path=each.episodes or each.path))]
         for source in tried:
-            answers = Answers(run, Path(folder.name))
+            answers = AnswerStore(run, Path(folder.name))
             try:
                 answers.read_now(source)
             except (ValueError, OSError, KeyError) as error:  # of a file without a column that is needed
@@ -75,11 +75,11 @@ class MicroscopeSection(ReportSection):
 
     title = "Credit microscope"
 
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         return "".join(render("microscope.html", **look) for look in _looks(experiment))
 
 
-def _looks(experiment: Experiment) -> Iterator[dict[str, Any]]:
+def _looks(experiment: StoredExperiment) -> Iterator[dict[str, Any]]:
     """Yields what the analyzer left, an iteration after the other."""
     for path in sorted(experiment.path.glob("analyses/*/result.json")):
         try:
@@ -100,7 +100,7 @@ def _looks(experiment: Experiment) -> Iterator[dict[str, Any]]:
 def _looked_at(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Returns what the template shows of an answer: its steps' texts as HTML, coloured by the first
     method."""
-    methods: list[Method] = [
+    methods: list[MethodCredit] = [
         method_of(name, credit, costs.get(name)) for name, credit in row["credit"].items()
     ]
     first, steps = methods[0], []
@@ -123,7 +123,7 @@ def _looked_at(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]])
 class TreeSection(ReportSection):
     title = "A problem's tree"
 
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """The answers to the problem whose rewards differ most, and whose credit is largest among these."""
         if (found := newest(experiment)) is None:
             return ""
@@ -142,7 +142,7 @@ class TreeSection(ReportSection):
 class EpisodesSection(ReportSection):
     title = "Episodes"
 
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """Right and wrong answers in equal parts where there are both, no two to one problem while there are
         others: first those with values of their steps, then those with the largest advantages."""
         if (found := newest(experiment)) is None:
@@ -179,7 +179,7 @@ class EpisodesSection(ReportSection):
         )
 
 
-def _card(experiment: Experiment, answer: Answer, scale: float) -> dict[str, Any]:
+def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> dict[str, Any]:
     """Returns what the template shows of an episode."""
     # Of an answer that was cut into several rows, the first.
     own = answer if answer.episode is not None else replace(answer, trajectory=None)

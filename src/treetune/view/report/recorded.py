@@ -18,8 +18,8 @@ from treetune.runtime.diagnostics import (
     METRICS,
     REMEDIES,
     SIGNS,
+    CollapseSign,
     Diagnostics,
-    Finding,
     Sign,
     Watched,
     diagnose,
@@ -29,7 +29,7 @@ from treetune.runtime.diagnostics import (
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.view.charts import Chart, Series, better_of, line_chart, thinned
 from treetune.view.curves import PHASES, Bunch, phase_seconds, phase_totals, plan_beside, usual_charts
-from treetune.view.experiment import Experiment
+from treetune.view.experiment import StoredExperiment
 from treetune.view.report.sections import ReportSection
 from treetune.view.templates import colour_of, render
 
@@ -76,7 +76,7 @@ def _note_and_charts(note: str, charts: Sequence[str]) -> str:
 class TrainingSection(ReportSection):
     title = "Training"
 
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         if not experiment.metrics:
             return ""
         usual = usual_charts([Bunch(experiment.name, 0, [experiment])])
@@ -93,7 +93,7 @@ class TrainingSection(ReportSection):
 class DomainsSection(ReportSection):
     title = "By domain"
 
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """All domains in one chart of each number, and the last measured checkpoint of each set."""
         recorded = {of[0] for row in experiment.metrics for key in row if (of := name_in(key)) is not None}
         summaries = [one for points in experiment.evaluations.values() for one in points.values()]
@@ -160,7 +160,7 @@ def accuracy_charts(title: str, series: Sequence[Series]) -> list[str]:
 class NumbersSection(ReportSection):
     title = "What was counted in answers"
 
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """A group for each kind of numbers. What was always 0 has no chart."""
         groups = []
         for group in registered().values():
@@ -206,7 +206,7 @@ class NumbersSection(ReportSection):
 class DiagnosticsSection(ReportSection):
     title = "Signs of collapse"
 
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """A row for each sign that was looked for."""
         looked_for = [sign for sign in SIGNS if experiment.curve(f"{SIGN}{sign}")]
         if not looked_for:
@@ -235,12 +235,12 @@ class DiagnosticsSection(ReportSection):
         )
 
 
-def _sign_row(one: Experiment, settings: Diagnostics | None, sign: Sign) -> dict[str, Any]:
+def _sign_row(one: StoredExperiment, settings: Diagnostics | None, sign: Sign) -> dict[str, Any]:
     looked = one.curve(f"{SIGN}{sign}")
     seen = [int(iteration) for iteration, counts in looked if counts]
     # The sign's last message in the words of the log: where it isn't seen now, of when it last was.
     upto = seen[-1] if seen else int(looked[-1][0])
-    finding = _diagnosed(one, settings, upto).get(sign, Finding(sign))
+    finding = _diagnosed(one, settings, upto).get(sign, CollapseSign(sign))
     if seen:
         kind, verdict = "wrong", "at the end" if looked[-1][1] else "before"
     elif finding.early:
@@ -266,7 +266,7 @@ def _sign_row(one: Experiment, settings: Diagnostics | None, sign: Sign) -> dict
     }
 
 
-def _diagnosed(one: Experiment, settings: Diagnostics | None, done: int) -> Mapping[Sign, Finding]:
+def _diagnosed(one: StoredExperiment, settings: Diagnostics | None, done: int) -> Mapping[Sign, CollapseSign]:
     """Returns the signs of the first `done` iterations, as the run itself saw them."""
     if settings is None:
         return {}
@@ -299,7 +299,7 @@ def _ranges(numbers: Iterable[int]) -> str:
 class TimesSection(ReportSection):
     title = "Time by phase"
 
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """Shares of the whole run, and a bar per iteration."""
         rows = phase_seconds(experiment)
         totals = phase_totals(rows)

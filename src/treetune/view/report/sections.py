@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from treetune.view.experiment import Experiment
+from treetune.view.experiment import StoredExperiment
 
 
 class ReportSection:
@@ -18,11 +18,11 @@ class ReportSection:
     title: ClassVar[str]
     """The heading."""
 
-    def applies(self, experiment: Experiment) -> bool:
+    def applies(self, experiment: StoredExperiment) -> bool:
         """Returns whether the experiment may have anything to show here."""
         return True
 
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """Returns the content below the title; nothing, and no title, where it is empty."""
         raise NotImplementedError
 

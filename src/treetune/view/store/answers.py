@@ -26,18 +26,18 @@ from treetune.view.store.index import (
     BITS,
     ROWS,
     ROWS_IN_GROUP,
+    AnswerFile,
     Indexed,
     Layout,
-    Source,
     build,
     read_about,
     read_batch,
     sources,
 )
 from treetune.view.store.queries import (
-    Filter,
-    Question,
-    Result,
+    ColumnFilter,
+    RowPage,
+    RowQuery,
     among,
     as_rows,
     condition,
@@ -76,13 +76,13 @@ LOG = logging.getLogger("treetune.view")
 
 
 @dataclass(frozen=True)
-class Answer:
+class StoredAnswer:
     """An answer, whole: `row` of the index; the trajectory and its episodes where these are stored, and of
     each episode what the trainer recorded of its tokens, where that is; of an evaluation `line`, the file's.
     """
 
     row: Mapping[str, Any]
-    source: Source
+    source: AnswerFile
     trajectory: Trajectory | None = None
     episodes: Sequence[Episode] = ()
     line: Mapping[str, Any] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Answer:
         return self.line.get("text") or (self.episodes[0].text if self.episodes else "")
 
 
-class Answers:
+class AnswerStore:
     """The answers of one experiment. Indexes lie in `cache`; a thread makes those of large files.
 
     What is known of the files may be `look_again_s` old.
@@ -123,7 +123,7 @@ class Answers:
 
     # Indexes
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[AnswerFile]:
         """Returns the files of answers that there are now."""
         return sources(self.run)
 
@@ -142,7 +142,7 @@ class Answers:
         self._seen = (time.monotonic(), indexed)
         return indexed
 
-    def read_now(self, source: Source) -> None:
+    def read_now(self, source: AnswerFile) -> None:
         """Makes the index of one source, and asks no other from now on. Raises ValueError for a file that
         can't be read."""
         build(source, self._cache / source.name)
@@ -168,7 +168,7 @@ class Answers:
             ]
         )
 
-    def _indexed(self, source: Source) -> Indexed:
+    def _indexed(self, source: AnswerFile) -> Indexed:
         mark = source.mark
         known = self._known.get(source.name)
         if known is not None and known.about is not None and known.about.mark == mark:
@@ -207,7 +207,7 @@ class Answers:
             if working is not None:
                 working.release()
 
-    def _fault(self, source: Source, error: Exception) -> str:
+    def _fault(self, source: AnswerFile, error: Exception) -> str:
         """Describes an error. An OSError that names no file of the source is about the index."""
         if isinstance(error, OSError) and error.filename not in map(str, source.files):
             return (
@@ -230,12 +230,12 @@ class Answers:
             self._columns[names] = mark, columns
         return self._columns[names][1]
 
-    def ask(self, question: Question) -> Result:
+    def ask(self, question: RowQuery) -> RowPage:
         """Returns a page of answers. A column that only other sources have is null in these. Raises
         ValueError for a column or an operator that isn't there."""
         relation = self._relation(question.sources)
         if relation is None:
-            return Result([], 0, True)
+            return RowPage([], 0, True)
         known, own = self.columns(), self.columns(question.sources)
         where, values = condition(question.filters, known, own)
         where = f"{where} AND {among(question.among)}"
@@ -246,12 +246,12 @@ class Answers:
         [total] = cursor.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
         rest = f"FROM {relation} WHERE {where} ORDER BY {by} LIMIT {question.size} OFFSET {question.skipped}"
         if question.skipped < DEEP:
-            return Result(as_rows(cursor.execute(f"SELECT * {rest}", values)), total, True)
+            return RowPage(as_rows(cursor.execute(f"SELECT * {rest}", values)), total, True)
         # What is sorted and passed over has two columns then, and not all.
         keys = cursor.execute(f"SELECT source, row {rest}", values).fetchall()
-        return Result(self._rows_at(keys), total, True)
+        return RowPage(self._rows_at(keys), total, True)
 
-    def histograms(self, question: Question, columns: Sequence[str]) -> list[Histogram]:
+    def histograms(self, question: RowQuery, columns: Sequence[str]) -> list[Histogram]:
         """Counts columns of the answers that the question is about, but for its search."""
         relation, own = self._relation(question.sources), self.columns(question.sources)
         chosen = [name for name in columns if name in own]
@@ -261,7 +261,7 @@ class Answers:
         rows, cursor = f"{relation} WHERE {where} AND {among(question.among)}", self._cursor()
         return histograms_of(lambda text: cursor.execute(text, values), rows, chosen)
 
-    def page_of(self, question: Question, row: Mapping[str, Any]) -> int:
+    def page_of(self, question: RowQuery, row: Mapping[str, Any]) -> int:
         """Returns the page of the question (but for its search) that has this row of the index; 1 where none
         has."""
         relation, known = self._relation(question.sources), self.columns()
@@ -286,7 +286,7 @@ class Answers:
         question = f"WITH answers AS (SELECT * FROM {relation}) {text}"
         return as_rows(self._cursor().execute(question, list(values)))
 
-    def _search(self, question: Question, relation: str, where: str, values: list[Any], by: str) -> Result:
+    def _search(self, question: RowQuery, relation: str, where: str, values: list[Any], by: str) -> RowPage:
         """Looks into the answers whose signature lets hope, in the order in which they are shown."""
         needed, started = question.page * question.size, time.monotonic()
         connection = self._cursor()
@@ -321,7 +321,7 @@ class Answers:
             taken = min(LOOKED_INTO, 2 * taken)
         exact = seen >= total
         estimated = hits if exact else max(hits, round(hits / max(1, seen) * total))
-        return Result(self._rows_at(keys), estimated, exact)
+        return RowPage(self._rows_at(keys), estimated, exact)
 
     def _rows_at(self, keys: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
         """Returns rows of the index by source and number."""
@@ -339,7 +339,7 @@ class Answers:
                             rows[row["source"], row["row"]] = row
         return [rows[key] for key in keys]
 
-    def _candidates(self, question: Question) -> pa.Table | None:
+    def _candidates(self, question: RowQuery) -> pa.Table | None:
         """Returns sources and rows in which the text may be; None where most may."""
         import pyarrow as pa
 
@@ -385,21 +385,23 @@ class Answers:
                 done.result()
         return texts
 
-    def answer(self, source: str, answer: str) -> Answer:
+    def answer(self, source: str, answer: str) -> StoredAnswer:
         """Returns the answer `problem#sample` of a source. Raises NotThere, and ValueError where its file is
         another by now."""
-        rows = self.ask(Question(sources=(source,), filters=(Filter("answer", "=", answer),), size=1)).rows
+        rows = self.ask(
+            RowQuery(sources=(source,), filters=(ColumnFilter("answer", "=", answer),), size=1)
+        ).rows
         if not rows:
             raise NotThere(f"there is no answer {answer!r} in {source} of {self.run.name}")
         return self.whole(rows[0])
 
-    def whole(self, row: Mapping[str, Any]) -> Answer:
+    def whole(self, row: Mapping[str, Any]) -> StoredAnswer:
         """Returns the answer of a row of the index. Raises ValueError where its file is another by now."""
         [one] = self._chosen({row["source"]})
         about, files = one.about, one.source
         assert about is not None
         if files.kind == "evaluation":
-            return Answer(row, files, line=_line(files, row["place"]))
+            return StoredAnswer(row, files, line=_line(files, row["place"]))
         trajectory, episodes, signals = None, list[Any](), list[Any]()
         if about.answers is not None:
             from treetune.rollouts.rows import trajectories_of
@@ -419,7 +421,7 @@ class Answers:
                     episodes.append(episode)
                     if about.signals is not None and files.signals is not None:
                         signals += signals_of(_one_row(files.signals, about.signals, place))
-        return Answer(row, files, trajectory, episodes, signals=signals)
+        return StoredAnswer(row, files, trajectory, episodes, signals=signals)
 
     def group(self, source: str, problem: str) -> list[Episode]:
         """Returns the training rows of all answers to a problem, in the source's order."""
@@ -473,7 +475,7 @@ def _one_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:
     return read_batch(path, layout, number).take([place - layout.rows[number]])
 
 
-def _line(source: Source, place: int) -> Mapping[str, Any]:
+def _line(source: AnswerFile, place: int) -> Mapping[str, Any]:
     """Returns the row of an evaluation, or of somebody else's file, at its place."""
     if source.is_foreign:
         return answer_at(source.path, place)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treetune.exceptions import NotThere
-from treetune.view.experiment import Experiment, Status, read_experiment, status_of
-from treetune.view.store.answers import Answers
+from treetune.view.experiment import RunProgress, StoredExperiment, read_experiment, status_of
+from treetune.view.store.answers import AnswerStore
 from treetune.view.store.folders import (
     Run,
     digest,
@@ -31,7 +31,7 @@ from treetune.view.text import writable
 
 if TYPE_CHECKING:
     from treetune.view.notes import Notes
-    from treetune.view.store.tables import Table
+    from treetune.view.store.tables import DataSetTable
 
 LOOK_AGAIN_S = 2.0
 """How old a list of what lies below a folder may be."""
@@ -75,7 +75,7 @@ class Store:
         self._links: dict[Path, None] = {}
         self._runs: Mapping[str, Run] = {}
         self._looked = -float("inf")
-        self._answers: dict[Run, Answers] = {}
+        self._answers: dict[Run, AnswerStore] = {}
         self._notes: dict[Run, Notes] = {}
         self.data = DataSets(self, files, look_again_s)
         """Prepared data sets."""
@@ -143,20 +143,22 @@ class Store:
 
     # What is known of them
 
-    def experiment(self, run: Run) -> Experiment:
+    def experiment(self, run: Run) -> StoredExperiment:
         """Returns its configuration, manifest, metrics, evaluations. Raises ValueError for what is no
         experiment."""
         return self.known("experiment", run, lambda: read_experiment(run.path))
 
-    def status(self, run: Run) -> Status:
+    def status(self, run: Run) -> RunProgress:
         """Returns how it stands. Raises ValueError for a folder that holds nothing to read."""
         return self.known("status", run, lambda: status_of(self.experiment(run)))
 
-    def answers(self, run: Run) -> Answers:
+    def answers(self, run: Run) -> AnswerStore:
         """Returns its sampled answers, to be asked."""
         with self._lock:
             if run not in self._answers:
-                self._answers[run] = Answers(run, self.cache, min(self._look_again_s, ANSWERS_LOOK_AGAIN_S))
+                self._answers[run] = AnswerStore(
+                    run, self.cache, min(self._look_again_s, ANSWERS_LOOK_AGAIN_S)
+                )
             return self._answers[run]
 
     def notes(self, run: Run) -> Notes:
@@ -198,7 +200,7 @@ class DataSets:
         self._store, self._files, self._look_again_s = store, list(files), look_again_s
         self._lock = threading.Lock()
         self._looked, self._known = -float("inf"), dict[str, DataSet]()
-        self._open: OrderedDict[str, tuple[str, Table]] = OrderedDict()
+        self._open: OrderedDict[str, tuple[str, DataSetTable]] = OrderedDict()
 
     def all(self) -> list[DataSet]:
         """Returns all, those of the command line first, then those below folders, then those of
@@ -229,9 +231,9 @@ class DataSets:
             raise NotThere(f"there is no data set {name!r} {f'; there are {there}' if there else ''}".strip())
         return data
 
-    def table(self, data: DataSet) -> Table:
+    def table(self, data: DataSet) -> DataSetTable:
         """Returns its rows, to be asked. Raises ValueError for what can't be read."""
-        from treetune.view.store.tables import Table
+        from treetune.view.store.tables import DataSetTable
 
         mark = data.mark
         with self._lock:
@@ -245,7 +247,7 @@ class DataSets:
                 raise ValueError(
                     f"{path} is a symbolic link that leads out of the folder: it is not followed"
                 )
-        table = Table(data)
+        table = DataSetTable(data)
         with self._lock:
             self._open[data.name] = mark, table
             while len(self._open) > OPEN:

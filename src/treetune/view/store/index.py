@@ -29,7 +29,7 @@ from treetune.view.store.columns import (
     signal_columns,
 )
 from treetune.view.store.folders import Run, digest, stat_of
-from treetune.view.store.foreign import Reading, answers_in, json_lines
+from treetune.view.store.foreign import ReadingReport, answers_in, json_lines
 from treetune.view.store.foreign.layout import step_of
 from treetune.view.store.signatures import SignatureWriter
 from treetune.view.text import writable
@@ -49,7 +49,7 @@ LINES_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class Source:
+class AnswerFile:
     """A file of answers. `number` counts as people do: the iteration from 1, for an evaluation the finished
     iterations. `label` is the evaluation's set, `episodes` the credit beside the answers and `signals` what
     the trainer recorded of their tokens, where these are there.
@@ -92,7 +92,7 @@ class Source:
         return [path for path in (self.path, self.episodes, self.signals) if path is not None]
 
 
-def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
+def sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
     """Returns all that there are now, iterations first, each in their order. Files that are symbolic links
     out of the folders are added to `left_out`, and their sources left out."""
 
@@ -100,7 +100,7 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
         folders = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
         return sorted(folders, key=lambda path: int(path.name))
 
-    there: list[Source] = []
+    there: list[AnswerFile] = []
     for place, path in enumerate(run.files):
         step, below = step_of(path, run.path), path.relative_to(run.path)
         name = f"e{place}-{path.name}" if len(below.parts) == 1 else f"e-{'-'.join(below.parts)}"
@@ -108,7 +108,7 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
         if len(below.parts) > 1:
             title = f"step {step.number} {step.label}".strip() if step.number is not None else str(below)
         number = place if step.number is None else step.number
-        there.append(Source("evaluation", number, name, title, path, label=step.label, is_foreign=True))
+        there.append(AnswerFile("evaluation", number, name, title, path, label=step.label, is_foreign=True))
     for folder in numbered(run.path / "iterations"):
         answers, episodes, signals = (
             path if (path := folder / name).is_file() else None
@@ -116,14 +116,14 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
         )
         if main := answers or episodes:
             number = int(folder.name) + 1
-            source = Source("iteration", number, f"i{number}", f"iteration {number}", main, episodes)
+            source = AnswerFile("iteration", number, f"i{number}", f"iteration {number}", main, episodes)
             content = "answers" if answers else "demonstrations"
             there.append(replace(source, signals=signals if episodes else None, content=content))
     for folder in numbered(run.path / "evaluations"):
         for lines in sorted(folder.glob("*/answers.jsonl")):
             number, label = int(folder.name), lines.parent.name
             title = f"{label} after {number} iterations"
-            there.append(Source("evaluation", number, f"e{number}-{label}", title, lines, label=label))
+            there.append(AnswerFile("evaluation", number, f"e{number}-{label}", title, lines, label=label))
     links = [path for one in there for path in one.files if not run.follows(path)]
     if left_out is not None:
         left_out += links
@@ -226,7 +226,7 @@ class Indexed:
     """A source and its index in `folder`, where that is made; `fault` is why it can't be. `is_behind` is true
     for an index of the file as it was before it grew."""
 
-    source: Source
+    source: AnswerFile
     folder: Path
     about: About | None
     fault: str = ""
@@ -238,13 +238,13 @@ class Indexed:
         return self.about is None and not self.fault
 
 
-def build(source: Source, folder: Path) -> None:
+def build(source: AnswerFile, folder: Path) -> None:
     """Makes the index of a source in a folder. Raises ValueError for a file that isn't whole."""
     import pyarrow as pa
     from pyarrow import parquet
 
     mark, size = source.mark, source.size
-    reading = Reading()
+    reading = ReadingReport()
     with whole_folder(folder) as made:
         bits = SignatureWriter(made / BITS)
         layouts: dict[str, Layout] = {}
@@ -306,7 +306,7 @@ def _stream_tables(
     layouts[kind] = Layout(head, tuple(ends), tuple(rows))
 
 
-def _episodes_table(source: Source, bits: SignatureWriter | None, layouts: dict[str, Layout]) -> pa.Table:
+def _episodes_table(source: AnswerFile, bits: SignatureWriter | None, layouts: dict[str, Layout]) -> pa.Table:
     """Returns training rows with what the trainer recorded of their tokens. Raises ValueError where that is
     of others."""
     import pyarrow as pa
@@ -361,7 +361,7 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
         ).to_arrow_table()
 
 
-def _lines_table(source: Source, bits: SignatureWriter, reading: Reading) -> Iterator[pa.Table]:
+def _lines_table(source: AnswerFile, bits: SignatureWriter, reading: ReadingReport) -> Iterator[pa.Table]:
     """Yields tables of an evaluation's lines, some thousand at a time. Rows of another program that are no
     answers are counted in `reading`."""
     import pyarrow as pa

@@ -21,7 +21,7 @@ _CONDITION = re.compile(r"^\s*(\S.*?)\s*(<=|>=|!=|=|<|>|\shas\s)\s*(.+?)\s*$")
 
 
 @dataclass(frozen=True)
-class Filter:
+class ColumnFilter:
     """A condition on a column: `has` is that a text holds another, in letters of any size."""
 
     column: str
@@ -30,12 +30,12 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Question:
+class RowQuery:
     """A choice of rows and their order: `sources` by name (of none, all), `search` in their text. Where there
     is an `among`, no others than these rows of each source."""
 
     sources: tuple[str, ...] = ()
-    filters: tuple[Filter, ...] = ()
+    filters: tuple[ColumnFilter, ...] = ()
     search: str = ""
     sort: str = ""
     descending: bool = False
@@ -49,7 +49,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Result:
+class RowPage:
     """A page of rows. `total` rows are like that; where not `exact`, about so many: what a search has not
     looked into yet counts as it seems."""
 
@@ -58,7 +58,7 @@ class Result:
     exact: bool
 
 
-def parsed(text: str, columns: Mapping[str, str], of: str = "answers") -> list[Filter]:
+def parsed(text: str, columns: Mapping[str, str], of: str = "answers") -> list[ColumnFilter]:
     """Reads conditions such as ``tokens >= 300; outcome = timeout``. Raises ValueError for what is none."""
     filters = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -83,12 +83,12 @@ def parsed(text: str, columns: Mapping[str, str], of: str = "answers") -> list[F
                 value = math.nan
             if not math.isfinite(value):
                 raise ValueError(f"{name} is compared with a number, and not with {written!r}")
-        filters.append(Filter(name, operator, value))
+        filters.append(ColumnFilter(name, operator, value))
     return filters
 
 
 def condition(
-    filters: Sequence[Filter], known: Mapping[str, str], own: Mapping[str, str], of: str = "answers"
+    filters: Sequence[ColumnFilter], known: Mapping[str, str], own: Mapping[str, str], of: str = "answers"
 ) -> tuple[str, list[Any]]:
     """Returns the text behind WHERE, and the values of its `?`: `known` are the types of all columns, `own`
     those of the chosen sources, `of` what the rows are. Raises ValueError for a column or an operator that
@@ -129,7 +129,7 @@ def among(rows: Mapping[str, Sequence[int]] | None) -> str:
 
 
 def order(
-    question: Question,
+    question: RowQuery,
     known: Mapping[str, str],
     own: Mapping[str, str],
     last: str = "source, row",

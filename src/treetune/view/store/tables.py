@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from treetune.exceptions import NotThere
 from treetune.tasks.sources import parquet_row
 from treetune.view.store.queries import (
-    Filter,
-    Question,
-    Result,
+    ColumnFilter,
+    RowPage,
+    RowQuery,
     as_rows,
     condition,
     connected,
@@ -69,7 +69,7 @@ _AS_TEXT = {"date", "time", "timestamp", "timestamp with time zone", "uuid"}
 
 
 @dataclass(frozen=True)
-class Column:
+class DataColumn:
     """A column by its name: `kind` is what it is compared as (VARCHAR, BOOLEAN, BIGINT, DOUBLE), `type` what
     the file has, empty for what is counted here. `depth` is 0 for a column of the file."""
 
@@ -81,7 +81,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Bar:
+class HistogramBar:
     """`count` values are at least `low` and below `high`."""
 
     low: float
@@ -95,7 +95,7 @@ class Histogram:
     is no finite number."""
 
     column: str
-    bars: Sequence[Bar]
+    bars: Sequence[HistogramBar]
     counted: int
     missing: int
     mean: float
@@ -104,7 +104,7 @@ class Histogram:
     highest: int
 
 
-class Table:
+class DataSetTable:
     """The rows of a data set, numbered from 0 in the file's order. Safe for several threads.
 
     Raises ValueError for a file that can't be read.
@@ -142,7 +142,7 @@ class Table:
 
     # Questions
 
-    def ask(self, question: Question, shown: Sequence[str]) -> Result:
+    def ask(self, question: RowQuery, shown: Sequence[str]) -> RowPage:
         """Returns a page of rows: of each its number, under `ROW`, and the columns `shown`, of texts the
         beginnings. Raises ValueError for a column or an operator that isn't there."""
         where, values, matching = self._where(question.filters, question.search)
@@ -176,7 +176,7 @@ class Table:
             )
         else:
             total = self.total
-        return Result([rows[number] for number in numbers if number in rows], total, True)
+        return RowPage([rows[number] for number in numbers if number in rows], total, True)
 
     def row(self, number: int) -> dict[str, Any]:
         """Returns the row of that number, whole, as the file has it. Fields that it doesn't have are left
@@ -215,7 +215,9 @@ class Table:
             if name not in self.numeric():
                 raise ValueError(f"{name!r} is no column of numbers: there are {', '.join(self.numeric())}")
 
-    def histograms(self, columns: Sequence[str], filters: Sequence[Filter], search: str) -> list[Histogram]:
+    def histograms(
+        self, columns: Sequence[str], filters: Sequence[ColumnFilter], search: str
+    ) -> list[Histogram]:
         """Counts the columns' values in the rows that are like that; a column without any has no histogram.
         Raises ValueError for a column that isn't numeric."""
         self.check_numeric(columns)
@@ -228,7 +230,7 @@ class Table:
         key = "histograms", tuple(columns), tuple(filters), search
         return self._cached(key, count) if columns else []
 
-    def _where(self, filters: Sequence[Filter], search: str) -> tuple[str, list[Any], pa.Table | None]:
+    def _where(self, filters: Sequence[ColumnFilter], search: str) -> tuple[str, list[Any], pa.Table | None]:
         """Returns the text behind WHERE, the values of its `?`, and the table `matching` in it: the numbers
         of the rows in a text of which `search` stands. Texts are gone through once for all that is asked of
         these rows."""
@@ -345,7 +347,7 @@ class Table:
             f"{', …' if unread[0][1] > len(unread) else ''}"
         )
 
-    def _columns(self) -> Iterator[Column]:
+    def _columns(self) -> Iterator[DataColumn]:
         relation = self._cursor().sql(f"SELECT * EXCLUDE ({quoted(ROW)}) FROM {self._from}")
         described = list(zip(relation.columns, relation.types, strict=True))
         taken = {name.casefold() for name, _ in described}
@@ -385,7 +387,7 @@ def _without_bad_lines(path: Path) -> Any:
     return copied
 
 
-def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[Column]:
+def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[DataColumn]:
     """Yields a column, the lengths of its texts, and the fields in it."""
     is_conversation = False  # a list of messages, such as a prompt: their contents are its text
     if kind.id == "list":
@@ -405,9 +407,9 @@ def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[Column]:
         to_sql = conversation(sql)
     elif kind.id in ("struct", "list", "map", "array", "union"):
         to_sql = f"CAST(to_json({sql}) AS VARCHAR)"
-    yield Column(name, str(kind), as_kind, to_sql, depth)
+    yield DataColumn(name, str(kind), as_kind, to_sql, depth)
     if depth < DEEPEST and (kind.id == "varchar" or is_conversation):
-        yield Column(name + CHARACTERS, "", "BIGINT", f"length({to_sql})", depth + 1)
+        yield DataColumn(name + CHARACTERS, "", "BIGINT", f"length({to_sql})", depth + 1)
     if kind.id == "struct" and depth < DEEPEST:
         for field, own in kind.children:
             yield from _fields(f"{name}.{field}", f"struct_extract({sql}, {literal(field)})", own, depth + 1)
@@ -447,7 +449,9 @@ def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histo
     # Without what multiplying adds: 0.15 and not 0.15000000000000002.
     digits = max(0, 1 - math.floor(math.log10(step)))
     bounds = [round((first + i) * step, digits) for i in range(max(counts) + 2)]
-    bars = [Bar(low, high, counts.get(i, 0)) for i, (low, high) in enumerate(itertools.pairwise(bounds))]
+    bars = [
+        HistogramBar(low, high, counts.get(i, 0)) for i, (low, high) in enumerate(itertools.pairwise(bounds))
+    ]
     name, unit = column.casefold(), "value"
     if name.endswith(CHARACTERS):
         unit = "characters"

@@ -17,7 +17,7 @@ from treetune.objectives.base import Objective
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.storage import TOKENS, read_tokens
 from treetune.runtime.analysis import read_result
-from treetune.view.store.answers import Answer
+from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.folders import stat_of
 from treetune.view.store.index import walk
 from treetune.vocabulary import Branch, Column, Episode, are_sampled
@@ -30,7 +30,7 @@ MICROSCOPE, REPLAY = "result.json", "advantages.jsonl"
 
 
 @dataclass(frozen=True)
-class Step:
+class CreditedStep:
     """Tokens ``[start, end)``; the value before them and their advantage, each with its interval, and what
     they earned by themselves, as far as that is known. Where `merged`, credit knows no value before it, and
     treats it and the step before as one."""
@@ -52,7 +52,7 @@ class Tokens:
     ids: np.ndarray
     texts: Sequence[str] | None
     sampled: np.ndarray
-    steps: Sequence[Step]
+    steps: Sequence[CreditedStep]
     branches: Sequence[Branch]
     versions: Sequence[int | None]
     numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Tokens:
         return len(self.ids)
 
 
-def tokens_of(run: Path, answer: Answer, config: Mapping[str, Any]) -> Tokens | None:
+def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tokens | None:
     """Returns tokens with the advantages that trained, as far as the run's `config` and what is stored say
     these. None for an answer of which only the text is stored, as evaluations'."""
     trajectory, episode = answer.trajectory, answer.episode
@@ -116,7 +116,7 @@ def tokens_of(run: Path, answer: Answer, config: Mapping[str, Any]) -> Tokens | 
 
 def steps_of(
     length: int, ends: Sequence[int], episode: Episode | None, *, earned: Sequence[float] = ()
-) -> list[Step]:
+) -> list[CreditedStep]:
     """Returns the steps of an answer of so many tokens, which end at `ends`; what is behind the last is a
     step too. The episode has an advantage for each token, and the values of the states before credit's own
     steps."""
@@ -129,7 +129,7 @@ def steps_of(
         advantages = episode.advantages.tolist()
         credit = step_credit(ends, episode.reward, advantages, episode.step_ends, known, errors)
     return [
-        Step(
+        CreditedStep(
             number=number,
             start=start,
             end=end,
@@ -193,7 +193,9 @@ def made_of_credit(config: Mapping[str, Any]) -> str:
     return f"in training {words}" if words else ""
 
 
-def _moments(answer: Answer, episode: Episode, config: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+def _moments(
+    answer: StoredAnswer, episode: Episode, config: Mapping[str, Any]
+) -> dict[str, tuple[float, float]]:
     """Returns by domain what `trainers.preparation` takes from each advantage and divides it by; nothing
     where it doesn't normalise, or where advantages have a KL penalty, which is not stored."""
     trainer, path = config.get("trainer") or {}, answer.source.episodes
@@ -255,7 +257,7 @@ class TrainedStep:
     before the iteration, how many of its tokens PPO clipped there, how many are trained, and the share of the
     iteration's `weight` that these have."""
 
-    step: Step
+    step: CreditedStep
     behind: Shown | None
     given: float
     trained: float | None
@@ -266,7 +268,7 @@ class TrainedStep:
     share: float | None
 
 
-def trained_steps(answer: Answer, tokens: Tokens, config: Mapping[str, Any]) -> list[TrainedStep]:
+def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any]) -> list[TrainedStep]:
     """Returns the steps of an answer with advantages. A trained token's weight is the size of its advantage
     times what the objective's aggregation gives it, as if the iteration were one minibatch: the factor of
     the gradient of its log-prob where the ratio is 1."""
@@ -331,7 +333,7 @@ def _weight_of_all(
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodCredit:
     """The credit that one method gives the steps of an answer: for each step the value before it and its
     advantage, each with its 95 % interval where one is known. `found_by` names the analysis, and `cost` is
     what it sampled for an answer. Shown by `credits` in ``parts.html``."""
@@ -348,19 +350,21 @@ class Method:
         return max(sizes, default=0.0) or 1.0
 
 
-def method_of(name: str, credit: Mapping[str, Any], cost: Mapping[str, float] | None, by: str = "") -> Method:
+def method_of(
+    name: str, credit: Mapping[str, Any], cost: Mapping[str, float] | None, by: str = ""
+) -> MethodCredit:
     """Reads what `StepCredit.plain` gave, as the credit microscope writes it."""
     pairs = zip(credit["values"], credit["advantages"], strict=True)
     cells = tuple((value and Shown(**value), Shown(**advantage)) for value, advantage in pairs)
-    return Method(name, cells, by, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else "")
+    return MethodCredit(name, cells, by, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else "")
 
 
-def credits_of(run: Path, answer: Answer) -> list[Method]:
+def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
     """Returns the credit of an iteration's answer in all analyses: the run's own, `replay`'s, the
     microscope's. Those that can't be read are left out."""
     if answer.source.kind != "iteration":
         return []
-    methods = list[Method]()
+    methods = list[MethodCredit]()
     for folder in sorted((run / "analyses").glob("*")):
         try:
             methods += [*_of_microscope(folder, answer)] or [*_of_replay(folder, answer)]
@@ -377,7 +381,7 @@ def mark_of_credits(run: Path) -> list[object]:
     return [(str(path), stat_of(path)) for path in files]
 
 
-def _of_microscope(folder: Path, answer: Answer) -> Iterable[Method]:
+def _of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
     if not (folder / MICROSCOPE).is_file():
         return
     result = read_result(folder)
@@ -390,7 +394,7 @@ def _of_microscope(folder: Path, answer: Answer) -> Iterable[Method]:
                 yield method_of(name, credit, looked["costs"].get(name), folder.name)
 
 
-def _of_replay(folder: Path, answer: Answer) -> Iterable[Method]:
+def _of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
     path = folder / REPLAY
     if not folder.name.startswith(f"replay-{answer.source.number:04d}") or not path.is_file():
         return
@@ -407,5 +411,5 @@ def _of_replay(folder: Path, answer: Answer) -> Iterable[Method]:
                     values, advantages = row["values"].get(variant) or (), row["advantages"][variant] or ()
                     steps = range(len(row["step_ends"]))
                     cells = tuple((shown(values, step), shown(advantages, step)) for step in steps)
-                    yield Method(f"replay, {variant}", cells, folder.name)
+                    yield MethodCredit(f"replay, {variant}", cells, folder.name)
                 return

@@ -21,7 +21,7 @@ from treetune.view.store.foreign import inspect_logs, named_fields, verifiers
 from treetune.view.store.foreign.files import (
     ENDINGS,
     UNREADABLE,
-    Row,
+    FileRow,
     first_rows,
     json_lines,
     row_at,
@@ -29,7 +29,7 @@ from treetune.view.store.foreign.files import (
 )
 from treetune.view.store.foreign.line import line
 
-__all__ = ["ENDINGS", "Reading", "answer_at", "answers_in", "holds_answers", "json_lines"]
+__all__ = ["ENDINGS", "ReadingReport", "answer_at", "answers_in", "holds_answers", "json_lines"]
 
 AS_IT_IS = "shown as it is"
 """The id of the problem that rows which can't be mapped are shown under."""
@@ -39,7 +39,7 @@ EXAMPLES = 3
 
 
 @dataclass
-class Reading:
+class ReadingReport:
     """What became of a file's rows: `unmapped` and `unread` hold the places of rows by the reason."""
 
     rows: int = 0
@@ -72,14 +72,14 @@ def _reasons(places: Mapping[str, list[str]]) -> str:
     return "; ".join(told)
 
 
-def answers_in(path: Path, reading: Reading | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+def answers_in(path: Path, reading: ReadingReport | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the answers of a file as lines of an evaluation, each with its place: the byte where its line
     begins, or its number. Samples of a problem are numbered as they come, where the file
     has no number, or one twice.
 
     What can't be mapped is counted in `reading`. Raises ValueError for a file that can't be read.
     """
-    reading = Reading() if reading is None else reading
+    reading = ReadingReport() if reading is None else reading
     taken: dict[str, set[int]] = {}
     following: Counter[str] = Counter()
     for row in rows_of(path, reading.remarks):
@@ -100,7 +100,7 @@ def answers_in(path: Path, reading: Reading | None = None) -> Iterator[tuple[int
         yield row.place, answer | {"sample": sample}
 
 
-def _mapped(row: Row) -> tuple[dict[str, Any], str]:
+def _mapped(row: FileRow) -> tuple[dict[str, Any], str]:
     """Returns the line of a row, and why it is shown as it is, where it is."""
     try:
         return _answer_of(row), ""
@@ -114,7 +114,7 @@ def _mapped(row: Row) -> tuple[dict[str, Any], str]:
     return line(prompt="", text=shown, reward=None, problem=AS_IT_IS, message=f"{AS_IT_IS}: {why}"), why
 
 
-def _answer_of(row: Row) -> dict[str, Any]:
+def _answer_of(row: FileRow) -> dict[str, Any]:
     content = row.content
     if row.is_inspect:
         return inspect_logs.answer_of(content, row.task)
@@ -152,7 +152,7 @@ def _holds_answers(path: Path, _: object) -> bool:
         return False
 
 
-def _is_answer(row: Row) -> bool:
+def _is_answer(row: FileRow) -> bool:
     if row.is_inspect:
         return True
     content = row.content
