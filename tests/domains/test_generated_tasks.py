@@ -32,8 +32,8 @@ from treetune.domains.puzzles.reasoning_gym import ReasoningGym
 from treetune.domains.puzzles.short_programs import INPUTS, STEPS, ShortPrograms, result
 from treetune.domains.puzzles.zebra_puzzles import (
     KINDS,
-    Shape,
     ZebraPuzzles,
+    ZebraShape,
     arrangements,
     kinds_of,
     random_arrangement,
@@ -348,7 +348,7 @@ def test_clues_of_every_kind_come_up_and_none_of_an_easier_level() -> None:
 
 @given(st.integers(2, 4), st.integers(1, 2), st.data())
 def test_arrangements_are_numbered_and_drawn_from_their_set(objects: int, attributes: int, data: Any) -> None:
-    shape = Shape(objects, attributes)
+    shape = ZebraShape(objects, attributes)
     every = [tuple(map(tuple, shape.rows(number))) for number in range(arrangements(objects, attributes))]
     assert len(set(every)) == len(every)
     wanted = data.draw(st.sets(st.integers(0, len(every) - 1), min_size=1, max_size=5))

@@ -21,8 +21,8 @@ from treetune.domains.graders.routed import ByDomain
 from treetune.exceptions import NoSplit
 from treetune.seeds import derived_random
 from treetune.tasks.base import Params, Split, Task
+from treetune.tasks.drawing import Drawing, slice_of_epochs
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.sampling import Drawing, slice_of_epochs
 from treetune.vocabulary import Metrics, Problem
 
 T = TypeVar("T")

@@ -284,7 +284,7 @@ def samples_in(config: PolicyIteration, directory: ExperimentDirectory, iteratio
     )
 
 
-def sampled_by(config: PolicyIteration, iteration: int) -> int:
+def version_that_samples(config: PolicyIteration, iteration: int) -> int:
     """Returns the policy version that an iteration's answers and continuations are sampled from: that which
     it begins with, or the one before where iterations overlap."""
     return max(0, iteration - 1) if config.overlap == "one_step" else iteration

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from treetune.runtime.console import Clock
-from treetune.runtime.directory import is_generated, sampled_by, samples_in
+from treetune.runtime.directory import is_generated, samples_in, version_that_samples
 from treetune.runtime.evaluation import evaluate_due
 from treetune.runtime.generation import generate
 from treetune.runtime.policy_server import PolicyServer
@@ -50,8 +50,8 @@ class Lookahead:
     """Gives the loop its episodes. With ``overlap: 'one_step'`` it makes those of the next iteration in a
     thread, from the weights with which the present one's training begins.
 
-    Which weights sample what follows from the iterations' numbers (`directory.sampled_by`) and from nothing
-    that depends on time: an iteration's answers are whole before the one before is recorded, so that a
+    Which weights sample what follows from the iterations' numbers (`directory.version_that_samples`) and from
+    nothing that depends on time: an iteration's answers are whole before the one before is recorded, so that a
     checkpoint never lacks what older weights should have sampled. There is one thread for the whole run,
     because processes that a thread starts end with it."""
 
@@ -84,7 +84,7 @@ class Lookahead:
             episodes, metrics, own = in_flight.result()
         else:
             known = is_generated(session.directory, iteration)
-            if not known and sampled_by(session.config, iteration) != iteration:
+            if not known and version_that_samples(session.config, iteration) != iteration:
                 session.console.say(
                     f"iteration {iteration + 1} was not sampled while the one before it was trained (the run"
                     " was to end there, or its episodes were deleted): it is sampled from the weights that"

@@ -35,7 +35,7 @@ THEMES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Clue(NamedTuple):
+class OrderingClue(NamedTuple):
     """A clue about the objects `one` and `other`, by number; `apart` is how many stand between them."""
 
     kind: Kind
@@ -104,7 +104,7 @@ class OrderingPuzzles(Puzzles):
 
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         names: Sequence[str] = problem.data["names"]
-        clues = [Clue(*clue) for clue in problem.data["clues"]]
+        clues = [OrderingClue(*clue) for clue in problem.data["clues"]]
         symbols = self.wording == "symbols"
         left = list(_orders(len(names)))
         while True:
@@ -124,11 +124,13 @@ class OrderingPuzzles(Puzzles):
         return LETTERS[: self.letters] + "</!:,>0123456789"
 
 
-def _unique(generator: random.Random, clues: Sequence[tuple[Clue, int]], order: int) -> Sequence[Clue]:
+def _unique(
+    generator: random.Random, clues: Sequence[tuple[OrderingClue, int]], order: int
+) -> Sequence[OrderingClue]:
     """Returns clues that are true of the order with this number and of no other, none of them superfluous."""
     true = [(clue, orders) for clue, orders in clues if orders >> order & 1]
     generator.shuffle(true)
-    chosen: list[tuple[Clue, int]] = []
+    chosen: list[tuple[OrderingClue, int]] = []
     left = -1
     for clue, orders in true:
         if left & orders != left:
@@ -147,14 +149,17 @@ def _orders(count: int) -> Sequence[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=64)
-def _true_clues(count: int, kinds: tuple[Kind, ...]) -> Sequence[tuple[Clue, int]]:
+def _true_clues(count: int, kinds: tuple[Kind, ...]) -> Sequence[tuple[OrderingClue, int]]:
     """Returns every clue about so many objects, with the orders of which it is true: bit i is order i."""
     clues = [
-        Clue(kind, *pair) for kind in kinds if kind != "between" for pair in permutations(range(count), 2)
+        OrderingClue(kind, *pair)
+        for kind in kinds
+        if kind != "between"
+        for pair in permutations(range(count), 2)
     ]
     if "between" in kinds:
         clues += [
-            Clue("between", one, other, apart)
+            OrderingClue("between", one, other, apart)
             for one in range(count)
             for other in range(one)
             for apart in range(1, count - 1)
@@ -165,19 +170,19 @@ def _true_clues(count: int, kinds: tuple[Kind, ...]) -> Sequence[tuple[Clue, int
     )
 
 
-def _fits(clue: Clue, order: Sequence[int]) -> bool:
+def _fits(clue: OrderingClue, order: Sequence[int]) -> bool:
     distance = order.index(clue.other) - order.index(clue.one)
     if clue.kind == "left":
         return distance > 0
     return distance == 1 if clue.kind == "next" else abs(distance) == clue.apart + 1
 
 
-def _symbol(clue: Clue, names: Sequence[str]) -> str:
+def _symbol(clue: OrderingClue, names: Sequence[str]) -> str:
     sign = {"left": "<", "next": "/", "between": str(clue.apart)}[clue.kind]
     return f"{names[clue.one]}{sign}{names[clue.other]}"
 
 
-def _sentence(clue: Clue, names: Sequence[str], mirrored: bool) -> str:
+def _sentence(clue: OrderingClue, names: Sequence[str], mirrored: bool) -> str:
     one, other = names[clue.one], names[clue.other]
     if clue.kind == "between":
         one, other = (other, one) if mirrored else (one, other)

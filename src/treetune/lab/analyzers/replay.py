@@ -15,7 +15,7 @@ from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.analysis import write_result
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row, sampled_by
+from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row, version_that_samples
 from treetune.runtime.generation import credited, episodes_of_first, remembered
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
@@ -323,7 +323,7 @@ def credited_again(
     session, own = sampler.session, sampler.session.config
     engine = sampler.server.engine if config.credit.needs_engine else None
     if engine is not None:
-        sampler.server.load_checkpoint(sampled_by(own, point))
+        sampler.server.load_checkpoint(version_that_samples(own, point))
     before = 0 if engine is None else engine.tokens
     stored = sorted((session.directory.iteration(point) / "journal").glob("*.jsonl"))
     with sampler.phase(f"iteration {point + 1}: {what}", "continuations") as show:
