@@ -51,8 +51,9 @@ def page(results: dict[str, dict[str, Cell]], seconds: float) -> Iterator[str]:
     )
     yield ""
     yield (
-        f"Right means that no log-prob differs by more than {LIMIT:g} nats. Dropout is 0.1 wherever a"
-        " configuration has any. *Neighbours* is a row padded beside a longer one, *packed* a row behind"
+        f"Right means that no log-prob differs by more than {LIMIT:g} nats, or, where a note says so, by no"
+        " more than rounding does. Dropout is 0.1 wherever a configuration has any."
+        " *Neighbours* is a row padded beside a longer one, *packed* a row behind"
         " another in one. *Checkpoint* is a policy that is written and loaded by transformers, *reload*"
         " weights that are dealt out while they are read (ZeRO-3), *LoRA* adapters merged and loaded."
         " *In-process* and *vLLM* are the log-probs that an engine reports of 40 tokens that it samples,"

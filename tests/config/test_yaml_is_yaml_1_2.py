@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
+import treetune.parts  # noqa: F401
+from tests.models.chat_models import bpe_tokenizer
+from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.exceptions import ConfigError
+from treetune.models.sources import ModelSource
+from treetune.models.tokenizer import codec_of
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +139,16 @@ def test_a_mistake_in_an_imported_file_is_told_with_who_imports_it() -> None:
         load(["importing.jsonnet"], [], {})
     assert "part.yaml:2:1: the key 'a'" in str(caught.value)
     assert "imported in importing.jsonnet:1" in str(caught.value)
+
+
+def test_a_system_message_of_null_is_none_in_the_prompt_too() -> None:
+    model = {"type": "pretrained", "name_or_path": "a-model"}
+    chats = {}
+    for written in ("~", "null", "'~'"):
+        text = f"model:\n  chat:\n    system: {written}\n"
+        chats[written] = build(ModelSource, model | loaded(text)["model"]).chat
+    prompts = {
+        written: codec_of(bpe_tokenizer(), chat=chat).framed("2 + 2?") for written, chat in chats.items()
+    }
+    assert "system" not in prompts["~"] and prompts["null"] == prompts["~"]
+    assert "<|im_start|>system\n~<|im_end|>" in prompts["'~'"]

@@ -15,7 +15,8 @@ from treetune.seeds import derived_random
 
 class Oracle:
     """Answers ``a+b`` rightly with the chance a/9, drawn by the request's seed. `asked` counts requests by
-    prompt and seed; `seconds` is what an answer takes; `down` makes it answer nothing but errors."""
+    prompt and seed; `seconds` is what an answer takes; `down` makes it answer nothing but errors; `finish` is
+    the reason that answers end for."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -26,12 +27,13 @@ class Oracle:
         self.asked: Counter[tuple[str, int]] = Counter()
         self.bodies: list[dict[str, Any]] = []
         self.seconds, self.down = 0.0, False
+        self.finish = "stop"
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.json()
         if self.down:
             return web.Response(status=500, text="down")
-        prompt = body["messages"][-1]["content"]
+        prompt = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
         self.asked[prompt, body["seed"]] += 1
         self.bodies.append(body)
         await asyncio.sleep(self.seconds)
@@ -39,8 +41,9 @@ class Oracle:
         assert found is not None
         one, other = int(found[1]), int(found[2])
         right = derived_random(body["seed"], "oracle").random() < one / 9
-        text = f"thinking…\n#{one + other + (0 if right else 1)}"
-        choice = {"message": {"content": text}, "finish_reason": "stop"}
+        said = one + other + (0 if right else 1)
+        text = f"thinking…\n#{said}" if self.finish == "stop" else f"thinking… It may be {said}, but"
+        choice = {"message": {"content": text}, "text": text, "finish_reason": self.finish}
         usage = {"prompt_tokens": 5, "completion_tokens": len(text)}
         return web.json_response({"choices": [choice], "usage": usage})
 

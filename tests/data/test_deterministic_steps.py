@@ -142,6 +142,18 @@ def test_a_result_in_an_outline_is_one_that_only_the_thread_finds() -> None:
         ("No dot", 1),
         ("One! Two? Three.", 3),
         ("Check cf. Eq. 3 first", 1),
+        ("Find A. Then find B. Compare them.", 3),
+        ("Solve $f(x). G = 1$ for x. Check it.", 2),
+        ("Multiply 3.5 by 2. 7 is added then, see Eq. 3 there. Stop.", 3),
+        ("Encuentra x. ¿Es par? ¡Súmalo!", 3),
+        ("先求第一个数。再求第二个数。最后相加。", 3),
+        ("まず3.5倍する。次に足す！", 2),
+        ("Найти корни. Проверить их, см. Рис. 2. Сложить.", 3),
+        ("Найти точку А. Затем найти Б, т. е. Центр.", 2),
+        ("Βρες το x. Είναι άρτιο; Γράψε το.", 3),
+        ("أوجد القيمة. هل هي زوجية؟ اجمعها.", 3),
+        ("पहला मान निकालो। फिर जोड़ो।", 2),
+        ("Znajdź x. Żądaj, by y było parzyste. Šest. Tính z. Đếm.", 5),
     ],
 )
 def test_sentences_are_counted_as_people_do(text: str, count: int) -> None:

@@ -21,6 +21,7 @@ from tests.data.scripted import serving
 from treetune.cluster.jobs import ranges
 from treetune.data.difficulty.answering import AskingShard, AtAddresses, SampleQuestion
 from treetune.data.difficulty.merging import RowRate, bin_of, read_rates
+from treetune.domains.domain_rows import domain_row
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.engine.base import SamplingParams
 from treetune.engine.guard import descendants
@@ -131,6 +132,23 @@ def test_the_settings_of_an_answer_reach_the_address(work: Work) -> None:
     body = work.oracle.bodies[0]
     assert (body["max_tokens"], body["temperature"], body["top_p"], body["stop"]) == (7, 0.3, 0.5, ["!"])
     assert "top_k" not in body
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_an_answer_that_was_cut_off_in_the_thought_that_its_prompt_opened_says_nothing(
+    work: Work, undisturbed: Work, api: str
+) -> None:
+    work.oracle.finish = "length"
+    address = {"base_url": work.oracle.url, "model": "oracle", "api": api}
+    policy: dict[str, Any] = {"type": "endpoint", "addresses": [address]}
+    if api == "chat":
+        policy["template_opens_thought"] = True
+    else:
+        rows = [domain_row("math__sums", f"{one}+1=?\n<think>\n", str(one + 1)) for one in range(5, 10)]
+        write_lines(work.input, rows)
+    task = {"type": "rows", "routes": {"math": {"type": "numeric", "without_marker": "last_number"}}}
+    assert work.run(policy=policy, task=task, shards=1) == 0
+    assert sum(row.correct for row in work.rates()) == 0
 
 
 @pytest.mark.slow

@@ -3,18 +3,22 @@ refused for ends nothing; nothing that isn't a whole answer counts as a wrong on
 
 from __future__ import annotations
 
+import asyncio
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.http_replies import Written, chat, error, replying
-from treetune.data.difficulty.answering import AskingShard, AtAddresses, NoReply, SampledReply, SampleQuestion
+from treetune.data.difficulty.answering import AskingShard, AtAddresses, NoReply, PolicyReply, SampleQuestion
+from treetune.domains.endpoints.client import LONGEST_WAIT_S, EndpointClient, wait_asked_for
 from treetune.domains.endpoints.replies import read_reply
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.domains.graders.judge import JudgeGrader
 from treetune.engine.base import SamplingParams
+from treetune.exceptions import Unanswered
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
 
@@ -91,7 +95,7 @@ def test_difficulty_rates_whole_answers_alone(
         SampleQuestion(row, 0, 7, Problem(str(row), prompt, ""))
         for row, prompt in enumerate(("a", "odd", "b"))
     ]
-    kept: dict[int, SampledReply | NoReply | None] = {}
+    kept: dict[int, PolicyReply | NoReply | None] = {}
     raised = ""
     with replying(reply) as server:
         address = EndpointSettings(
@@ -106,7 +110,7 @@ def test_difficulty_rates_whole_answers_alone(
     assert all("seed" not in asked for asked in server.asked)
     odd = kept.get(1)
     if kind in ("answered", "cut_off"):
-        assert isinstance(odd, SampledReply)
+        assert isinstance(odd, PolicyReply)
         assert (odd.text, odd.complete) == (text, kind == "answered")
     elif kind in ("empty", "refused"):
         assert isinstance(odd, NoReply)
@@ -161,3 +165,46 @@ def test_reading_takes_any_body() -> None:
     ):
         for status in (200, 204, 302, 400, 418, 599):
             assert read_reply(status, body, is_chat=True).kind not in ("answered", "cut_off", "empty")
+
+
+NOW = datetime(2026, 10, 21, 7, 28, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "20"}, 20.0),
+        ({"Retry-After": " 0.5 "}, 0.5),
+        ({"Retry-After-Ms": "250", "Retry-After": "20"}, 0.25),
+        ({"Retry-After": "Wed, 21 Oct 2026 07:28:30 GMT"}, 30.0),
+        ({"Retry-After": "Wednesday, 21-Oct-26 07:28:30 GMT"}, 30.0),
+        ({"Retry-After": "Wed Oct 21 07:28:30 2026"}, 30.0),
+        ({"Retry-After": "Wed, 21 Oct 2026 07:20:00 GMT"}, 0.0),
+        # The endpoint's clock is an hour ahead of ours.
+        ({"Date": "Wed, 21 Oct 2026 08:28:00 GMT", "Retry-After": "Wed, 21 Oct 2026 08:28:10 GMT"}, 10.0),
+        ({"Date": "now", "Retry-After": "Wed, 21 Oct 2026 07:28:10 GMT"}, 10.0),
+        ({"Retry-After": "soon"}, 0.0),
+        ({"Retry-After": "-5"}, 0.0),
+        ({"Retry-After": "Wed, 41 Oct 2026 07:28:00 GMT"}, 0.0),
+        ({"Retry-After": ""}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_an_endpoint_says_in_seconds_or_as_a_date_how_long_to_wait(
+    headers: dict[str, str], seconds: float
+) -> None:
+    assert wait_asked_for(headers, NOW) == seconds
+
+
+@pytest.mark.parametrize("asked", ["9999", "Wed, 21 Oct 2099 07:28:00 GMT"])
+def test_no_endpoint_is_waited_for_longer_than_the_bound(asked: str) -> None:
+    told: list[str] = []
+
+    async def ask(url: str) -> None:
+        settings = EndpointSettings(base_url=url, model="m", retries=1)
+        async with EndpointClient(settings, settings.place(), lambda: bool(told), told.append) as client:
+            await client.ask({})
+
+    with replying(lambda _: (429, error(429), {"Retry-After": asked})) as server, pytest.raises(Unanswered):
+        asyncio.run(ask(server.base_url))
+    assert told[0].endswith(f"again in {LONGEST_WAIT_S} s")

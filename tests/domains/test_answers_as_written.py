@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+import treetune.parts  # noqa: F401
 from treetune.data.rules.alike import word_list
 from treetune.domains.graders.multiple_choice import MultipleChoice
+from treetune.domains.graders.puzzles import GridGrader
+from treetune.domains.graders.table import TableGrader
 from treetune.domains.graders.tagged import F1, ExactMatch
 from treetune.domains.math_tasks import Sentences
 from treetune.runtime.evaluation import majority_is_right
+from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem, Trajectory, token_array
@@ -161,3 +165,106 @@ def test_equal_answers_have_one_vote_together(gold: str, answers: list[str], rig
     problem = Problem("p", "?", gold)
     with GraderPool(MathGrader(), workers=1) as pool:
         assert majority_is_right(answered(pool, problem, answers), pool.same_answer) is right
+
+
+VOTES = [
+    # the grader, what it is asked about, two spellings of one wrong answer, another wrong answer
+    ("table", {"gold": "12.5 %"}, ("\\boxed{1,250}", "\\boxed{1250}"), "\\boxed{1251}"),
+    (
+        "table",
+        {"gold": "Norway | Oslo"},
+        ("\\boxed{Rome | Italy}", "\\boxed{italy|ROME}"),
+        "\\boxed{Rome | Bonn}",
+    ),
+    ("minerva", {"gold": "7"}, ("\\boxed{\\frac{1}{4}}", "\\boxed{0.25}"), "\\boxed{3}"),
+    ("minerva", {"gold": "7"}, ("\\boxed{(1, 2)}", "\\boxed{(1,2)}"), "\\boxed{(2,1)}"),
+    ("gsm8k_exact", {"gold": "#### 7"}, ("#### 1,080", "#### 1080"), "#### 1080.0"),
+    (
+        "f1",
+        {"gold": "a red house"},
+        ("<answer>The sea.</answer>", "<answer>sea</answer>"),
+        "<answer>lake</answer>",
+    ),
+    (
+        "grid",
+        {"gold": "12/34"},
+        ("<answer>[[1, 1], [1, 1]]</answer>", "<answer>11/11</answer>"),
+        "<answer>11/12</answer>",
+    ),
+    (
+        "ordering",
+        {"gold": '["a", "b", "c"]'},
+        ("<answer>cab</answer>", "<answer>C, A, B</answer>"),
+        "<answer>bca</answer>",
+    ),
+    (
+        "zebra",
+        {"gold": '{"header": ["House", "Pet"], "rows": [["1", "cat"], ["2", "dog"]]}'},
+        (
+            '<answer>[["1", "dog"], ["2", "cat"]]</answer>',
+            '<answer>[{"Pet": "Cat", "House": "2"}, {"Pet": "Dog", "House": "1"}]</answer>',
+        ),
+        '<answer>[["1", "dog"], ["2", "dog"]]</answer>',
+    ),
+    (
+        "countdown",
+        {"gold": "39 from 12 34 7"},
+        ("<answer>12 + 34 + 7</answer>", "<answer>(7+34)+12</answer>"),
+        "<answer>12*34*7</answer>",
+    ),
+    (
+        "codeio",
+        {"gold": '{"output": [1, 2]}'},
+        ('```json\n{"output": [1, 3]}\n```', "```\n[1, 3.0]\n```"),
+        "```\n[3, 1]\n```",
+    ),
+    (
+        "cruxeval",
+        {"gold": '{"code": "def f(x): return x", "input": "1"}'},
+        ("<answer>{'a': 1, 'b': 2}</answer>", '<answer>{"b": 2, "a": 1}</answer>'),
+        "<answer>{'a': 1}</answer>",
+    ),
+    (
+        "livebench",
+        {"gold": "yes, no, yes", "data": {"task": "web_of_lies_v2"}},
+        ("**no, no, no**", "<solution>No, No, No</solution>"),
+        "**no, no, yes**",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "asked", "same", "different"), VOTES)
+def test_each_grader_that_can_compare_answers_counts_equal_ones_as_one_vote(
+    name: str, asked: dict[str, Any], same: tuple[str, str], different: str
+) -> None:
+    problem = Problem("p", "?", asked["gold"], data=asked.get("data", {}))
+    grader = Grader.registered()[name]()
+    with GraderPool(grader, workers=1) as pool:
+        answers = [grader.grade(response, problem).extracted for response in (*same, different)]
+        first, second, third = (str(answer) for answer in answers)
+        assert None not in answers
+        assert pool.same_answer(first, first, problem)
+        assert pool.same_answer(first, second, problem)
+        assert pool.same_answer(second, first, problem)
+        assert not pool.same_answer(first, third, problem)
+        assert not pool.same_answer(third, second, problem)
+
+
+def test_an_answer_that_cannot_be_read_leaves_the_others_comparable() -> None:
+    problem = Problem("p", "?", "12/34")
+    with GraderPool(GridGrader(), workers=1) as pool:
+        assert pool.same_answer("no grid", "11/11", problem) is False
+        assert pool.same_answer("11/11", "no grid", problem) is False
+        assert pool.same_answer("11/11", "[[1, 1], [1, 1]]", problem) is True
+
+
+def test_an_answer_is_no_gold_of_a_table_which_may_be_json() -> None:
+    grader, problem = TableGrader(), Problem("p", "?", "7")
+    assert grader.same_answer("[5]", "[5]", problem)
+    assert not grader.same_answer("[" * 3000, "[" * 3000 + "1", problem)
+    assert not grader.same_answer("1|" * 3000, "1 |" * 3000, problem), "nobody compares so many"
+
+
+def test_programs_are_not_compared() -> None:
+    with GraderPool(Grader.registered()["code"](), workers=1) as pool:
+        assert pool.same_answer("x = 1", "x=1", Problem("p", "?", "{}")) is None

@@ -148,8 +148,33 @@ def test_tags_call_nothing_within_a_thought_that_ended_but_may_interrupt_one() -
     assert tools.calls("<think>\nI could <python>6 * 7</python>, but I know") == []
 
 
+def test_a_fence_within_a_string_is_part_of_it_and_the_one_at_the_end_is_not() -> None:
+    said = (
+        '<tool_call>```json\n{"name": "lend", "arguments": {"titles": ["```py\\n1\\n```"]}\n```</tool_call>'
+    )
+    calls, _ = native_calls("hermes", said)
+    assert [call.arguments for call in calls] == [{"titles": ["```py\n1\n```"]}]
+
+
+def test_an_end_tag_in_a_closed_string_ends_no_call_whose_last_string_is_open() -> None:
+    said = '<tool_call>{"a": "</tool_call>", "b": "x</tool_call>and so on'
+    calls, rest = native_calls("hermes", said)
+    assert calls[0].fault is not None
+    assert rest == "and so on"
+
+
 def test_reading_calls_takes_time_linear_in_what_a_model_wrote() -> None:
-    for text in ('"</tool_call>' * 50_000, "[" * 200_000, '{"a":' * 50_000, "," * 200_000, "{'a': " * 50_000):
+    for text in (
+        '"</tool_call>' * 50_000,
+        "[" * 200_000,
+        '{"a":' * 50_000,
+        "," * 200_000,
+        "{'a': " * 50_000,
+        " " * 100_000 + "x",
+        '{"' + '\\"' * 100_000,
+        "<parameter=" * 20_000,
+        "{" + " " * 100_000 + "x```",
+    ):
         for format in ("hermes", "llama", "mistral"):
             opening = {"hermes": "<tool_call>", "llama": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}[format]
             calls, _ = native_calls(format, opening + text)

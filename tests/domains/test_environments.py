@@ -60,6 +60,21 @@ def test_what_is_no_number_costs_a_guess_and_the_last_guess_ends_it() -> None:
     assert not any(turn.reward for turn in turns)
 
 
+def test_games_read_what_stands_behind_the_thought() -> None:
+    game = GuessNumber(most=9, guesses=3)
+    state = game.reset(Problem("", "", "7"), 0)
+    said = [game.step(state, action) for action in ("<think>7?</think>\n8", "<think>7", "it is 3</think> 7")]
+    assert [turn.observation for turn in said[:2]] == ["<", "!"]
+    assert said[2].reward == 1.0
+    maze = Maze(size=8, gems=5)
+    level = maze.problem("x/0", 3)
+    step = shortest(maze, 3)[0]
+    plain, thinking = (
+        maze.step(maze.reset(level, 0), said) for said in (step, f"<think>N, E?</think> {step}")
+    )
+    assert plain == thinking
+
+
 def shortest(maze: Maze, level: int) -> list[str]:
     """A way to all gems, one after the other."""
     walk = maze._walk(level)

@@ -145,6 +145,46 @@ def test_what_would_take_for_ever_is_refused_at_once(answer: str) -> None:
     assert "not computed" in (result.message or "")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [r"((3n)^{1500})^{1500}", r"(x^{900}+2)^{900}", r"\ln(\ln(\ln(\ln(\ln(7)))))", r"\cosh(\cosh(\cosh(12)))",
+     r"\tanh(\exp(5000))"],
+)  # fmt: skip
+def test_what_grows_with_each_level_is_refused_by_its_levels(answer: str) -> None:
+    assert grade(answer, "x+1").outcome == "error"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "verdict"),
+    [
+        (r"(3n)!^{80}", "3^{1500}", False),
+        (r"\binom{311}{s57}", r"\binom{312}{57}", False),
+        (r"\frac{(2n)!}{n! \cdot n!}", r"\binom{2n}{n}", True),
+        (r"(n+1) \cdot n!", "(n+1)!", True),
+        (r"\sqrt{10^{90}+1}", r"10^{45}", False),
+        (r"((x+1)^{40}+1)^{2}", r"(x+1)^{80}+2(x+1)^{40}+1", True),
+        (r"((x+1)^{40}+1)^{2}", r"(x+1)^{80}+2(x+1)^{40}+2", False),
+        (r"\frac{x^2-4}{x-2}", "x+2", True),
+        (r"x^{-3}+x^0", r"\frac{1+x^3}{x^3}", True),
+        (r"|x|", "x", False),
+    ],
+)
+def test_expressions_are_compared_exactly_and_by_the_digits_that_they_need(
+    answer: str, gold: str, verdict: bool
+) -> None:
+    result = grade(answer, gold)
+    assert result.outcome == "ok"
+    assert result.correct is verdict
+
+
+def test_a_gold_that_is_read_once_judges_each_answer_by_itself() -> None:
+    gold = r"So there are $\boxed{\dfrac{7}{8}}$ of them."
+    assert [right(answer, gold) for answer in ("7/8", "0.875", "8/7", r"\tfrac78", "7")] == [
+        True, True, False, True, False,
+    ]  # fmt: skip
+    assert [right(answer, '["3", "4"]') for answer in ("3, 4", "[4, 3]", "3")] == [True, True, False]
+
+
 def test_an_answer_that_reads_like_the_gold_is_right_however_huge() -> None:
     assert right("9^{9^{9^9}}", "9^{9^{9^{ 9}}}") is False
     assert right("9^{9^{9^9}}", "9^{9^{9^9}}")

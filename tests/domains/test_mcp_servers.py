@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from treetune.domains.environments.mcp_tools import Mcp, end_servers
+from treetune.domains.environments.pool import EnvironmentPool
+from treetune.domains.environments.tools import Tools
 from treetune.exceptions import Unavailable
+from treetune.vocabulary import Problem
 
 PLAIN = str(Path(__file__).parents[1] / "support" / "plain_mcp_server.py")
 COUNTING = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
@@ -54,6 +57,29 @@ def test_calls_that_wait_for_their_turn_do_not_run_out_of_time() -> None:
     with ThreadPoolExecutor(12) as threads:
         told = list(threads.map(lambda n: server.call_server("slow", seconds=0.4, n=n), range(12)))
     assert [json.loads(text)["n"] for text in told] == list(range(12))
+
+
+def test_turns_that_wait_for_their_turn_at_a_server_do_not_run_out_of_time() -> None:
+    """Ten turns of 0.4 s, one after the other: longer than a turn may take, and than all of an answer may."""
+    tools = Tools(tools=(plain(call_seconds=2.0),), format="hermes", deadline=2.0)
+    with EnvironmentPool() as pool:
+        plays = [pool.begin(tools, Problem("p", "?", ""), n, seconds=2.0) for n in range(10)]
+        played = [play.act(turn_of("slow", seconds=0.4, n=n)) for n, play in enumerate(plays)]
+        turns = [turn for future in played for turn in future.result(60).turns]
+    assert [turn.outcome for turn in turns] == ["ok"] * 10
+    assert [json.loads(turn.results[0][2])["n"] for turn in turns] == list(range(10))
+
+
+def test_a_turn_whose_calls_take_too_long_together_still_runs_out_of_time() -> None:
+    tools = Tools(tools=(plain(call_seconds=5.0),), format="hermes", deadline=1.0)
+    with EnvironmentPool() as pool:
+        play = pool.begin(tools, Problem("p", "?", ""), 0)
+        (turn,) = play.act(turn_of("slow", seconds=3.0)).result(60).turns
+    assert turn.outcome == "unavailable" and turn.message == "no result within 1 s"
+
+
+def turn_of(name: str, **arguments: float) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def test_a_call_that_takes_too_long_has_no_result_and_those_behind_it_are_answered() -> None:

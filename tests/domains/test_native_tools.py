@@ -19,7 +19,8 @@ from tests.fake_engine import FakeEngine
 from tests.models.chat_models import TURN_END, bpe_tokenizer, random_model, template
 from tests.support.contexts import context_of
 from tests.trees import answered
-from treetune.domains.environments.base import Reward
+from treetune.domains.conversation import Conversation, Limits, actions_of
+from treetune.domains.environments.base import Reward, Turn
 from treetune.domains.environments.mcp_tools import Mcp, end_servers
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.domains.environments.tools import Call, Function, Python, Tool, Tools
@@ -33,8 +34,9 @@ from treetune.rollouts.answers import Start
 from treetune.rollouts.credit import episode_of
 from treetune.seeds import derived_random
 from treetune.tasks.graders.base import Grader, Isolation
+from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
-from treetune.vocabulary import Grade, Problem, TextCodec, Trajectory
+from treetune.vocabulary import Grade, Problem, TextCodec, Trajectory, joined, token_array
 
 PROBLEM = Problem("x/0", "What is 12 times 34?", "408")
 SERVER = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
@@ -48,6 +50,15 @@ def multiply(one: int, other: int = 2) -> int:
         other: Another one.
     """
     return one * other
+
+
+def doubled(argument: str) -> str:
+    """Doubles a number.
+
+    Args:
+        argument: The number.
+    """
+    return str(2 * int(argument))
 
 
 MULTIPLY = Function(path=f"{__name__}.multiply")
@@ -210,11 +221,11 @@ def sampled(pool: EnvironmentPool) -> Sampled:
 
     def sample(
         tools: Tools, engine: Any, codec: TextCodec, said: TurnJournal | None = None,
-        pool: EnvironmentPool = pool, grader: Grader | None = None,
+        pool: EnvironmentPool = pool, grader: Grader | None = None, gold: str = "",
     ) -> Any:  # fmt: skip
         reward: Reward = "environment" if grader is None else "grader"
         rollout = MultiTurn(environment=tools, samples=2, max_turns=4, max_tokens=900, reward=reward)
-        task = Letters(golds=("", ""), environment=None)
+        task = Letters(golds=(gold, gold), environment=None)
         rollout.prepare(codec)
         services = [pool, rollout, *([said] if said else [])]
         context = context_of(
@@ -300,6 +311,97 @@ def test_a_grader_reads_the_whole_conversation_also_of_an_answer_that_goes_on_fr
     started = Start(PROBLEM, answers[0].prompt_ids, 1, answers[0].segments[:2])
     (again,) = context.get(MultiTurn).answers(context, [started])
     assert grader.read[-1] == grader.read[0] and again.step_rewards == (3.0, 2.0, 1.0)
+
+
+# In a thought that the prompt opened
+
+
+class Saying(FakeEngine):
+    """Writes one text after the other: the turn is the number of results that stand in the prompt."""
+
+    def __init__(self, codec: TextCodec, result: str, texts: Sequence[str]) -> None:
+        super().__init__(lambda ids, version: (), codec.eos_id)
+        self._codec, self._result, self._texts = codec, result, texts
+
+    def _sample(
+        self, prompt: tuple, seed: int, sampling: SamplingParams, reads_logprobs: bool = True
+    ) -> Completion:
+        read = self._codec.decode_all or self._codec.decode
+        text = self._texts[read(prompt).count(self._result)]
+        ids = (*self._codec.encode(text), self._codec.eos_id)
+        return Completion(ids, np.zeros(len(ids)), "stop", 0)
+
+
+CALLED = wrapped(call("multiply", '{"one": 12, "other": 34}'))
+
+
+@pytest.mark.parametrize(
+    ("texts", "turns", "reward"),
+    [
+        # A call that the thought speaks of isn't made, and the answer ends in its thought.
+        ([f"I could write {CALLED}"], 1, 0.0),
+        ([f"I could write {CALLED} but 408 is it."], 1, 0.0),
+        ([f"I need a product.</think>{CALLED}", "So it is clear.</think>#### 408"], 2, 1.0),
+        ([f"I need a product.</think>{CALLED}", f"Again {CALLED}"], 2, 0.0),
+        (["12 times 34, that is 408.</think>#### 408"], 1, 1.0),
+    ],
+)
+def test_calls_in_a_thought_that_the_chat_template_opened_are_not_made(
+    sampled: Sampled, texts: list[str], turns: int, reward: float
+) -> None:
+    opening = template("tools").removesuffix("{% endif %}") + "<think>\n{% endif %}"
+    tools = Tools(tools=(MULTIPLY,), format="hermes")
+    codec = codec_of(bpe_tokenizer(template=opening), chat=Chat(earlier_turns="as_sampled"))
+    assert codec.with_tools is not None
+    codec = codec.with_tools(tools.offered())
+    engine = Saying(codec, "<tool_response>", texts)
+    answers, _ = sampled(tools, engine, codec, grader=Numeric(), gold="408")
+    for answer in answers:
+        assert len(answer.step_ends) == turns
+        assert answer.reward == reward
+        assert answer.text == codec.decode(joined([one.token_ids for one in answer.segments]))
+
+
+@pytest.mark.parametrize(
+    ("texts", "turns", "reward"),
+    [
+        (["Let me see.</think><doubled>12</doubled>", "So: #### 408"], 2, 1.0),
+        (["I might call <doubled>12</doubled> but then again no.</think>#### 408"], 1, 1.0),
+        (["I might call <doubled>12</doubled> but"], 1, 0.0),
+    ],
+)
+def test_of_a_model_without_a_chat_the_first_turn_alone_begins_in_the_prompts_thought(
+    sampled: Sampled, texts: list[str], turns: int, reward: float
+) -> None:
+    codec = TextCodec(
+        encode=lambda text: [ord(letter) for letter in text],
+        decode=lambda ids: "".join(chr(token) for token in ids if token),
+        eos_id=0,
+        frame=lambda asked: f"{asked}\nAssistant: <think>\n",
+    )
+    tools = Tools(tools=(Function(path=f"{__name__}.doubled"),))
+    answers, _ = sampled(tools, Saying(codec, "<result>", texts), codec, grader=Numeric(), gold="408")
+    for answer in answers:
+        assert len(answer.step_ends) == turns
+        assert answer.reward == reward
+
+
+def test_an_answer_that_goes_on_has_the_actions_that_it_had(sampled: Sampled) -> None:
+    codec = TextCodec(
+        encode=lambda text: [ord(letter) for letter in text],
+        decode=lambda ids: "".join(chr(token) for token in ids if token),
+        eos_id=0,
+        frame=lambda asked: f"{asked}\nAssistant: <think>\n",
+    )
+    limits = Limits(turn_tokens=100, max_turns=3, observation_characters=100, stop=())
+    prompt_ids = token_array(codec.encode_prompt(PROBLEM))
+    conversation = Conversation(codec, "\n{}\n".format, limits, prompt_ids, 1000)
+    for text in ("six</think> one", "two"):
+        ids = (*codec.encode(text), codec.eos_id)
+        assert conversation.take_completion(Completion(ids, None, "stop", 0))
+        conversation.take_turn(Turn("said"))
+    assert conversation.actions == ("<think>six</think> one", "two")
+    assert actions_of(codec, prompt_ids, conversation.segments, limits) == conversation.actions
 
 
 class Undescribed(Tool):

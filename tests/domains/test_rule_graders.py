@@ -144,6 +144,14 @@ def test_nothing_that_an_answer_says_is_evaluated(tmp_path: Path) -> None:
 # What is no answer, and what is no gold.
 
 
+def test_a_choice_is_read_and_nothing_hangs_however_long_a_run_of_blanks_is() -> None:
+    blanks = " " * 200_000
+    assert MultipleChoice().grade(f"answer: {blanks}?", Problem("x", "?", "B")).outcome == "no_answer"
+    assert MultipleChoice().grade(f"x{blanks}y", Problem("x", "?", "B")).outcome == "no_answer"
+    assert reward(MultipleChoice(), "The correct answer    B", "B") == 1
+    assert reward(MultipleChoice(), f"B) the first{blanks}of them", "B") == 1
+
+
 def test_two_answers_at_once_are_none() -> None:
     for gold in ("1", '{"output": 1}'):
         assert reward(CodeIO(), '```json\n{"output": 1, "input": 2}\n```', gold) == 0

@@ -25,6 +25,7 @@ from tests.support.architectures import (
 from treetune.architectures import length_rule, longest_context, probe_rows
 from treetune.engine.in_process import attach_windowed_attention, refuse_unlike_model
 from treetune.models.dropout import turn_dropout_off
+from treetune.models.lora import Lora
 
 QUICK = ("log-probs", "dropout", "neighbours", "packed")
 
@@ -210,3 +211,18 @@ def test_adapters_that_would_be_lost_or_merged_wrongly_are_refused(name: str, re
 
 def test_adapters_of_plain_linear_layers_are_merged_as_they_were_trained() -> None:
     assert check_lora(make("llama")).kind == "right"
+
+
+def test_a_gap_beyond_rounding_is_wrong_also_where_the_model_is_sensitive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell = check_lora(make("gemma4_text"))
+    assert cell.kind == "right", cell
+    merged = Lora.merged
+
+    def without_a_layer(lora: Lora, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        name = next(name for name in weights if ".lora_B." in name)
+        return merged(lora, {**weights, name: 0 * weights[name]})
+
+    monkeypatch.setattr(Lora, "merged", without_a_layer)
+    assert check_lora(make("gemma4_text")).kind == "WRONG"

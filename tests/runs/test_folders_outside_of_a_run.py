@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,16 @@ def test_a_pipe_that_is_called_like_a_runs_folder_holds_no_start_up(tmp_path: Pa
         shutil.rmtree(folder)
     finally:
         planted.unlink()
+
+
+def test_a_pipe_in_place_of_the_lock_of_a_folder_holds_no_start_up() -> None:
+    folder = Path(tempfile.mkdtemp(prefix=held_folders.PREFIX, dir=MEMORY))
+    os.mkfifo(folder / "held")
+    try:
+        within_the_deadline(held_folders.sweep)
+        assert (folder / "held").is_fifo(), "nobody can say whose it is"
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_ranks_refuse_to_meet_in_what_is_no_folder_of_ours(

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from tests.engine.fake_cuda import FakeCuda
 from tests.models.chat_models import bpe_tokenizer, random_model, save_as_on_the_hub
 from tests.runs.in_process import (
     MODEL,
+    TASK,
     TRAINER,
     engines_of,
     evaluated,
@@ -24,11 +26,14 @@ from tests.runs.in_process import (
     train,
 )
 from treetune.engine.base import Chunk, TransferMethod
+from treetune.engine.settings import InProcessSettings
 from treetune.models import shards
 from treetune.models.lora import Lora
 from treetune.models.policy_files import read_policy
 from treetune.models.pretrained import PretrainedModel
+from treetune.models.saved_weights import saved_weights
 from treetune.models.shards import HEAD, INDEX, in_chunks, with_head
+from treetune.models.tokenizer import character_tokenizer
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.runtime import commands, weights_folder
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
@@ -297,3 +302,64 @@ def test_adapters_are_refused_for_tokens_that_they_cannot_learn(tmp_path: Path) 
     source = PretrainedModel(name_or_path=str(folder), added_tokens=("<Thread>", "</Thread>"))
     with pytest.raises(ValueError, match="'<Thread>', '</Thread>', which the model doesn't know yet"):
         train(small(tmp_path, model=source, trainer=replace(TRAINER, lora=Lora())))
+
+
+# Buffers that are learned elsewhere, and are no parameters
+
+BUFFERS: dict[str, dict[str, Any]] = {
+    "gemma4_text": {"hidden_size_per_layer_input": 8},
+    "apertus": {},
+    "glm4_moe": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+    },
+}  # fmt: skip
+
+
+def write_model_with_buffers(kind: str, folder: Path) -> None:
+    tokenizer = character_tokenizer(TASK.alphabet(), 64)
+    settings = {
+        "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64,
+        "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id,
+        "vocab_size_per_layer_input": len(tokenizer), **BUFFERS[kind],
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**settings)).float()
+    with torch.no_grad():
+        for name in kept_buffers(model):
+            model.get_buffer(name).add_(0.25)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def kept_buffers(model: Any) -> list[str]:
+    """Returns the names of buffers that are saved with a model."""
+    return sorted(saved_weights(model).keys() - dict(model.named_parameters()).keys())
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_run_samples_and_writes_the_buffers_of_its_start_model(
+    kind: str, zero_stage: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "start-model"
+    write_model_with_buffers(kind, folder)
+    config = small(
+        tmp_path,
+        InProcessSettings(),
+        model=PretrainedModel(name_or_path=str(folder)),
+        trainer=replace(TRAINER, zero_stage=zero_stage),
+    )
+    directory = train(config)
+    gaps = [row["engine/logprob_gap_mean"] for row in directory.read_metrics()]
+    assert max(gaps) < 1e-4, gaps
+    start, trained = (
+        AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+        for place in (folder, directory.checkpoint(2) / "policy")
+    )
+    names = kept_buffers(start)
+    assert names
+    for name in names:
+        assert torch.equal(start.get_buffer(name), trained.get_buffer(name)), name
+    assert not torch.equal(start.get_input_embeddings().weight, trained.get_input_embeddings().weight)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.runs.in_process import directory_of, small
+from tests.runs.in_process import directory_of, small, train
+from treetune.engine.settings import InProcessSettings
 from treetune.models.policy_files import write_policy
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.saved_weights import saved_weights
@@ -112,3 +113,21 @@ def test_a_run_of_an_older_version_goes_on_with_a_word_and_is_pinned_from_then_o
     )
     with pytest.raises(ValueError, match=r"the problems of train are others \(fingerprint 0{16}"):
         begin(config)
+
+
+def test_a_run_whose_start_models_own_run_went_on_refuses_to_go_on_with_another_reference(
+    tmp_path: Path,
+) -> None:
+    """The whole of it: the start model is the last checkpoint of an experiment, which trains on meanwhile."""
+    engine = InProcessSettings()
+    first = small(tmp_path, engine, experiment_name="start", iterations=1)
+    train(first)
+    last = tmp_path / "start" / "checkpoints" / "last" / "policy"
+    model = PretrainedModel(name_or_path=str(last))
+    second = small(tmp_path, engine, experiment_name="second", iterations=1, model=model)
+    train(second)
+    metrics = directory_of(second).read_metrics()
+    train(replace(first, iterations=2))
+    with pytest.raises(ValueError, match="start model"):
+        train(replace(second, iterations=2))
+    assert directory_of(second).read_metrics() == metrics, "nothing was trained"

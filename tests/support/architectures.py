@@ -364,7 +364,25 @@ def check_lora(case: Case) -> Cell:
         return Cell("WRONG", "adapters change nothing")
     with tempfile.TemporaryDirectory() as folder:
         back = load(written(case, lora.merged(weights_of(policy_of(model))), Path(folder, "policy")))
-    return compared(own_logprobs(back, case.rows[0]) - expected)
+    gap = float((own_logprobs(back, case.rows[0]) - expected).abs().max())
+    rounding = rounding_of(back, case.rows[0])
+    if LIMIT < gap <= 3 * rounding <= 10 * LIMIT:
+        note = (
+            f"off by {gap:.2g} nats, which is rounding: moving each merged weight by a unit in the last place"
+            f" of float32 moves the log-probs by {rounding:.2g}"
+        )
+        return Cell("right", note)
+    return compared(gap)
+
+
+def rounding_of(model: Any, row_T: Tensor) -> float:
+    """Returns by how much log-probs move when each weight moves by at most a unit in its last place."""
+    before = own_logprobs(model, row_T)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + (torch.rand(parameter.shape, generator=generator) - 0.5) * 2**-22)
+    return float((own_logprobs(model, row_T) - before).abs().max())
 
 
 def check_in_process(case: Case) -> Cell:

@@ -106,6 +106,20 @@ def test_a_step_is_a_sentence_or_a_line_and_begins_with_its_white_space() -> Non
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ["Znajdujemy wartość liczby x w równaniu.", " Żądamy, by była parzysta."],
+        ["Ta tính giá trị của x trước.", " Để kết thúc, ta cộng lại."],
+        ["Primero hallamos el valor buscado.", " ¿Es un número par?", " ¡Entonces lo sumamos!"],
+        ["Önce x değerini buluyoruz.", " İkinci adımda onu topluyoruz."],
+    ],
+    ids=["Polish", "Vietnamese", "Spanish", "Turkish"],
+)
+def test_sentences_of_languages_beyond_english_are_steps(sentences: list[str]) -> None:
+    assert steps(Sentences(), "".join(sentences)) == sentences
+
+
 def test_rows_of_a_displayed_formula_are_steps_and_those_of_a_matrix_are_not() -> None:
     assert steps(Sentences(), ALIGNED) == [
         "We have\n\\begin{align*}\nx &= 1 + 2 \\\\",

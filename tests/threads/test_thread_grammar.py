@@ -130,6 +130,9 @@ INNER = BLOCK.index(" first") + len(" first\n")
         (BLOCK.replace("second", "<Outlines>"), {}, "has <Outlines> in thread 2"),
         (BLOCK.replace("two", "<Conclusion>"), {}, "<Conclusion>"),
         (BLOCK.replace("</Thread><Th", "</Thread>and<Th"), {}, "is not <Outlines>, outlines, </Outlines>"),
+        (BLOCK.replace("</Thread><Th", "</Thread>T2<Th"), {}, "is not <Outlines>, outlines, </Outlines>"),
+        (BLOCK.replace("</Outline>\n</O", "</Outline>1O\n</O"), {}, "is not <Outlines>, outlines"),
+        (BLOCK.replace("\n2: sec", f"\n{'2' * 5000}: sec"), {}, "has thread 2 without a number and a colon"),
         (BLOCK.replace("<Outlines>\n", "", 1), {}, "is not <Outlines>, outlines, </Outlines>"),
         (BLOCK.replace("</Thread><", "</Thread>\n<"), {"adjacent": True}, "has white space between threads"),
         (
@@ -151,6 +154,12 @@ def test_well_formed_blocks_have_no_faults_and_nesting_and_white_space_are_allow
     assert faults(NESTED.replace("</Thread><", "</Thread>\n<"), nesting=True) == []
     inner_fault = NESTED.replace("second", "<Outlines>", 1)
     assert faults(inner_fault, nesting=True) == [f"the block at character {INNER} has <Outlines> in thread 2"]
+
+
+def test_blocks_within_blocks_without_end_are_refused_as_any_other_form_is() -> None:
+    opening = "<Parallel><Outlines><Outline>1:a</Outline></Outlines>\n<Thread>\n1:\n"
+    with pytest.raises(ValueError, match="more than 100 deep"):
+        text_segments(opening * 2000)
 
 
 @given(answers(depth=1))

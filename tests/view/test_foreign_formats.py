@@ -17,7 +17,7 @@ from tests.view.exports.measured import ANSWERS, write_experiment
 from treetune.view.exports.evaluations import chosen_evaluation
 from treetune.view.exports.inspect_log import write_inspect_log
 from treetune.view.store import Store
-from treetune.view.store.foreign import ReadingReport, answers_in, holds_answers
+from treetune.view.store.foreign import FileReport, answers_in, holds_answers
 from treetune.view.store.foreign.layout import step_of
 from treetune.view.store.queries import RowQuery
 
@@ -384,9 +384,9 @@ def test_rows_that_are_no_answers_are_shown_as_they_are_and_counted_with_the_rea
         {"run": "a header"}, row, {"prompt": "a", "score": 1.0}, row | {"response": ["b", "c"]}, 5, row,
     )  # fmt: skip
     path.write_text(path.read_text().replace("\n5\n", "\n5\n{broken}\n"))
-    reading = ReadingReport()
-    answers = [answer for _, answer in answers_in(path, reading)]
-    assert (reading.rows, len(answers)) == (7, 5)
+    report = FileReport()
+    answers = [answer for _, answer in answers_in(path, report)]
+    assert (report.rows, len(answers)) == (7, 5)
     assert [one["outcome"] for one in answers] == ["unavailable", "ok", "unavailable", "unavailable", "ok"]
     page = viewer.page("/answers", run="mine", of="everything")
     assert "x.jsonl: 7 rows, 5 shown; 3 of these as they are" in page

@@ -20,6 +20,7 @@ from treetune.data.thread_blocks import (
     json_list,
     saved_characters,
 )
+from treetune.domains.math_tasks import formulas, sentence_ends
 from treetune.exceptions import Rejected, Unreadable
 from treetune.threads.format import TAGS, faults, text_segments
 
@@ -30,8 +31,13 @@ MOST_CHARACTERS = 600
 _THREAD_TAG = re.compile("|".join(re.escape(tag) for tag in TAGS))
 _TAG = re.compile(r"</?[A-Za-z]+>")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
-_SENTENCE_END = re.compile(r"[.!?](?=\s+[^\sa-z]|\s*$)")
-_ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|cf|vs|resp|Eq|Eqs|Fig|No)\.", re.IGNORECASE)
+# In an outline a capital letter before a full stop is a point or a case ("Find A. Then find B."), no initial.
+_ABBREVIATION = re.compile(
+    r"(?:\b(?:e\.g|i\.e|cf|vs|resp|Eqs?|Figs?|No|рис|табл|см|ср|гл|стр|напр|ур|теор)|(?-i:\b[а-яё])"
+    r"|\b[\u03b1-\u03c9]\.[\u03b1-\u03c9])\.\Z",
+    re.IGNORECASE,
+)
+_BEFORE_A_NUMBER = re.compile(r"[.!?](?=\s+\d)")
 _THOUGHT = re.compile(r"\A(?P<opening>\s*<think>\n?)?(?P<body>.*?)(?P<rest></think>.*)?\Z", re.DOTALL)
 
 
@@ -260,8 +266,13 @@ def _checked_outline(item: object, where: str, known: str, thread: str, count: i
 
 
 def sentences(text: str) -> int:
-    """Counts sentences; a dot within a number or behind a common abbreviation ends none."""
-    return max(1, len(_SENTENCE_END.findall(_ABBREVIATION.sub("", text))))
+    """Counts sentences in any script; a dot within a number, a formula or an abbreviation ends none."""
+    ends = set(sentence_ends(text, formulas(text), _ABBREVIATION))
+    # A sentence of an outline may begin with a number, too.
+    for stop in _BEFORE_A_NUMBER.finditer(text):
+        if not _ABBREVIATION.search(text[: stop.end()]):
+            ends.add(stop.end())
+    return 1 + len(ends)
 
 
 def results_in(outline: str, known: str, thread: str, count: int) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from treetune.domains.environments.base import Turn
 from treetune.engine.base import Completion
 from treetune.rollouts.answers import before_stop
+from treetune.tasks.thoughts import opening_at_end
 from treetune.vocabulary import FinishReason, GradeOutcome, Segment, TextCodec, TokenIds, joined, token_array
 
 EVENTS = {
@@ -23,6 +24,10 @@ EVENTS = {
 """The events that are counted while an answer grows, with their descriptions."""
 
 END_OF_HEAD = b"\n"
+
+OPENING_TOKENS = 32
+"""Tokens at the end of a text that hold a tag which opens a thought, be each a character, and the white space
+behind it."""
 
 
 class Limits(NamedTuple):
@@ -188,8 +193,9 @@ class Conversation:
         return self.budget - sum(len(segment.token_ids) for segment in self.segments)
 
     def _write(self, segment: Segment) -> None:
+        before_ids = self.segments[-1].token_ids if self.segments else self.prompt_ids
         self.segments.append(segment)
-        self.actions = (*self.actions, action_of(self.codec, segment, self.limits))
+        self.actions = (*self.actions, action_of(self.codec, before_ids, segment, self.limits))
 
     def _end(self, reason: FinishReason, event: str | None = None) -> None:
         self.finish = reason
@@ -197,12 +203,29 @@ class Conversation:
             self.events[event] += 1
 
 
-def action_of(codec: TextCodec, segment: Segment, limits: Limits) -> str:
-    """Returns the text of a sampled turn as the environment reads it."""
+def actions_of(
+    codec: TextCodec, prompt_ids: TokenIds, segments: Sequence[Segment], limits: Limits
+) -> tuple[str, ...]:
+    """Returns the texts of the sampled turns among `segments` as the environment reads them."""
+    actions = []
+    before_ids = prompt_ids
+    for segment in segments:
+        if segment.origin == "sampled":
+            actions.append(action_of(codec, before_ids, segment, limits))
+        before_ids = segment.token_ids
+    return tuple(actions)
+
+
+def action_of(codec: TextCodec, before_ids: TokenIds, segment: Segment, limits: Limits) -> str:
+    """Returns the text of a sampled turn as the environment reads it: where what stands before it, the prompt
+    or the text between turns, opened a thought, it begins with the tag that did."""
+    decode_all = codec.decode_all or codec.decode  # tags of thoughts may be special tokens
+    opening = opening_at_end(decode_all(before_ids[-OPENING_TOKENS:]))
     if not limits.reads_specials or codec.decode_all is None:
-        return before_stop(codec.decode(segment.token_ids), limits.stop)
-    shown = [token for token in segment.token_ids.tolist() if token not in codec.end_ids]
-    return before_stop(codec.decode_all(shown), limits.stop)
+        text = codec.decode(segment.token_ids)
+    else:
+        text = codec.decode_all([token for token in segment.token_ids.tolist() if token not in codec.end_ids])
+    return opening + before_stop(text, limits.stop)
 
 
 def between(

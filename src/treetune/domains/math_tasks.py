@@ -26,10 +26,7 @@ _OPENING = re.compile(
 )
 _END_OF_INLINE = re.compile(r"\\.|(?P<end>\$)|(?P<gap>\n[ \t]*\n)", re.DOTALL)
 # Letters beyond Latin's plain ones: capitals of scripts with two cases, and scripts with one.
-_CAPITAL = (
-    r"\u00c0-\u00d6\u00d8-\u00de\u0386\u0388-\u038f\u0391-\u03a9\u0400-\u042f\u0490\u04d8\u04e8"
-    r"\u0531-\u0556"
-)
+_CAPITAL = "".join(letter for letter in map(chr, range(0x80, 0x2000)) if letter.isupper())
 _ONE_CASE = (
     r"\u05d0-\u05ea\u0620-\u064a\u0671-\u06d3\u0904-\u0963\u0985-\u0e3a\u0e40-\u10ff\u1200-\u135a"
     r"\u1780-\u17b3\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
@@ -43,7 +40,7 @@ _PROSE = re.compile(rf"[.!?]\s+(?:[A-Z][a-z]+\s|[{_CAPITAL}]\w+\s)|[{_STOPS}]")
 _CLOSINGS = r"(?:[$)\"'”’*]|\\[)\]])*+"
 _WIDE_CLOSINGS = r"(?:[$)\"'”’*」』）】》〉]|\\[)\]])*+"
 _SENTENCE_END = re.compile(
-    rf"[.!?]{_CLOSINGS}(?=\s+[A-Z(\"“‘*$\\{_CAPITAL}{_ONE_CASE}])"
+    rf"[.!?]{_CLOSINGS}(?=\s+[A-Z(\"“„‘«¿¡*$\\{_CAPITAL}{_ONE_CASE}])"
     rf"|[.!?]{_CLOSINGS}(?=[{_NO_SPACES}])"
     rf"|(?<![{_STOPS}])[{_STOPS}]++{_WIDE_CLOSINGS}(?=\s*\S)"  # a run of stops is tried once
     rf"|．{_WIDE_CLOSINGS}(?=\s*[^\s\d])"
@@ -52,7 +49,7 @@ _SENTENCE_END = re.compile(
 _ENDS_A_SENTENCE = re.compile(
     rf"(?:[.!?:]{_CLOSINGS}|[{_STOPS}．：\u037e]{_WIDE_CLOSINGS}|(?<=[\u0370-\u03ff]);|\\\\|\\\]|\\end\{{[A-Za-z]{{1,24}}\*?\}})\s*+\Z"
 )
-_ABBREVIATION = re.compile(
+ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|St|vs|etc|cf|Eq|Fig|No|pp|resp)|\bi\.e|\be\.g|\b[A-Za-zА-Яа-яЁё]"
     r"|\b(?:рис|табл|см|ср|гл|стр|им|ул|напр|ур|теор|Рис|Табл|См|Ср)|\b[\u0370-\u03ff]\.[\u0370-\u03ff]"
     r"|(?:\A|\n)\s*\d+)\.\Z"
@@ -187,13 +184,7 @@ class Sentences(StepSplitter):
 def _cuts(text: str, spans: list[TextSpan]) -> Iterator[int]:
     """Yields the ends of sentences, the beginnings of lines, and the ends of rows of displayed formulas."""
     inside = _inside((span.start, span.end) for span in spans)
-    for end in _SENTENCE_END.finditer(text):
-        in_formula = end[0].endswith(("$", ")", "]"))
-        before = text[max(end.start() - _LOOK_BACK, 0) : end.start() + 1]
-        # Signs of other scripts stand behind no abbreviation.
-        may_abbreviate = end[0].startswith(".") and not in_formula
-        if not inside(end.end()) and not (may_abbreviate and _ABBREVIATION.search(before)):
-            yield end.end()
+    yield from sentence_ends(text, spans)
     for line in _LINE.finditer(text):
         if not inside(line.start()):
             yield line.start()
@@ -207,6 +198,26 @@ def _cuts(text: str, spans: list[TextSpan]) -> Iterator[int]:
                 del environments[-1:]
             elif _ROWS_ARE_STEPS.issuperset(environments[-_LOOK_BACK:]):
                 yield sign.end()
+
+
+def sentence_ends(
+    text: str, spans: Iterable[TextSpan], abbreviation: re.Pattern[str] = ABBREVIATION
+) -> Iterator[int]:
+    """Yields the offsets behind sentences that another one follows, in Latin and other scripts.
+
+    Args:
+        text: Prose with formulas.
+        spans: Its `formulas`, within which no sentence ends.
+        abbreviation: Matches text that ends with the full stop of an abbreviation.
+    """
+    inside = _inside((span.start, span.end) for span in spans)
+    for end in _SENTENCE_END.finditer(text):
+        in_formula = end[0].endswith(("$", ")", "]"))
+        before = text[max(end.start() - _LOOK_BACK, 0) : end.start() + 1]
+        # Signs of other scripts stand behind no abbreviation.
+        may_abbreviate = end[0].startswith(".") and not in_formula
+        if not inside(end.end()) and not (may_abbreviate and abbreviation.search(before)):
+            yield end.end()
 
 
 def _clauses(text: str, spans: list[TextSpan]) -> Iterator[int]:

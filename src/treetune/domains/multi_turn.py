@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from annotated_types import Gt
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, Need, OneLine, SampledAnswers, Turns
-from treetune.domains.conversation import EVENTS, Conversation, Limits, action_of, unpacked
+from treetune.domains.conversation import EVENTS, Conversation, Limits, actions_of, unpacked
 from treetune.domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune.domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
 from treetune.engine.base import Completion, Later, Request
@@ -257,11 +257,7 @@ class MultiTurn(GrowingRollout):
             start.prompt_ids,
             context.settings.token_budget(start.prompt_ids, sampling.max_tokens),
         )
-        actions = tuple(
-            action_of(context.codec, segment, limits)
-            for segment in start.segments
-            if segment.origin == "sampled"
-        )
+        actions = actions_of(context.codec, start.prompt_ids, start.segments, limits)
         journal = context.find(TurnJournal)
         play = context.get(EnvironmentPool).begin(
             environment,
@@ -282,7 +278,10 @@ class MultiTurn(GrowingRollout):
             if context.grader.grader.of(problem).reads_turns:
                 message = self.environment_of(context.task.of(problem)).message
                 problem = replace(problem, transcript=conversation.transcript(message))
-            return context.grader.submit(conversation.actions[-1], problem, decided=decided)
+            # The action says itself whether its turn began in a thought.
+            return context.grader.submit(
+                conversation.actions[-1], problem, decided=decided, follows_prompt=False
+            )
         last = conversation.turns[-1] if conversation.turns else Turn()
         graded: Future[Grade] = Future()
         graded.set_result(Grade(reward=0.0, outcome=last.outcome, message=last.message, numbers=last.numbers))

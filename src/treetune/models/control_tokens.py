@@ -45,9 +45,24 @@ def refuse_hidden_stops(tokenizer: PreTrainedTokenizerBase, stops: Iterable[str]
 
 class ControlTokens:
     """The special tokens of a tokenizer, and the `markers` of turns that its chat template writes though they
-    aren't special."""
+    aren't special.
+
+    A problem that speaks of ``<|im_end|>`` must not end a turn. So its text is marked before a template puts
+    control tokens around it, and encoded with both kept apart. Marks and stand-ins are characters for private
+    use, written here as ① and ❶; the ids are of a tokenizer whose ``<|im_end|>`` is 2:
+
+    * `mark`: ``Say <|im_end|>!`` is ``Say ①!``;
+    * the template: ``Say ①!<|im_end|>`` has one control token, at the end;
+    * `encode` renames the control tokens, in this text and in a copy of the tokenizer, to stand-ins:
+      ``Say ①!❶``. Then it puts the problem's own text back: ``Say <|im_end|>!❶``. The copy reads
+      ``<|im_end|>`` as ten characters and ❶ as the token 2;
+    * `unmark`: people read ``Say <|im_end|>!<|im_end|>``.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, markers: Iterable[str] = ()) -> None:
+        """Gives each control token a mark, which stands for its text where a problem has it, and a stand-in,
+        which is its name in the copy of the tokenizer: of ``<|im_end|>`` and ``<s>`` the marks are
+        U+F5000 and U+F5001, and the stand-ins U+FA000 and U+FA001."""
         self._tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab()
         self.ids = special_tokens(tokenizer) | {marker: vocabulary[marker] for marker in markers}

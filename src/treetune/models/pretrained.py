@@ -273,7 +273,7 @@ class PretrainedModel(ModelSource):
         refuse_damaged(Path(path), _ANOTHER_CHECKPOINT)
         try:
             files = weight_files(path, self._options["revision"])
-            config = AutoConfig.from_pretrained(path, revision=self._options["revision"])
+            config = AutoConfig.from_pretrained(path, **self._options)
             if files is None:
                 raise NotInParts("it has no safetensors files")
             dtypes = (getattr(torch, self.dtype), dtype)
@@ -314,6 +314,11 @@ class PretrainedModel(ModelSource):
         if "scaled_dot_product_attention" in first:
             architecture = first.partition(" ")[0]
             return f"{architecture} has no attention {self.attention!r}: set model.attention to 'eager'"
+        if "trust_remote_code" in str(error) and not self.trust_remote_code:
+            return (
+                f"the {what} of {self.name_or_path!r} comes with code of its own, which would run with your"
+                " rights: look at it, and set model.trust_remote_code to true where you trust it"
+            )
         return (
             f"the {what} of {self.name_or_path!r} could not be loaded from {path}: {first} "
             "If this is meant to be a directory, it is not there from here; if a name on the "

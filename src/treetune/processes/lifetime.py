@@ -194,9 +194,9 @@ class GracefulStop:
         finally:
             self._may_interrupt = False
 
-    def ends_at_once(self, number: int) -> bool:
-        """Returns whether this signal ends the process now; otherwise the loop is asked to end, within the
-        grace."""
+    def take_signal(self, number: int) -> bool:
+        """Decides on a signal: returns True where it ends the process now. Otherwise asks the loop to end at
+        its next boundary, starts the grace, says so, and returns False."""
         if self._may_interrupt:
             return True
         if self.asked_by in ENDING and number in ENDING:
@@ -236,8 +236,9 @@ class GracefulStop:
         launcher still kills its ranks 30 s after the signal (OTHERS_GRACE_S)."""
         signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def grace_is_over(self) -> int:
-        """Says that the boundary didn't come in time, and returns the signal that asked for the end."""
+    def end_grace(self) -> int:
+        """Ends the wait for a boundary that didn't come in time: says so, and returns the signal that asked
+        for the end."""
         assert self.asked_by is not None, "the timer is started when a signal comes"
         lost = "" if self._would_lose is None else f"; {self._would_lose}"
         self._say(f"{self._boundary} didn't come within {self.grace_s:.0f} s: stopping now{lost}")
@@ -285,8 +286,8 @@ def exit_on_signals() -> None:
         if stopped_by is None:
             if _graceful:
                 if number == signal.SIGALRM:
-                    number = _graceful[-1].grace_is_over()
-                elif not _graceful[-1].ends_at_once(number):
+                    number = _graceful[-1].end_grace()
+                elif not _graceful[-1].take_signal(number):
                     return
             if number == signal.SIGALRM:  # of a stop that is over by now
                 return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import pickle
 import selectors
@@ -55,6 +56,10 @@ _MEAN_STEP = 0.1
 _LOST_AT_MOST = 4
 """So many times the threads may be lost in calls that don't return; then nothing is asked any more until
 some have."""
+
+
+_STANDS_AT_MOST_S = 3600.0
+"""How long a service call may wait for its turn, which no deadline of its own counts."""
 
 
 @dataclass(frozen=True)
@@ -438,9 +443,61 @@ class WorkerProcess:
                 pipe.close()
 
 
+class CallClock:
+    """The time that a service call has left. It stands still while the call waits for its turn at something
+    that answers one call after another: whoever is before it there has a clock of its own.
+    """
+
+    def __init__(self, seconds: float, changed: threading.Condition) -> None:
+        self._left = seconds
+        self._runs_since: float | None = time.monotonic()
+        self._stood_since = 0.0
+        self._stood_s = 0.0
+        self._changed = changed  # notified when the clock is stopped or started
+
+    @property
+    def overdue_at(self) -> float:
+        """When the call is overdue."""
+        if self._runs_since is None:
+            return self._stood_since + _STANDS_AT_MOST_S
+        return self._runs_since + self._left
+
+    @property
+    def stood_s(self) -> float:
+        """Seconds that it stood still so far."""
+        return self._stood_s
+
+    def stop(self) -> None:
+        with self._changed:
+            if self._runs_since is not None:
+                now = time.monotonic()
+                self._left -= now - self._runs_since
+                self._runs_since, self._stood_since = None, now
+                self._changed.notify_all()
+
+    def start(self) -> None:
+        """Starts it again. Safe to call twice, and from any thread."""
+        with self._changed:
+            if self._runs_since is None:
+                now = time.monotonic()
+                self._runs_since = now
+                self._stood_s += now - self._stood_since
+                self._changed.notify_all()
+
+
+_call = threading.local()
+
+
+def call_clock() -> CallClock:
+    """Returns the clock of the service call that this thread is at work on; one that nobody reads where it is
+    at work on none."""
+    clock: CallClock | None = getattr(_call, "clock", None)
+    return clock or CallClock(math.inf, threading.Condition())
+
+
 class ServiceThreads:
     """Threads that call a servant which waits for something outside: `concurrency` calls at a time, each
-    within its deadline.
+    within its deadline, which a servant may stop while it waits for its turn (`call_clock`).
 
     A call can't be ended from outside. One that is overdue is left to itself and its result is
     ``unavailable``; another thread takes the place of its own. Threads end with this process.
@@ -452,7 +509,7 @@ class ServiceThreads:
         self._servant, self._concurrency, self._settle, self._lost_result = servant, concurrency, settle, lost
         self._changed = threading.Condition()
         self._queue: deque[ServantCall] = deque()
-        self._running: dict[int, tuple[ServantCall, float]] = {}
+        self._running: dict[int, tuple[ServantCall, CallClock]] = {}
         self._idle = self._lost = self._numbers = 0
         self._closed = False
         self._watcher: threading.Thread | None = None
@@ -489,7 +546,8 @@ class ServiceThreads:
                 if self._closed:
                     return
                 work = self._queue.popleft()
-                self._running[number] = work, time.monotonic() + work.deadline
+                _call.clock = CallClock(work.deadline, self._changed)
+                self._running[number] = work, _call.clock
                 self._changed.notify_all()
             result = self._servant.answer(*work.arguments)
             with self._changed:
@@ -505,11 +563,11 @@ class ServiceThreads:
         while not self._closed:
             given_up: list[tuple[ServantCall, str]] = []
             with self._changed:
-                next_at = min((at for _, at in self._running.values()), default=None)
-                self._changed.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))
+                next_at = min((clock.overdue_at for _, clock in self._running.values()), default=math.inf)
+                self._changed.wait(None if next_at == math.inf else max(0.0, next_at - time.monotonic()))
                 now = time.monotonic()
-                for number, (work, at) in list(self._running.items()):
-                    if at <= now:
+                for number, (work, clock) in list(self._running.items()):
+                    if clock.overdue_at <= now:
                         del self._running[number]
                         self._lost += 1
                         given_up.append((work, work.too_long))

@@ -24,7 +24,7 @@ from treetune.runtime.generation import generate
 from treetune.runtime.loop import run_iterations
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
-from treetune.runtime.record import kept_for_good, refuse_collapsed
+from treetune.runtime.record import read_last_good, refuse_collapsed
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import open_trainer
@@ -161,7 +161,8 @@ def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> N
     """Deletes the checkpoints that `checkpoints` in the configuration doesn't keep."""
     directory = ExperimentDirectory.of(config)
     with directory.locked():
-        deleted = tidy_checkpoints(directory, config.checkpoints.keep_every, kept_for_good(config, directory))
+        last_good = read_last_good(config, directory)
+        deleted = tidy_checkpoints(directory, config.checkpoints.keep_every, last_good)
     kept = directory.checkpoints()
     print(f"{directory.path}: deleted {len(deleted)} checkpoints, kept {kept or 'none'}")
 

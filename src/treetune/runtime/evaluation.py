@@ -235,10 +235,9 @@ def summarise(
     unbiased ``1 - C(n-c, k)/C(n, k)`` (Chen et al. 2021, eq. 1), c being the samples of full
     reward. Majority vote: the share of problems whose most frequent extracted answer (the first
     of several) earned full reward; samples without an answer have no vote. Answers that `same_answer` calls
-    equal, however they are written, have one vote together, and so have all right ones.
-    Where a grader says that an
-    answer is right and not what it says, there is no vote: problems of such a domain are left out, and it is
-    None where all are.
+    equal, however they are written, have one vote together, and so have all right ones. Where a grader says
+    that an answer is right and not what it says, there is no vote: problems of such a domain are left out,
+    and it is None where all are.
 
     Answers that nobody could grade are no part of these: a problem has the samples that were graded, is left
     out of pass@k where it has fewer than k, and of everything where it has none. `unavailable` counts them.
@@ -322,7 +321,7 @@ def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | Non
                 break
             comparisons += 1
             is_same = same_answer(answer, other, problem)
-            if is_same is None:  # hung or refused: each such comparison may take a whole deadline
+            if is_same is None:  # it hung or crashed: each such comparison may take a whole deadline
                 comparisons = MOST_COMPARISONS
             elif is_same:
                 representative = other

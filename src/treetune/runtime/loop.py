@@ -51,8 +51,8 @@ class Lookahead:
     thread, from the weights with which the present one's training begins.
 
     Which weights sample what follows from the iterations' numbers (`directory.version_that_samples`) and from
-    nothing that depends on time: an iteration's answers are whole before the one before is recorded, so that a
-    checkpoint never lacks what older weights should have sampled. There is one thread for the whole run,
+    nothing that depends on time: an iteration's answers are whole before the one before is recorded, so that
+    a checkpoint never lacks what older weights should have sampled. There is one thread for the whole run,
     because processes that a thread starts end with it."""
 
     def __init__(self, sampler: Sampler) -> None:

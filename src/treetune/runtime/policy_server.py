@@ -121,7 +121,14 @@ class PolicyServer:
             return
         with self._session.console.phase(f"weights after iteration {number} into the engine"):
             folder = self.folder.write_stored(number)
-            score = partial(stored_logprobs, self._session.ranks, folder, self._session.temperature)
+            trusted = getattr(self._session.config.model, "trust_remote_code", False)
+            score = partial(
+                stored_logprobs,
+                self._session.ranks,
+                folder,
+                self._session.temperature,
+                trust_remote_code=trusted,
+            )
             self.engine.load(folder, number, _canary(self._session, score))
             self.folder.keep_only(number)
 
@@ -206,7 +213,12 @@ def _canary(session: Session, score: Score) -> Canary:
 
 
 def stored_logprobs(
-    ranks: Ranks, weights: Path, temperature: float, pairs: Sequence[tuple[TokenIds, TokenIds]]
+    ranks: Ranks,
+    weights: Path,
+    temperature: float,
+    pairs: Sequence[tuple[TokenIds, TokenIds]],
+    *,
+    trust_remote_code: bool = False,
 ) -> list[list[float]]:
     """Returns the log-probs of each answer's tokens, in float32 on the CPU: the accelerator's memory is the
     engine's. The first rank scores what the servers of all ranks sampled, and what several sampled once.
@@ -223,6 +235,7 @@ def stored_logprobs(
             model = AutoModelForCausalLM.from_pretrained(
                 weights,
                 dtype=torch.float32,
+                trust_remote_code=trust_remote_code,
                 device_map="sequential",
                 max_memory={"cpu": SCORED_WITH_BYTES},
                 offload_folder=aside,  # for weights that are put together of several

@@ -443,9 +443,9 @@ def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) ->
         raise Collapsed(_message(config, directory, rows, found))
 
 
-def kept_for_good(config: PolicyIteration, directory: ExperimentDirectory) -> int | None:
-    """Returns the newest number of finished iterations before any sign of collapse; None where no sign may
-    stop the run."""
+def read_last_good(config: PolicyIteration, directory: ExperimentDirectory) -> int | None:
+    """Returns `last_good` of the rows that an experiment's folder holds: the newest number of finished
+    iterations before any sign of collapse, of which the weights are kept; None where no sign may stop it."""
     rows = history(directory, directory.resumable() or 0)
     return last_good(config.diagnostics, _look(config, rows), _done(rows) - 1)
 

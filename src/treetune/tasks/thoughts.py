@@ -110,10 +110,16 @@ def after_thought(response: str, think_end: str = THINK_END) -> str:
     return read_thoughts(response, think_end).answer
 
 
-def ends_in_thought(prompt: str) -> bool:
-    """Returns whether a prompt ends with what opens a thought, as chat templates of reasoning models do."""
+def opening_at_end(prompt: str) -> str:
+    """Returns the tag with which a prompt ends that opens a thought, as chat templates of reasoning models
+    do; an empty text where it ends with none."""
     ending = prompt.rstrip()
-    return any(ending.endswith(pair.opening) for pair in TAGS)
+    return next((pair.opening for pair in TAGS if ending.endswith(pair.opening)), "")
+
+
+def ends_in_thought(prompt: str) -> bool:
+    """Returns whether a prompt ends with what opens a thought."""
+    return bool(opening_at_end(prompt))
 
 
 @lru_cache(maxsize=64)

@@ -68,7 +68,7 @@ def write_think_model(
         raise ValueError(f"{source} is no folder of a model: it has no config.json")
     if output.exists():
         raise ValueError(f"{output} is there already: name a folder that is not")
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     if not tokenizer.chat_template:
         raise ValueError(
             f"the tokenizer in {source} has no chat template to go around: take a model that has one, or copy"

@@ -56,6 +56,8 @@ _STRUCTURE = re.compile("|".join(re.escape(tag) for tag in TAGS if "Think" not i
 _NUMBERED = re.compile(r"<Outline> ?([0-9]+(?:\.[0-9]+)*):")
 _SPACE = re.compile(r"\s*")
 _EXCERPT = 30
+DEEPEST = 100
+"""Blocks within blocks of a text that is read; the reader calls itself for each."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,8 @@ class _Reader:
             raise self._wrong(f"{tag} stands {where}", "</Thread> before it" if branch else "<Parallel>")
 
     def _block(self, branch: Branch, block: int) -> None:
+        if len(branch) == DEEPEST:
+            raise self._wrong(f"threads are more than {DEEPEST} deep", "fewer blocks within blocks")
         self._at += len("<Parallel>")
         self._skip_space()
         numbers = self._outlines()
@@ -235,10 +239,11 @@ MOST_THREADS = 50
 Conclusions = Literal["allowed", "required", "refused"]
 
 _ENDS = re.compile(r"</?Parallel>")
-_OUTLINE = re.compile(r"<Outline>(.*?)</Outline>", re.DOTALL)
-_THREAD = re.compile(r"<Thread>(.*?)</Thread>", re.DOTALL)
-_CONCLUSION = re.compile(r"<Conclusion>(.*?)</Conclusion>", re.DOTALL)
-_NUMBER = re.compile(r"\s*([0-9]+):")
+_NUMBER = re.compile(r"\s*([0-9]{1,9}):")
+_PART_OPENING = re.compile(r"<(Outline|Thread|Conclusion)>")
+_SIGN_OF_PART = {"Outline": "1", "Thread": "2", "Conclusion": "3"}
+_NO_SIGN = str.maketrans("123", "xxx")
+_ORDER_OF_PARTS = re.compile(r"\s*<Outlines>[1\s]*+</Outlines>\s*2[2\s]*+3?\s*")
 _FILLER = "x"
 """Stands for the characters of a block that has been checked, in the thread around it."""
 
@@ -295,10 +300,11 @@ def _broken(body: str, conclusions: Conclusions, adjacent: bool, most_threads: i
     broken = []
     if counts[0] > most_threads:
         broken.append(f"has {counts[0]} threads, more than {most_threads}")
-    broken += _broken_texts("outline", _OUTLINE.findall(body))
-    broken += _broken_texts("thread", _THREAD.findall(body))
+    parts, skeleton = _parts(body)
+    broken += _broken_texts("outline", [text for name, text in parts if name == "Outline"])
+    broken += _broken_texts("thread", [text for name, text in parts if name == "Thread"])
     opened, closed = body.count("<Conclusion>"), body.count("</Conclusion>")
-    conclusion = _CONCLUSION.search(body)
+    conclusion = next((text for name, text in parts if name == "Conclusion"), None)
     if opened != closed or opened > 1:
         broken.append(
             f"has {opened} <Conclusion> and {closed} </Conclusion>, which should be one each or none"
@@ -309,19 +315,43 @@ def _broken(body: str, conclusions: Conclusions, adjacent: bool, most_threads: i
         broken.append("has no conclusion")
     elif opened and conclusion is None:
         broken.append("has </Conclusion> before <Conclusion>")
-    elif conclusion is not None and not conclusion[1].strip():
+    elif conclusion is not None and not conclusion.strip():
         broken.append("has an empty conclusion")
     elif conclusion is not None:
-        broken += _tags_in("the conclusion", conclusion[1])
-    # With the texts of outlines, threads and conclusion taken out, white space and their order are left.
-    bare = _CONCLUSION.sub("C", _THREAD.sub("T", _OUTLINE.sub("O", body)))
-    if not re.fullmatch(r"\s*<Outlines>[O\s]*</Outlines>\s*T[T\s]*C?\s*", bare):
+        broken += _tags_in("the conclusion", conclusion)
+    if not _ORDER_OF_PARTS.fullmatch(skeleton):
         broken.append(
             "is not <Outlines>, outlines, </Outlines>, threads and perhaps a conclusion, in this order"
         )
-    elif adjacent and re.search(r"T\s+T", bare):
+    elif adjacent and re.search(r"2\s+2", skeleton):
         broken.append("has white space between threads")
     return broken
+
+
+def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
+    """Returns the outlines, threads and conclusions of a block, each with its name and text, and what is left
+    of the block where each of them is one sign.
+
+    One pass: looking from every opening tag for its end would be quadratic in what a model wrote.
+    """
+    parts: list[tuple[str, str]] = []
+    skeleton: list[str] = []
+    never_closed: set[str] = set()
+    position = 0
+    while (opening := _PART_OPENING.search(body, position)) is not None:
+        name = opening[1]
+        closing = f"</{name}>"
+        end = -1 if name in never_closed else body.find(closing, opening.end())
+        if end < 0:
+            never_closed.add(name)
+            skeleton.append(body[position : opening.end()].translate(_NO_SIGN))
+            position = opening.end()
+            continue
+        parts.append((name, body[opening.end() : end]))
+        skeleton += [body[position : opening.start()].translate(_NO_SIGN), _SIGN_OF_PART[name]]
+        position = end + len(closing)
+    skeleton.append(body[position:].translate(_NO_SIGN))
+    return parts, "".join(skeleton)
 
 
 def _broken_texts(what: str, texts: list[str]) -> list[str]:

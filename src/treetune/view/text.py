@@ -51,8 +51,10 @@ _DEFINES = re.compile(
 
 _GROUPS = re.compile(r"\\\\|\\[{}]|[{}]|\\(?:left|right|begin|end)(?![a-zA-Z])")
 
+# A formula that nothing closes is looked through up to the longest that would be set, not to the text's end.
+_INSIDE = rf".{{1,{LONGEST_FORMULA}}}?"
 _MATH = re.compile(
-    r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)"
+    rf"\$\$(?P<a>{_INSIDE})\$\$|\\\[(?P<b>{_INSIDE})\\\]|\\\((?P<c>{_INSIDE})\\\)"
     r"|\$(?P<d>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)|(?P<e>\\boxed\{[^{}\n]*\})",
     re.DOTALL,
 )

@@ -1,7 +1,7 @@
-"""Grades hostile answers in this process and writes down, as JSON, what Python did with their text.
+"""Grades and reads hostile answers in this process and writes down, as JSON, what Python did with their text.
 
-``python -m tests.domains.sandbox.answers_under_watch FOLDER attacks|long``: FOLDER is where the answers try
-to leave a file. An audit hook can't be taken off again, so this is a process of its own.
+``python -m tests.domains.sandbox.answers_under_watch FOLDER attacks|long|read``: FOLDER is where the answers
+try to leave a file. An audit hook can't be taken off again, so this is a process of its own.
 """
 
 from __future__ import annotations
@@ -11,14 +11,28 @@ import json
 import pickle
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from tests.support.grader_cases import LABELLED
+from treetune.data.parallel_solutions import parts_of, sentences
+from treetune.data.thread_blocks import json_list, ranges
+from treetune.domains.endpoints.replies import read_reply
+from treetune.domains.environments.calls import NATIVE, calls_of_turn
+from treetune.domains.environments.tools import Function, Tools
+from treetune.domains.graders.instruction_following import InstructionFollowing
+from treetune.domains.graders.judge import JudgeGrader
+from treetune.domains.graders.math import MathGrader
+from treetune.domains.graders.weighted import Weighted
+from treetune.domains.math_tasks import Sentences
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.row_values import messages_in_text
+from treetune.threads.format import faults, outline_numbers, text_segments
+from treetune.view.terminal import line_of
+from treetune.view.text import one_line, rendered
 from treetune.vocabulary import Problem
 
 MARKER = "LeftByAnAnswer"
@@ -28,6 +42,9 @@ PATIENCE = 10.0
 """Processor seconds for an answer of `LONG` characters; a linear reading takes some hundredths."""
 
 LONG = 50_000
+LONG_READ = 60_000
+PATIENCE_READ = 4.0
+"""Characters, and processor seconds, of what is read in the run's own process, or as it is shown."""
 
 HARMLESS = ("compile", "marshal.dumps")
 """Events that may hold an answer's text: reading it as a tree, and handing a program to the sandbox."""
@@ -87,6 +104,8 @@ UNITS = (
     "**",
     "```",
     "1/",
+    "\t",
+    '\\"',
     "\\\\",
     "a\n",
     " \n",
@@ -259,6 +278,8 @@ def late_answers(grader: Grader, problem: Problem, right: str) -> list[str]:
             run + right,
             right + run,
             run + "\0",
+            f"the answer{run}x",
+            f"x{run}where",
         ):
             signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
             try:
@@ -268,6 +289,118 @@ def late_answers(grader: Grader, problem: Problem, right: str) -> list[str]:
             finally:
                 signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return late
+
+
+# What else reads a text that a model wrote
+
+READ_UNITS = (
+    *UNITS, '\\"', '"\\', "<parameter=", "<function=a>", "<tool_call>", '<tool_call>{"', '{"name":"a"} ',
+    "[TOOL_CALLS]", "a[ARGS]", "```\n", "<Parallel>", "<Outline>", "<Thread>", "</Thread><Thread>",
+    "</Outline><Outline>", "<Outline>1:", "T ", "\\[", "$ ", "$a", "\\begin{", "|a|b|\n|-|-|\n", "verdict ",
+    "\x1b[31m", "\u0301", "<b>", "1: ", "data: ", "1-2,", "lines 1",
+)  # fmt: skip
+
+HARMLESS_TOOL = "tests.domains.sandbox.answers_under_watch.repeat"
+
+
+def repeat(text: str = "", count: int = 1) -> str:
+    """Repeats a text: a tool that does nothing with it."""
+    return text[:100] * min(count, 2)
+
+
+WITH_DEADLINE = ("weighted", "instruction_following")
+"""Readers whose work is done in processes that are ended at a deadline."""
+
+
+def readers() -> dict[str, Callable[[str], Any]]:
+    """Returns all functions outside of graders that are given what a model wrote."""
+    problem = LABELLED["math"].cases[0].problem
+    judge = JudgeGrader()
+    weighted = Weighted(graders={"math": MathGrader(), "numeric": LABELLED["numeric"].grader})
+    tagged = Tools(tools=(Function(path=HARMLESS_TOOL),))
+    native = Tools(tools=(Function(path=HARMLESS_TOOL),), format="hermes")
+    assert not [*tagged.missing(), *native.missing()], "the tool is imported, before anything is watched"
+    instructions = {
+        "instruction_id_list": [
+            "detectable_format:json_format", "detectable_content:number_placeholders", "startend:quotation",
+            "keywords:existence", "language:response_language", "combination:two_responses",
+        ],
+        "kwargs": [
+            {}, {"num_placeholders": 1}, {}, {"keywords": ["sun"]}, {"language": "en"}, {},
+        ],
+    }  # fmt: skip
+    followed = Problem(id="test/0", prompt="?", gold=json.dumps(instructions))
+
+    def act(tools: Tools, text: str) -> None:
+        tools.step(tools.reset(problem, 0), text)
+        tools.message(text)
+
+    return {
+        "judge's question": lambda text: judge.question(judge.extract(text, problem) or "", problem),
+        "judge's verdict": judge.reward,
+        "weighted": lambda text: weighted.grade(text, problem),
+        "instruction_following": lambda text: InstructionFollowing().grade(text, followed),
+        "tools by tags": lambda text: act(tagged, text),
+        "tools by JSON": lambda text: act(native, text),
+        **{f"calls of {name}": lambda text, name=name: calls_of_turn(name, text) for name in NATIVE},
+        "threads' faults": faults,
+        "threads' segments": text_segments,
+        "threads' outlines": outline_numbers,
+        "ranges of lines": ranges,
+        "lists in replies": json_list,
+        "parts of a solution": parts_of,
+        "sentences of a solution": sentences,
+        "an endpoint's reply": lambda text: read_reply(200, text, is_chat=True),
+        "steps": Sentences().boundaries,
+        "a prompt in a row": messages_in_text,
+        "a page": lambda text: rendered(text[: 2 * LONG]),
+        "a table of answers": one_line,
+        "a terminal": lambda text: line_of(text).plain,
+    }
+
+
+def reading_faults(read: Callable[[str], Any], folder: Path, watch: Watch) -> list[str]:
+    """Returns what a reader did with hostile texts that it must not, and which errors it raised."""
+    found = []
+    for payload in payloads(folder):
+        calls = (f"<tool_call>{payload}</tool_call>", f"<repeat>{payload}</repeat>")
+        for text in (payload, *calls, f"\\boxed{{{payload}}}", f"<Outline>{payload}", f"data: {payload}"):
+            with watch:
+                error = _error_of(read, text)
+            if watch.seen or (folder / MARKER).exists():
+                (folder / MARKER).unlink(missing_ok=True)
+                found.append(f"{text!r}: {sorted(set(watch.seen)) or 'left a file'}")
+            if error:
+                found.append(f"{text!r}: {error}")
+    return found
+
+
+def late_readings(read: Callable[[str], Any]) -> list[str]:
+    """Returns the texts on which a reader spent more than `PATIENCE_READ`, or at which it broke."""
+    late = []
+    for unit in READ_UNITS:
+        run = unit * (LONG_READ // len(unit))
+        for text in (f"{run}x", f"<tool_call>{{{run}", f"<Parallel><Outlines>{run}</Parallel>"):
+            signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE_READ)
+            try:
+                if error := _error_of(read, text):
+                    late.append(f"{text[:40]!r} of {len(text)} characters: {error}")
+            except LateAnswer:
+                late.append(f"{text[:40]!r} of {len(text)} characters")
+            finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return late
+
+
+def _error_of(read: Callable[[str], Any], text: str) -> str:
+    """Reads a text and returns the error, if it is none that its callers expect (ValueError)."""
+    try:
+        read(text)
+    except ValueError:
+        return ""
+    except Exception as error:
+        return repr(error)[:200]
+    return ""
 
 
 def _reward(grader: Grader, response: str, problem: Problem) -> float | str:
@@ -294,6 +427,14 @@ def main() -> None:
                 continue
             grader.prepare()
             report[name] = attacked(grader, case.problem, case.wrong[0], folder, watch)
+        for name, read in readers().items():
+            _error_of(read, "1")  # what it imports when it is first called
+            report[name] = reading_faults(read, folder, watch)
+    elif what == "read":
+        signal.signal(signal.SIGVTALRM, _is_late)
+        for name, read in readers().items():
+            if name not in WITH_DEADLINE:
+                report[name] = late_readings(read)
     else:
         signal.signal(signal.SIGVTALRM, _is_late)
         for name, (grader, case) in graders.items():

@@ -7,6 +7,7 @@ answers on purpose, with the first one taken down.
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from treetune.domains.puzzles.reasoning_gym import ReasoningGym, missing_package
 from treetune.domains.sandbox import inside
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
+from treetune.domains.sandbox.inside.comparing import NotProven, prove_only_compares
 from treetune.domains.sandbox.inside.reading import NotAPlainValue, read_formula, read_literal
 from treetune.domains.sandbox.program import UnsafeLocal
 from treetune.domains.sandbox.served import LibraryScorer
@@ -135,6 +137,157 @@ def test_a_formula_calls_nothing_but_mathematics(code: str) -> None:
         read_formula(code, {}, names)
 
 
+# The proof that a scorer only compares
+
+SCORERS = """
+import json
+import math
+import os
+import re
+from fractions import Fraction
+
+CACHE = {}
+SEEN = []
+NUMBER = re.compile("[0-9]+")
+eval_it = eval
+
+class Data:
+    def __init__(self):
+        self.config = type("Config", (), {"factor": 0.5, "keep": print})()
+        self.memo = {}
+
+    def _rows(self, text):
+        return [row.split() for row in text.splitlines()]
+
+    def _memo(self):
+        return self.memo
+
+    def _same(self, thing):
+        return thing
+
+    def _keep(self, answer, seen=CACHE):
+        seen[answer] = 1
+
+    @property
+    def watched(self):
+        return self.memo
+
+def same(left, right):
+    return left.strip() == right.strip()
+
+def remembers(left, right):
+    CACHE[left] = right
+    return left == right
+
+def same_thing(thing):
+    return thing
+
+def with_default(answer, seen=[]):
+    seen.append(answer)
+    return len(seen)
+
+class Scorer(Data):
+    def score_answer(self, answer, entry):
+        # BODY
+"""
+
+COMPARE = [
+    "return float(answer == entry['answer'])",
+    "return 1.0 if same(answer, entry['answer']) else 0.0",
+    "return self.config.factor * (self._rows(answer) == self._rows(entry['answer']))",
+    "reward = 0.0\nfor a, b in zip(answer, entry['x']):\n    reward += a == b\nreward *= self.config.factor",
+    "seen = {}\nfor word in answer.split(','):\n    seen[word] = len(word)\nreturn seen == entry['x']",
+    "moves = []\nfor move in json.loads(answer):\n    moves.append(move)\nreturn math.exp(-len(moves))",
+    "entry['metadata']['seen'] = answer\nreturn 0.0",
+    "try:\n    return float(Fraction(answer))\nexcept (ValueError, ZeroDivisionError):\n    return 0.0",
+    "return sorted(answer, key=lambda c: -ord(c)) == entry['answer'] and bool(NUMBER.findall(answer))",
+    "rows = self._rows(answer)\nrows.pop()\nreturn rows == self._rows(entry['answer'])",
+    "same_thing(json.loads(answer)).append(1)\nprint(answer)\nreturn 'x{}'.format(answer) == entry['answer']",
+    "return next(c for c in answer if c == 'a') == entry['answer']",
+    "def norm(text):\n    return text.lower()\nreturn norm(answer) == norm(entry['answer'])",
+]
+
+DO_MORE = [
+    "return eval(answer)",
+    "return eval_it(answer)",
+    "e = eval\nreturn e(answer)",
+    "return float(max(map(eval, answer)))",
+    "return sorted(answer, key=self.config.keep)",
+    "exec(answer)",
+    "import os\nreturn os.system(answer)",
+    "return os.system(answer)",
+    "return open(answer).read()",
+    "return compile(answer, 'x', 'eval')",
+    "return getattr(self, answer)()",
+    "return vars()[answer]",
+    "return answer.format(self)",
+    "return ().__class__",
+    "return print(answer, file=SEEN)",
+    "return list(map(print, answer))",
+    "return next(self.memo)",
+    "return next(iter(answer))",
+    "return '{.score_answer}'.format(self)",
+    "m = self._same(self.memo)\nm[answer] = 1",
+    "m = same_thing(CACHE)\nm[answer] = 1",
+    "return self._keep(answer)",
+    "self.last = answer",
+    "self.memo[answer] = 1",
+    "self.memo.update(json.loads(answer))",
+    "m = self.memo\nm[answer] = 1",
+    "m = self._memo()\nm[answer] = 1",
+    "for m in [self.memo]:\n    m[answer] = 1",
+    "m, n = self.memo, 1\nm.setdefault(answer, 1)",
+    "xs = []\nxs.append(self.memo)\nxs[0][answer] = 1",
+    "xs = [self.memo]\nxs[0][answer] = 1",
+    "d = {}\nd['m'] = self.memo\nd['m'].update({answer: 1})",
+    "(m := self.memo).update({answer: 1})",
+    "m = self.watched\nm[answer] = 1",
+    "s = SEEN\ns += [answer]",
+    "SEEN.append(answer)",
+    "return list(map(SEEN.append, answer))",
+    "f = SEEN.append\nreturn f(answer)",
+    "global CACHE\nCACHE = answer",
+    "return remembers(answer, entry)",
+    "return with_default(answer)",
+    "def inner():\n    return self.memo\ninner()[answer] = 1",
+    "return (lambda m: m.update({answer: 1}))(self.memo)",
+    "del self.memo[answer]",
+    "with self.config.keep(answer):\n    pass",
+    "[self.memo.pop(k) for k in answer]",
+    "return re.sub('.', self.config.keep, answer, key=self.config.keep)",
+    "return self.config.keep(answer)",
+    "return re.template(answer)",
+    "yield answer",
+]
+
+
+def scorer_of(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> object:
+    name = f"package_of_scorers_{abs(hash(body))}"
+    indented = body.replace("\n", "\n        ")
+    (folder / f"{name}.py").write_text(SCORERS.replace("# BODY", indented))
+    monkeypatch.syspath_prepend(folder)
+    module = importlib.import_module(name)
+    monkeypatch.delitem(sys.modules, name)
+    return module.Scorer().score_answer
+
+
+@pytest.mark.parametrize("body", COMPARE)
+def test_a_scorer_that_only_compares_is_proven_to(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = scorer_of(tmp_path, body, monkeypatch)
+    prove_only_compares(method, type(method.__self__).__module__)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("body", DO_MORE)
+def test_of_a_scorer_that_evaluates_or_keeps_something_nothing_is_proven(
+    body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = scorer_of(tmp_path, body, monkeypatch)
+    with pytest.raises(NotProven):
+        prove_only_compares(method, type(method.__self__).__module__)  # type: ignore[attr-defined]
+
+
 # Data sets of reasoning_gym
 
 ATTACKS = [
@@ -194,6 +347,105 @@ def test_an_answer_changes_nothing_that_a_later_one_meets(dataset: str, pool: Gr
     assert pool.submit(wrong, replace(second, id=f"{dataset} again")).result().reward == before < 1.0
 
 
+KEEPING = """
+import os
+STATE = []
+def prepare():
+    return lambda problem: (score, problem["only_compares"])
+def score(answer):
+    STATE.append(answer)
+    if answer == "hang":
+        while True:
+            pass
+    if answer == "evaluate":
+        eval(compile("1", "<answer>", "eval"))
+    if answer == "end":
+        os._exit(3)
+    if answer == "raise":
+        raise ValueError(answer)
+    if answer == "fill" or (answer == "need memory" and len(STATE) > 1):
+        raise MemoryError
+    if answer == "end once" and len(STATE) > 1:
+        os._exit(3)
+    return float(len(STATE))
+"""
+
+
+@pytest.fixture
+def keeping(sandbox: Bubblewrap) -> Iterator[LibraryScorer]:
+    """A scorer that tells how many answers its process has scored."""
+    source = inside.source
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inside, "source", lambda name: KEEPING if name == "keeping" else source(name))
+        made = LibraryScorer(sandbox, ProgramLimits(seconds=2.0, memory_mib=256), "keeping", "json")
+        yield made
+        made.close()
+
+
+def test_only_answers_that_are_compared_share_a_process(keeping: LibraryScorer) -> None:
+    def count(only_compares: bool) -> float | None:
+        return keeping.score("x", {"only_compares": only_compares}).score
+
+    assert [count(False), count(False)] == [1.0, 1.0]
+    assert [count(True), count(True), count(True)] == [1.0, 2.0, 3.0]
+    assert [count(False), count(False), count(True)] == [4.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("answer", ["hang", "evaluate", "end"])
+def test_a_process_that_compares_ends_with_an_answer_that_does_more(
+    keeping: LibraryScorer, answer: str
+) -> None:
+    compared = {"only_compares": True}
+    assert keeping.score("x", compared).score == 1.0
+    assert keeping.score(answer, compared).score is None
+    assert keeping.score("x", compared).score == 1.0
+
+
+@pytest.mark.parametrize("answer", ["need memory", "end once"])
+def test_what_other_answers_left_of_a_process_is_no_answers_fault(
+    keeping: LibraryScorer, answer: str
+) -> None:
+    compared = {"only_compares": True}
+    assert keeping.score("x", compared).score == 1.0
+    assert keeping.score(answer, compared).score == 1.0
+    assert keeping.score("fill", compared).message == "the scorer raised MemoryError"
+
+
+def test_a_scorer_that_raises_on_an_answer_goes_on_with_the_next(keeping: LibraryScorer) -> None:
+    compared = {"only_compares": True}
+    assert keeping.score("raise", compared).message == "the scorer raised ValueError('raise')"
+    assert keeping.score("x", compared).score == 2.0
+
+
+PROVEN = """
+import json, sys
+from treetune.domains.sandbox.inside import reading, reasoning_gym_scores as scores
+names = json.loads(sys.argv[1])
+data_sets = {name: scores._data_set(name, "{}") for name in names}
+if sys.argv[2] == "taught":
+    reading.teach("reasoning_gym")
+print(json.dumps([name for name in names if scores._only_compares(data_sets[name])]))
+"""
+
+
+@needs_reasoning_gym
+@pytest.mark.parametrize(
+    ("how", "that_read_literals"),
+    [
+        ("untaught", []),
+        ("taught", ["n_queens", "binary_matrix", "spiral_matrix", "string_insertion"]),
+    ],
+)
+def test_scorers_that_read_python_are_proven_to_only_compare_where_our_reader_makes_plain_values_of_it(
+    how: str, that_read_literals: list[str]
+) -> None:
+    names = json.dumps([*THAT_READ_PYTHON, "chain_sum", "zebra_puzzles"])
+    done = subprocess.run(
+        [sys.executable, "-c", PROVEN, names, how], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [*that_read_literals, "chain_sum", "zebra_puzzles"]
+
+
 @needs_reasoning_gym
 def test_an_answer_that_computes_for_ever_ends_at_the_deadline_and_the_next_is_scored(
     sandbox: Bubblewrap,
@@ -250,7 +502,7 @@ STATE = []
 def prepare():
     scoring = sys.modules["treetune.domains.sandbox.inside.scoring"]
     scoring.refuse_code = list
-    return lambda problem: lambda answer: run(answer)
+    return lambda problem: (run, False)
 def run(answer):
     names = {"score": 0.0, "STATE": STATE}
     exec(answer, names)

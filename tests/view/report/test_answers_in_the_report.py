@@ -110,6 +110,21 @@ def test_a_tree_has_values_and_two_answers_or_more_and_all_of_them(tmp_path: Pat
     assert "All 40 answers" in report(write_experiment(tmp_path / "many", episodes=many)).text
 
 
+def test_of_equal_problems_the_tree_is_always_the_same_ones_however_they_stand_in_the_file(
+    tmp_path: Path,
+) -> None:
+    equal = []
+    for problem in (f"train/{number}" for number in range(10, 70)):
+        equal.append(episode("46\n102\n#102", (0.5, 0.7, 0.9), 1.0, problem))
+        wrong = episode("46\n103\n#103", (0.5, 0.7, 0.1), 0.0, problem)
+        equal.append(replace(wrong, trajectory=f"{problem}#1"))
+    for name, rows in (("forwards", equal), ("backwards", equal[::-1]), ("mixed", equal[1::2] + equal[::2])):
+        page = report(write_experiment(tmp_path / name, episodes=rows))
+        drawn = page.text.partition("A problem's tree")[2].partition("Episodes")[0]
+        assert "train/10" in drawn, name
+        assert "train/11" not in drawn, name
+
+
 def test_each_turn_is_a_line_with_its_reward_and_what_was_said_to_it_is_marked(tmp_path: Path) -> None:
     with EnvironmentPool() as environments:
         context = lent(Letters(golds=("",) * 2), turns.engine(), environments)

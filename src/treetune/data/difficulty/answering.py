@@ -23,6 +23,7 @@ from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 from treetune.models.sources import ModelSource
 from treetune.store import held_folders
 from treetune.store.files import new_own_folder, remove_folder
+from treetune.tasks.thoughts import ends_in_thought
 from treetune.vocabulary import Problem
 
 if TYPE_CHECKING:
@@ -43,12 +44,14 @@ class SampleQuestion:
 
 
 @dataclass(frozen=True)
-class SampledReply:
-    """An answer; `complete`: it was not cut off. `tokens` is None where nobody said it."""
+class PolicyReply:
+    """An answer; `complete`: it was not cut off. `tokens` is None where nobody said it. `begins_in_thought`:
+    its prompt ended with what opens a thought."""
 
     text: str
     complete: bool
     tokens: int | None
+    begins_in_thought: bool = False
 
 
 REFUSED, EMPTY = "refused", "empty"
@@ -63,7 +66,7 @@ class NoReply:
     why: str
 
 
-Keep = Callable[[SampleQuestion, SampledReply | NoReply | None], None]
+Keep = Callable[[SampleQuestion, PolicyReply | NoReply | None], None]
 """Called with every answer as it comes; None for a question that can't be asked: its prompt is too long."""
 
 Ask = Callable[[Sequence[SampleQuestion], Keep], None]
@@ -165,7 +168,9 @@ class Served(Policy):
                         ) -> None:
                             [one] = completions
                             text, complete = codec.decode(one.token_ids), one.finish_reason == "stop"
-                            keep(asked[index], SampledReply(text, complete, len(one.token_ids)))
+                            question = asked[index]
+                            opened = ends_in_thought(codec.framed(question.problem))
+                            keep(question, PolicyReply(text, complete, len(one.token_ids), opened))
 
                         if requests:
                             engine.generate(requests, came)
@@ -224,6 +229,10 @@ class AtAddresses(Policy):
     addresses: Annotated[tuple[EndpointSettings, ...], MinLen(1)]
     send_seed: bool = True
     """Whether requests say the seed with which an answer is to be drawn."""
+    template_opens_thought: bool = False
+    """Whether the chat template of the addresses' server ends with what opens a thought, and the server
+    leaves the thought in the answer. An answer without the thought's end, since it was cut off, is all
+    thought then. Of ``completions`` the prompt itself says it."""
 
     def identity(self) -> object:
         return [(one.model, one.api, one.extra) for one in self.addresses]
@@ -234,9 +243,19 @@ class AtAddresses(Policy):
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
 
         def ask(questions: Sequence[SampleQuestion], keep: Keep) -> None:
-            asyncio.run(_ask(settings, sampling, questions, keep, send_seed=self.send_seed))
+            def keep_marked(question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
+                if isinstance(reply, PolicyReply) and self._opens_thought(settings, question.problem):
+                    reply = replace(reply, begins_in_thought=True)
+                keep(question, reply)
+
+            asyncio.run(_ask(settings, sampling, questions, keep_marked, send_seed=self.send_seed))
 
         yield ask
+
+    def _opens_thought(self, settings: EndpointSettings, problem: Problem) -> bool:
+        if settings.api == "completions":
+            return ends_in_thought(problem.prompt)
+        return self.template_opens_thought
 
 
 async def _ask(
@@ -291,7 +310,7 @@ async def _ask(
             if reply.why_empty is not None:
                 keep(question, NoReply(EMPTY, reply.why_empty))
             else:
-                keep(question, SampledReply(reply.text, reply.complete, reply.output_tokens))
+                keep(question, PolicyReply(reply.text, reply.complete, reply.output_tokens))
 
     async with EndpointClient.of(settings, lambda: failure is not None) as client:
         waiting = iter(questions)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from treetune.data.difficulty.answering import (
     REFUSED,
     AskingShard,
     NoReply,
-    SampledReply,
+    PolicyReply,
     SampleQuestion,
 )
 from treetune.data.pipelines import EstimateDifficulty
@@ -143,7 +143,7 @@ class _Shard:
         write_json(self._folder / DONE, done)
         self._tell(now=True)
 
-    def _keep(self, question: SampleQuestion, reply: SampledReply | NoReply | None) -> None:
+    def _keep(self, question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
         """Writes the answer down, so that a killed job doesn't lose it, and has it graded."""
         answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
         if reply is None:
@@ -153,6 +153,8 @@ class _Shard:
             answer |= {"outcome": reply.outcome, "message": reply.why[:500]}
         else:
             answer |= {"text": reply.text, "complete": reply.complete, "tokens": reply.tokens}
+            if reply.begins_in_thought:
+                answer["begins_in_thought"] = True
         self._answers.add(answer)
         self._answered += 1
         self._grade(answer)
@@ -172,7 +174,10 @@ class _Shard:
             return
         text = before_stop(answer["text"], self._pipeline.answers.stop)
         kept = {name: answer[name] for name in ("complete", "tokens")}
-        future = self._pool.submit(text, self._problems[answer["row"]])
+        problem = self._problems[answer["row"]]
+        if answer.get("begins_in_thought"):
+            problem = replace(problem, is_thought_open=True)
+        future = self._pool.submit(text, problem)
         self._waiting[place] = future, kept
         future.add_done_callback(lambda _: self._done.append(place))
 

@@ -9,6 +9,8 @@ import re
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,7 +21,7 @@ from treetune.exceptions import EndpointError, RequestRefused, Unanswered
 log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "treetune"
 
 LONGEST_WAIT_S = 120.0
-"""Between two attempts, whatever the endpoint asks for."""
+"""Most seconds between two attempts, whatever the endpoint asks for."""
 
 SHOWN = 300
 """Characters of a refusal that are worth showing."""
@@ -124,25 +126,25 @@ class EndpointClient:
         except (aiohttp.ClientError, OSError) as error:
             raise _AttemptFailed(f"{url}: {_safe(f'{type(error).__name__}: {error}', place)}") from error
         status, text = response.status, _safe(raw.decode(errors="replace"), place)
-        reading = read_reply(status, text, is_chat=self.settings.api == "chat")
-        if reading.kind in ("answered", "cut_off", "empty"):
+        classified = read_reply(status, text, is_chat=self.settings.api == "chat")
+        if classified.kind in ("answered", "cut_off", "empty"):
             return EndpointReply(
-                text=reading.text,
-                complete=reading.kind != "cut_off",
-                input_tokens=reading.input_tokens,
-                output_tokens=reading.output_tokens,
-                why_empty=reading.why if reading.kind == "empty" else None,
+                text=classified.text,
+                complete=classified.kind != "cut_off",
+                input_tokens=classified.input_tokens,
+                output_tokens=classified.output_tokens,
+                why_empty=classified.why if classified.kind == "empty" else None,
             )
         told = f"HTTP {status}: {text[:SHOWN]}"
         if status == 200:
-            told = f"HTTP 200, and {reading.why}: {text[:SHOWN]}"
-        if reading.kind == "refused_all":
+            told = f"HTTP 200, and {classified.why}: {text[:SHOWN]}"
+        if classified.kind == "refused_all":
             key = place.key_of
             whose = f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
-            raise EndpointError(f"{url} answered HTTP {status}: {reading.why}{whose}: {text[:SHOWN]}")
-        if reading.kind == "refused":
+            raise EndpointError(f"{url} answered HTTP {status}: {classified.why}{whose}: {text[:SHOWN]}")
+        if classified.kind == "refused":
             raise RequestRefused(f"{url} refused a request with {told}")
-        raise _AttemptFailed(f"{url}: {told}", _wait_of(response.headers))
+        raise _AttemptFailed(f"{url}: {told}", wait_asked_for(response.headers, datetime.now(UTC)))
 
 
 class _AttemptFailed(Exception):
@@ -158,14 +160,32 @@ def _safe(text: str, place: Place) -> str:
     return text.replace(place.key, "***") if place.key and len(place.key) >= SECRET_CHARACTERS else text
 
 
-def _wait_of(headers: Mapping[str, str]) -> float:
-    """Returns the seconds that an endpoint asks to wait. A Retry-After's other form, a date, is not worth a
-    clock that agrees with ours."""
+def wait_asked_for(headers: Mapping[str, str], now: datetime) -> float:
+    """Returns the seconds that an endpoint asks to wait: what `Retry-After` says, in seconds
+    (``Retry-After: 20``) or as a date (``Retry-After: Wed, 21 Oct 2026 07:28:00 GMT``); 0 where it says
+    nothing that can be read.
+
+    A date is held against the reply's own `Date`, since the two machines' clocks may differ, and against
+    `now` where the reply has none.
+    """
     for name, unit in (("Retry-After-Ms", 0.001), ("Retry-After", 1.0)):
-        wait = (headers.get(name) or "").strip()
-        if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", wait):
-            return float(wait) * unit
-    return 0.0
+        text = (headers.get(name) or "").strip()
+        if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text):
+            return float(text) * unit
+    until = _http_date(headers.get("Retry-After"))
+    if until is None:
+        return 0.0
+    sent = _http_date(headers.get("Date")) or now
+    return max(0.0, (until - sent).total_seconds())
+
+
+def _http_date(text: str | None) -> datetime | None:
+    """Reads any of the three forms that HTTP knows; None for another text. All are in UTC."""
+    try:
+        date = parsedate_to_datetime(text or "")
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return date if date.tzinfo is not None else date.replace(tzinfo=UTC)
 
 
 def _proxy_for(base_url: str) -> str | None:

@@ -73,7 +73,7 @@ FINISHES: Mapping[str, tuple[Kind, str]] = {
 
 
 @dataclass(frozen=True)
-class ParsedReply:
+class ClassifiedReply:
     """What a reply is: its kind, the text of an answer, why there is none, and the tokens that the endpoint
     says it used (None where it says nothing that could be true)."""
 
@@ -84,21 +84,21 @@ class ParsedReply:
     output_tokens: int | None = None
 
 
-def read_reply(status: int, body: str, *, is_chat: bool) -> ParsedReply:
+def read_reply(status: int, body: str, *, is_chat: bool) -> ClassifiedReply:
     """Reads a reply by the tables above. Raises nothing, whatever it is."""
     value = _value(body)
     error = value.get("error") if isinstance(value, Mapping) else None
     if status != 200 or error:
         return _refusal(status, error if error else value)
     if not isinstance(value, Mapping):
-        return ParsedReply("again", why="what came is no answer")
+        return ClassifiedReply("again", why="what came is no answer")
     choices = value.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, Mapping):
-        return ParsedReply("again", why="the reply has no choices")
+        return ClassifiedReply("again", why="the reply has no choices")
     message = choice.get("message") if is_chat else choice
     if not isinstance(message, Mapping) or (not is_chat and "text" not in message):
-        return ParsedReply("again", why="the reply has no message")
+        return ClassifiedReply("again", why="the reply has no message")
     usage = value.get("usage")
     usage = usage if isinstance(usage, Mapping) else {}
     read, written = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
@@ -106,31 +106,31 @@ def read_reply(status: int, body: str, *, is_chat: bool) -> ParsedReply:
     finish = choice.get("finish_reason")
     kind, why = FINISHES.get(finish, ("answered", "")) if isinstance(finish, str) else ("answered", "")
     if kind == "answered" and isinstance(message.get("refusal"), str) and message["refusal"]:
-        return ParsedReply("refused", why=f"the endpoint refused to answer: {message['refusal']}")
+        return ClassifiedReply("refused", why=f"the endpoint refused to answer: {message['refusal']}")
     if kind == "answered" and not text.strip():
         kind, why = "empty", _why_empty(message)
-    return ParsedReply(kind, text, why, input_tokens=read, output_tokens=written)
+    return ClassifiedReply(kind, text, why, input_tokens=read, output_tokens=written)
 
 
-def _refusal(status: int, error: Any) -> ParsedReply:
+def _refusal(status: int, error: Any) -> ClassifiedReply:
     """Reads an error by its code or type, else by its status; one within a 200 may hold a status."""
     codes = [error.get("code"), error.get("type")] if isinstance(error, Mapping) else []
     for code in codes:
         if isinstance(code, str) and code.lower() in CODES:
             kind, why = CODES[code.lower()]
-            return ParsedReply(kind, why=why)
+            return ClassifiedReply(kind, why=why)
         if status == 200 and isinstance(code, int | str) and str(code).isdecimal() and len(str(code)) == 3:
             status = int(code)
     if status == 200:
-        return ParsedReply("again", why="the reply is an error")
+        return ClassifiedReply("again", why="the reply is an error")
     if status in STATUSES:
         kind, why = STATUSES[status]
-        return ParsedReply(kind, why=why)
+        return ClassifiedReply(kind, why=why)
     if status >= 500:
-        return ParsedReply("again", why="the endpoint failed")
+        return ClassifiedReply("again", why="the endpoint failed")
     if 300 <= status < 400:
-        return ParsedReply("refused_all", why="the address sends requests elsewhere")
-    return ParsedReply("refused", why="the request was refused")
+        return ClassifiedReply("refused_all", why="the address sends requests elsewhere")
+    return ClassifiedReply("refused", why="the request was refused")
 
 
 def _why_empty(message: Mapping[str, Any]) -> str:

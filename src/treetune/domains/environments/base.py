@@ -102,7 +102,8 @@ class Environment(Registrable):
 
     def step(self, state: Any, action: str) -> Turn:
         """Returns the turn that follows from the policy's text, which comes without stop strings, and without
-        special tokens unless it `reads_specials`."""
+        special tokens unless it `reads_specials`. Where the prompt opened a thought, the text begins with the
+        tag that did (``<think>``)."""
         raise NotImplementedError
 
 

@@ -29,13 +29,14 @@ _MISTRAL = "[TOOL_CALLS]"
 _LLAMA_BARE = re.compile(r"\s*(?:```(?:json)?\s*)?(?=\{\s*[\"'](?:name|type)[\"'])")
 _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\]|(?=\s*\{))")
 _FENCE = re.compile(r"\s*```\w*\s*")
-_FUNCTION = re.compile(r"\s*<function=([\w.-]+)>(.*?)(?:</function>|(?=<function=)|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([\w.-]+)>(.*?)(?:</function>|(?=<function=)|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 _BETWEEN = " \t\r\n,;"
-# Possessive repetitions: what doesn't end as it should is given up in one pass.
-_SIGN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
-_STRING_OR_END = re.compile(r'"(?:[^"\\]|\\.)*+"|</tool_call>', re.DOTALL)
-_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*+[}\]])', re.DOTALL)
+# Each string is read once, be it closed or not: else all quotes within one that isn't would be tried anew.
+_STRING = r'"(?:[^"\\]|\\.)*+(?P<closed>")?'
+_SIGN = re.compile(rf"{_STRING}|[\[\]{{}}]", re.DOTALL)
+_STRING_OR_END = re.compile(rf"{_STRING}|</tool_call>", re.DOTALL)
+_TRAILING_COMMA = re.compile(rf"(?P<string>{_STRING})|,(?=\s*+[}}\]])", re.DOTALL)
 _ARGUMENTS = ("arguments", "parameters", "args")
 _NO_ARGUMENTS = ("name", "id", "type", "function", "call_id")
 _QUOTES = "`'\"“"
@@ -93,7 +94,9 @@ def _body(part: str, closing: str | None) -> tuple[str, str, str]:
     for sign in _STRING_OR_END.finditer(part):
         if sign[0] == closing:
             return part[: sign.start()], closing, part[sign.end() :]
-    return part.partition(closing)  # within a string that isn't closed
+        if not sign["closed"] and (end := part.find(closing, sign.start())) >= 0:
+            return part[:end], closing, part[end + len(closing) :]  # within a string that isn't closed
+    return part.partition(closing)
 
 
 def _is_mention(before: str, body: str, *, is_closed: bool) -> bool:
@@ -174,7 +177,7 @@ def read_json(text: str) -> tuple[Any, str]:
     except (ValueError, RecursionError) as error:
         first = str(error)
     whole, rest = _balanced(text)
-    for repaired in (whole, _TRAILING_COMMA.sub(lambda match: match[1] or "", whole)):
+    for repaired in (whole, _TRAILING_COMMA.sub(lambda match: match["string"] or "", whole)):
         try:
             return decoder.decode(repaired), rest
         except (ValueError, RecursionError):
@@ -203,7 +206,7 @@ def _balanced(text: str) -> tuple[str, str]:
                 return text[: sign.end()], text[sign.end() :].lstrip(" \t\r\n}]")
         else:
             break
-    ending = _FENCE.sub("", text.rstrip()) if text.rstrip().endswith("```") else text.rstrip()
+    ending = text.rstrip().removesuffix("```").rstrip()
     return ending + "".join(reversed(closings)), ""
 
 

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Le
 from treetune.domains.environments.base import Environment, Game, Turn
 from treetune.seeds import derived_random
 from treetune.tasks.graders.base import Isolation
+from treetune.tasks.thoughts import after_thought
 from treetune.vocabulary import Problem
 
 LOWER, HIGHER, UNREAD = "<", ">", "!"
@@ -69,7 +70,7 @@ class Maze(Game):
 
     def step(self, state: Walk, action: str) -> Turn:
         state.steps += 1
-        dx, dy = DIRECTIONS.get(action.strip(), (0, 0))
+        dx, dy = DIRECTIONS.get(after_thought(action).strip(), (0, 0))
         there = (state.at[0] + dx, state.at[1] + dy)
         if (state.at, there) in state.passages:
             state.at = there
@@ -153,7 +154,7 @@ class GuessNumber(Game):
 
     def step(self, state: dict[str, int], action: str) -> Turn:
         state["guesses"] += 1
-        guess = action.strip()
+        guess = after_thought(action).strip()
         symbols = self.form == "symbols"
         if not (guess.isascii() and guess.isdecimal()):
             observation = UNREAD if symbols else "That is no number."

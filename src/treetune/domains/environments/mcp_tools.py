@@ -2,7 +2,8 @@
 rank, which all answers share and which ends with the run.
 
 Calls come from threads (one for each answer), and each connection lives in the event loop of a thread of its
-own: `_Server` is the way from the ones into the other, `_Connection` sends the calls and runs their clocks.
+own: `_ServerThread` is the way from the ones into the other, `_Connection` sends the calls and runs their
+clocks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from annotated_types import Gt
 
 from treetune.domains.environments.tools import Functions, Tool
 from treetune.exceptions import Unavailable
+from treetune.processes.pool import call_clock
 from treetune.tasks.graders.base import Isolation
 
 _ALIVE_S, _END_S = 2.0, 10.0
@@ -138,12 +140,12 @@ class Mcp(Tool):
         tools = self._server().connected().tools
         return [tool for tool in tools if not self.only or tool.name in self.only]
 
-    def _server(self) -> _Server:
+    def _server(self) -> _ServerThread:
         settings = [sorted(self.variables.items()), sorted(self.headers.items())]
         key = json.dumps([self.command, self.address, settings])
         with _LOCK:
             if key not in _SERVERS:
-                _SERVERS[key] = _Server(self)
+                _SERVERS[key] = _ServerThread(self)
             return _SERVERS[key]
 
 
@@ -153,6 +155,7 @@ class _Call:
 
     sent: float
     changed: asyncio.Event
+    on_turn: Callable[[], None]
     since: float | None = None
 
 
@@ -177,10 +180,13 @@ class _Connection:
         """The calls that have no answer."""
         return len(self._calls)
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> Any:
-        """Returns the result of a call, or raises what the client raises. Raises TimeoutError where it is
-        overdue: every call is, some time, as those before it are answered or overdue."""
-        call = _Call(asyncio.get_running_loop().time(), asyncio.Event())
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], seconds: float, on_turn: Callable[[], None]
+    ) -> Any:
+        """Returns the result of a call, or raises what the client raises. `on_turn` is called when its clock
+        begins to run. Raises TimeoutError where it is overdue: every call is, some time, as those before it
+        are answered or overdue."""
+        call = _Call(asyncio.get_running_loop().time(), asyncio.Event(), on_turn)
         self._calls.append(call)
         self._run_clocks()
         request = asyncio.ensure_future(self.client.call_tool(tool, dict(arguments)))
@@ -212,6 +218,7 @@ class _Connection:
         for place, call in enumerate(self._calls):
             if call.since is None and (place < self._at_once or gives_no_answers):
                 call.since = call.sent if gives_no_answers else now
+                call.on_turn()
                 call.changed.set()
 
     async def is_alive(self) -> bool:
@@ -230,7 +237,7 @@ class _Connection:
             listing.cancel()
 
 
-class _Server:
+class _ServerThread:
     """The connection to a server, in a thread of its own. One that is lost is made anew by the next call."""
 
     def __init__(self, tool: Mcp) -> None:
@@ -289,7 +296,10 @@ class _Server:
 
         connection = self.connected()
         seconds = self._tool.call_seconds
-        called = connection.call(tool, arguments, seconds)
+        # The turn's own deadline, as the call's, is for the time in which the server works on it.
+        clock = call_clock()
+        clock.stop()
+        called = connection.call(tool, arguments, seconds, clock.start)
         try:
             result = asyncio.run_coroutine_threadsafe(called, self._loop).result()
         except TimeoutError:
@@ -306,6 +316,8 @@ class _Server:
                 return self._lost(connection)
             words = re.sub(r"\s+", " ", str(error))[:_FAULT_CHARACTERS]
             return f"Error: the result of {tool} can't be read: {words}"
+        finally:
+            clock.start()
         parts = [_text_of(part) for part in result.content]
         if not parts and result.structured_content is not None:
             parts = [json.dumps(result.structured_content)]
@@ -419,7 +431,7 @@ def _text_of(part: Any) -> str:
     return f"[{part.type} {kind}]" if kind else f"[{part.type}]"
 
 
-_SERVERS: dict[str, _Server] = {}
+_SERVERS: dict[str, _ServerThread] = {}
 _LOCK = threading.Lock()
 
 

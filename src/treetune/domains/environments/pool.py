@@ -220,7 +220,7 @@ class Play:
                     begins = False
                 begun = time.perf_counter()
                 played = self.site.call(self._world, 1, self.seconds, "step", action)
-                self.seconds -= time.perf_counter() - begun
+                self.seconds -= time.perf_counter() - begun - played.waited
                 if self.seconds <= 0:
                     played = failure("timeout", "the time for the answer's turns ran out")
                 break

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
 from treetune.exceptions import Unavailable, WorkerStartError
-from treetune.processes.pool import START_SECONDS, exit_words, pickled_servant, start_worker
+from treetune.processes.pool import START_SECONDS, call_clock, exit_words, pickled_servant, start_worker
 from treetune.processes.worker import Servant, become_worker, die_with_parent, frame, load, read
 from treetune.vocabulary import GradeOutcome, Problem
 
@@ -47,6 +47,8 @@ class Played:
     snapshot: Snapshot | None = None
     """The state now, for an environment that is copied."""
     seconds: float = 0.0
+    waited: float = 0.0
+    """Seconds that the call waited for its turn at a server, which count against no deadline."""
 
 
 def failure(outcome: GradeOutcome, message: str, seconds: float = 0.0) -> Played:
@@ -134,7 +136,8 @@ class Loaded(Servant):
         self.environment.prepare()
 
     def answer(self, world: World, method: str, *arguments: Any) -> Played:
-        return world.call(math.inf, method, *arguments)
+        played = world.call(math.inf, method, *arguments)
+        return replace(played, waited=call_clock().stood_s)
 
 
 class ForkedProcesses:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Lt, MinLen
 
@@ -55,6 +55,8 @@ class CodeIO(Grader):
     them has decimals, a text that holds a JSON object or list as its content, ``"True"`` and ``"false"``
     as truth values. A truth value is no number.
     """
+
+    votes_by_value: ClassVar[bool] = True
 
     block: Literal["first", "last"] = "last"
     """The code block that counts, of several."""
@@ -106,6 +108,16 @@ class CodeIO(Grader):
         if not right and self.program is not None and key == "input":
             right = self._same_output(readings[0], gold, problem)
         return Grade(reward=float(right), outcome="ok")
+
+    def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
+        """Returns whether two answers are one value. Different inputs for which the program returns the same
+        are different answers."""
+        _, key = read_gold(problem.gold)
+        try:
+            value, other_value = read_prediction(answer), read_prediction(other)
+        except UnreadableValue:
+            return False
+        return self.equal(candidates(value, key)[0], candidates(other_value, key)[0])
 
     def _same_output(self, given: Any, gold: Any, problem: Problem) -> bool:
         """Runs the program on both inputs. An object is given as named arguments, a list as arguments in

@@ -6,7 +6,7 @@ import ast
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import MinLen
 
@@ -34,6 +34,8 @@ class CruxEval(SandboxedGrader):
 
     The function is called in a sandbox. Of the answer nothing is run: it is read as literals.
     """
+
+    votes_by_value: ClassVar[bool] = True
 
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=5.0))
@@ -66,6 +68,18 @@ class CruxEval(SandboxedGrader):
             return 0.0
         outcome = self._value_of(gold["code"], call)
         return float(outcome.ok and _same(outcome.stdout, gold["output"]))
+
+    def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
+        """Returns whether two answers predict the same value, or the same arguments; nothing is called."""
+        asked_output = "input" in _gold_of(problem)
+        prediction, other_prediction = _prediction(answer, asked_output), _prediction(other, asked_output)
+        if prediction is None or other_prediction is None:
+            return False
+        if asked_output:
+            value, other_value = prediction[1], other_prediction[1]
+            return value is not None and other_value is not None and _same(value, other_value)
+        call, other_call = prediction[0], other_prediction[0]
+        return call is not None and other_call is not None and ast.dump(call) == ast.dump(other_call)
 
     def _value_of(self, code: str, call: ast.Call) -> ProgramOutcome:
         return self.sandbox.run(f"{code}\nprint(repr({ast.unparse(call)}))", limits=self.limits)

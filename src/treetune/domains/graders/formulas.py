@@ -22,6 +22,11 @@ DEEPEST = 40
 LARGEST_EXPONENT = 10_000
 LARGEST_EXPONENT_OF_A_SUM = 2500
 LARGEST_EXPONENT_OF_A_FUNCTION = 300
+LARGEST_DEGREE = 10_000
+"""The largest product of exponents within each other: ``((x^{2000})^{2000}`` has four millions."""
+MOST_BITS_OF_A_POWERED_FACTOR = 400_000
+MOST_NESTED_FUNCTIONS = 3
+"""Functions of functions: the time in which sympy finds the sign of a logarithm grows tenfold with each."""
 LARGEST_ROOT = 300
 LARGEST_FACTORIAL = 3000
 LARGEST_TOP = 5000
@@ -309,6 +314,8 @@ class _FormulaParser:
 
     def _function(self, name: str, depth: int) -> Any:
         sympy = self._sympy
+        if self._angles >= MOST_NESTED_FUNCTIONS:
+            raise Absurd(f"more than {MOST_NESTED_FUNCTIONS} functions within each other")
         base = sympy.Integer(10)
         if name == "log" and self._is("_"):
             self._take()
@@ -330,6 +337,8 @@ class _FormulaParser:
                 argument = argument * sympy.pi / 180
             else:
                 argument = self._raised(argument, self._argument(depth, power=True))
+        if name in ("sinh", "cosh", "tanh"):
+            self._refuse_huge(argument)
         if name == "log":
             value = sympy.log(argument, base)
         elif name == "exp":
@@ -352,19 +361,25 @@ class _FormulaParser:
         )
 
     def _raised(self, base: Any, exponent: Any) -> Any:
-        if exponent.is_number:
-            size = abs(exponent.evalf(5)) if exponent.is_comparable else 0
-            if not size <= self._largest_exponent(base) or (
-                exponent.is_Rational and exponent.q > LARGEST_ROOT
-            ):
-                raise Absurd("an exponent beyond every answer's")
-            if base.is_Rational and exponent.is_Rational and exponent.q > 1:
-                return self._root(base, exponent)
-            if base.is_Rational:
-                bits = max(abs(base.p), base.q).bit_length()
-                if bits * max(float(size), 1) > MOST_BITS:
-                    raise Absurd("a power of too many digits")
+        if not exponent.is_number:
+            return self._checked(base**exponent)
+        size = abs(exponent.evalf(5)) if exponent.is_comparable else 0
+        if not size <= self._largest_exponent(base) or (exponent.is_Rational and exponent.q > LARGEST_ROOT):
+            raise Absurd("an exponent beyond every answer's")
+        if not base.is_Rational:
+            degree, bits = _degree_and_bits(base)
+            if not (size * degree <= LARGEST_DEGREE and size * bits <= MOST_BITS_OF_A_POWERED_FACTOR):
+                raise Absurd("powers of powers beyond every answer's")
+        elif exponent.is_Rational and exponent.q > 1:
+            return self._root(base, exponent)
+        elif _bits(base) * max(float(size), 1) > MOST_BITS:
+            raise Absurd("a power of too many digits")
         return self._checked(base**exponent)
+
+    def _refuse_huge(self, argument: Any) -> None:
+        """Refuses the argument of a function that grows as a power of e does."""
+        if argument.is_number and argument.is_comparable and not abs(argument.evalf(5)) <= LARGEST_EXPONENT:
+            raise Absurd("an exponent beyond every answer's")
 
     def _largest_exponent(self, base: Any) -> int:
         """Returns the largest exponent of a base: sums and functions cost more to evaluate than numbers."""
@@ -395,6 +410,23 @@ class _FormulaParser:
         if value.is_Rational and max(abs(value.p), value.q).bit_length() > MOST_BITS:
             raise Absurd("a number of too many digits")
         return value
+
+
+def _degree_and_bits(base: Any) -> tuple[float, int]:
+    """Returns the largest product of exponents within each other, and the bits of the largest number in it.
+
+    ``((2n)^{50} + 1)^{10}`` has degree 500, and 51 bits in ``2^{50}``.
+    """
+    if base.is_Rational:
+        return 1.0, _bits(base)
+    degree, bits = 1.0, 1
+    for part in base.args:
+        part_degree, part_bits = _degree_and_bits(part)
+        degree, bits = max(degree, part_degree), max(bits, part_bits)
+    if base.is_Pow and base.exp.is_Rational:
+        base_degree, _ = _degree_and_bits(base.base)
+        degree = max(degree, base_degree * abs(float(base.exp)))
+    return degree, bits
 
 
 class _ResidueParser(_FormulaParser):
@@ -455,6 +487,9 @@ the magnitudes of all parts add up to (`_digits_for`), so that a small part besi
 never lost."""
 
 MOST_COMPUTED_DIGITS = 12_000
+LARGEST_POWER_THAT_IS_MULTIPLIED_OUT = 100
+MOST_DIGITS_OF_A_FACTORIAL = 400
+"""Digits to which a factorial of a fraction is computed, at most: some 0.1 s."""
 
 
 def same_value(one: Any, other: Any, tolerance: float = 0.0) -> bool:
@@ -476,17 +511,67 @@ def same_value(one: Any, other: Any, tolerance: float = 0.0) -> bool:
     unknowns = sorted(one.free_symbols | other.free_symbols, key=str)
     if not unknowns:
         agree = _agree(one, other, tolerance)
-        return bool(sympy.simplify(one - other) == 0) if agree is None else agree
+        return _is_zero_when_simplified(one - other) if agree is None else agree
     seen = 0
     for index, (top, bottom) in enumerate(_POINTS):
-        values = {
-            symbol: sympy.Rational(top + 2 * rank, bottom + index) for rank, symbol in enumerate(unknowns)
-        }
-        agree = _agree(one.subs(values), other.subs(values), 0.0)
+        point = {symbol: Fraction(top + 2 * rank, bottom + index) for rank, symbol in enumerate(unknowns)}
+        agree = _agree_at(point, one, other)
         if agree is False:
             return False
         seen += agree is not None
-    return seen >= _FEWEST or bool(sympy.simplify(one - other) == 0)
+    return seen >= _FEWEST or _is_zero_when_simplified(one - other)
+
+
+def _agree_at(point: dict[Any, Fraction], one: Any, other: Any) -> bool | None:
+    """Compares two expressions at a point; None where one of them has no value there."""
+    import sympy
+
+    first_value, second_value = _rational_value(one, point), _rational_value(other, point)
+    if first_value is not None and second_value is not None:
+        return first_value == second_value
+    values = {symbol: sympy.Rational(value) for symbol, value in point.items()}
+    return _agree(one.subs(values), other.subs(values), 0.0)
+
+
+def _rational_value(expression: Any, point: dict[Any, Fraction]) -> Fraction | None:
+    """Evaluates sums, products and integer powers exactly, which sympy's `subs` does a hundred times slower.
+    None for every other expression, for a division by zero, and where a power is too large."""
+    if expression.is_Rational:
+        return Fraction(int(expression.p), int(expression.q))
+    if expression.is_Symbol:
+        return point.get(expression)
+    if expression.is_Pow:
+        base = _rational_value(expression.base, point)
+        if base is None or not expression.exp.is_Integer:
+            return None
+        exponent = int(expression.exp)
+        bits = max(abs(base.numerator), base.denominator).bit_length()
+        if (base == 0 and exponent <= 0) or bits * abs(exponent) > MOST_BITS:
+            return None
+        return base**exponent
+    if not expression.is_Add and not expression.is_Mul:
+        return None
+    total = Fraction(0) if expression.is_Add else Fraction(1)
+    for part in expression.args:
+        value = _rational_value(part, point)
+        if value is None:
+            return None
+        total = total + value if expression.is_Add else total * value
+    return total
+
+
+def _is_zero_when_simplified(difference: Any) -> bool:
+    """Simplifies a difference. Raises Absurd where sympy would multiply out a power of a sum."""
+    import sympy
+
+    for power in difference.atoms(sympy.Pow):
+        if (
+            power.base.is_Add
+            and power.exp.is_Rational
+            and abs(power.exp) > LARGEST_POWER_THAT_IS_MULTIPLIED_OUT
+        ):
+            raise Absurd("a power of a sum that would have to be multiplied out")
+    return bool(sympy.simplify(difference) == 0)
 
 
 def _agree(one: Any, other: Any, tolerance: float) -> bool | None:
@@ -496,13 +581,44 @@ def _agree(one: Any, other: Any, tolerance: float) -> bool | None:
     import mpmath
 
     digits = _digits_for(one, other)
-    given, meant = _value(one, digits), _value(other, digits)
-    if given is None or meant is None:
+    if digits > _DIGITS:
+        if _differ_in_first_digits(one, other, tolerance):
+            return False
+        if digits > MOST_DIGITS_OF_A_FACTORIAL and _has_factorials_of_fractions(one, other):
+            raise Absurd("factorials of fractions whose difference shows in too many digits")
+    first_value, second_value = _value(one, digits), _value(other, digits)
+    if first_value is None or second_value is None:
         return None
     with mpmath.workdps(digits):
-        distance = abs(given - meant)
-        largest = max(abs(given), abs(meant))
+        distance = abs(first_value - second_value)
+        largest = max(abs(first_value), abs(second_value))
         return bool(distance < tolerance or distance <= largest * mpmath.mpf(10) ** (_SPARE_DIGITS - digits))
+
+
+def _differ_in_first_digits(one: Any, other: Any, tolerance: float) -> bool:
+    """Returns whether 40 digits show already that two numbers differ. Most that differ do so early, and
+    thousands of digits of a factorial or of a power's parts take seconds."""
+    import mpmath
+
+    values = [_value(number, _DIGITS, needs_all_digits=True) for number in (one, other)]
+    if values[0] is None or values[1] is None:
+        return False
+    with mpmath.workdps(_DIGITS):
+        distance = abs(values[0] - values[1])
+        largest = max(abs(values[0]), abs(values[1]))
+        return bool(distance > 2 * tolerance and distance > largest * mpmath.mpf(10) ** (-_DIGITS / 2))
+
+
+def _has_factorials_of_fractions(*expressions: Any) -> bool:
+    """Returns whether a factorial stands at a number that is no integer, as where n is a fraction in
+    ``(2n)!``: this is the gamma function, of which 1,000 digits take a second."""
+    import sympy
+
+    return any(
+        not factorial.args[0].is_Integer
+        for expression in expressions
+        for factorial in expression.atoms(sympy.factorial, sympy.gamma)
+    )
 
 
 def _digits_for(*expressions: Any) -> int:
@@ -543,16 +659,23 @@ def _magnitude(number: Any) -> float:
 _SMALL_EXPONENT = 20
 
 
-def _value(expression: Any, digits: int = _DIGITS) -> Any:
-    """Returns the value as an mpmath number of so many digits; None where there is no finite one."""
+def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = False) -> Any:
+    """Returns the value as an mpmath number of so many digits; None where there is no finite one.
+
+    Where parts cancel each other, fewer digits than asked for may be right: None with `needs_all_digits`.
+    """
     import mpmath
     import sympy
 
     try:
         value = expression.evalf(digits, maxn=digits + 400)
         real, imaginary = value.as_real_imag()
-        if not (real.is_Float or real.is_Rational) or not (imaginary.is_Float or imaginary.is_Rational):
-            return None
+        for part in (real, imaginary):
+            if not (part.is_Float or part.is_Rational):
+                return None
+            # sympy gives a number of which it knows fewer digits a lower precision.
+            if needs_all_digits and part.is_Float and mpmath.libmp.prec_to_dps(part._prec) < digits:
+                return None
         with mpmath.workdps(digits):
             number = mpmath.mpc(sympy.Float(real, digits)._mpf_, sympy.Float(imaginary, digits)._mpf_)
             return number if mpmath.isfinite(number) else None

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import MinLen
 
@@ -44,6 +44,8 @@ class LiveBench(Grader):
     the published scorers take the best or any of several, and a part of another word is no answer.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     task_field: Annotated[str, MinLen(1)] = "task"
     """The field of the row that names its task."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
@@ -70,6 +72,10 @@ class LiveBench(Grader):
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         score = SCORES[self._task(problem)](extracted[:LONGEST], problem.gold)
         return Grade(reward=score, outcome="ok")
+
+    def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
+        # Some scorers look for the gold within the answer: the one has to be in the other, and the other way.
+        return super().same_answer(answer, other, problem) and super().same_answer(other, answer, problem)
 
     def _task(self, problem: Problem) -> str:
         task = str(problem.data.get(self.task_field, ""))

@@ -87,41 +87,59 @@ class MathGrader(Grader):
         return super().grade(response, problem)
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        _, gold = _read_gold(problem.gold)
+        gold = _read_gold(problem.gold).answer
         parts = len(gold.parts) if isinstance(gold, BracketGroup) and gold.kind == "list" else 1
         return find_answer(response, parts)
 
     def verdict(self, extracted: str, problem: Problem) -> Grade | float:
-        gold_text, gold = _read_gold(problem.gold)
-        if not _plain(undressed(gold_text)):
+        gold = _read_gold(problem.gold)
+        if not gold.plain:
             return _refused(extracted[:100], "the gold is empty")
-        if _plain(extracted) == _plain(gold_text):
+        if _plain(extracted) == gold.plain_as_written:
             return 1.0
         if len(extracted) > LONGEST:
             return _refused(extracted[:100] + "…", f"an answer of {len(extracted)} characters")
+        text = undressed(extracted)
+        if gold.is_json_list and text.startswith("[") and text.endswith("]"):
+            text = text[1:-1]
+        if _plain(text) == gold.plain:
+            return 1.0
         try:
-            plain = undressed(extracted)
-            if json_list(problem.gold) is not None and plain.startswith("[") and plain.endswith("]"):
-                plain = plain[1:-1]
-            answer = read_answer(plain)
-            correct = _plain(plain) == _plain(undressed(gold_text)) or equal_answers(
-                answer, gold, problem.prompt
-            )
-            if not correct and (value := _value_in_several_forms(gold, problem.prompt)) is not None:
-                correct = equal_answers(answer, value, problem.prompt)
+            return float(_says_the_same(read_answer(text), gold.answer, problem.prompt))
         except Absurd as error:
             return _refused(extracted, str(error))
-        return float(correct)
 
 
 def _refused(extracted: str | None, why: str) -> Grade:
     return Grade(reward=0.0, outcome="error", extracted=extracted, message=f"not computed: {why}")
 
 
+@dataclass(frozen=True)
+class _Gold:
+    r"""A gold, read once for all answers to its problem.
+
+    Of ``It is $\boxed{\dfrac12}$.`` `plain_as_written` is ``\dfrac12`` and `plain` is ``\frac12``.
+    """
+
+    plain_as_written: str
+    plain: str
+    answer: Answer
+    is_json_list: bool
+
+
 @lru_cache(maxsize=1024)
-def _read_gold(gold: str) -> tuple[str, Answer]:
-    text = find_gold(gold)
-    return text, read_answer(undressed(text))
+def _read_gold(gold: str) -> _Gold:
+    as_written = find_gold(gold)
+    text = undressed(as_written)
+    return _Gold(_plain(as_written), _plain(text), read_answer(text), json_list(gold) is not None)
+
+
+def _says_the_same(answer: Answer, gold: Answer, question: str) -> bool:
+    """Returns whether an answer equals the gold, or the one value that the gold gives in several forms."""
+    if equal_answers(answer, gold, question):
+        return True
+    value = _value_in_several_forms(gold, question)
+    return value is not None and equal_answers(answer, value, question)
 
 
 def _value_in_several_forms(gold: Answer, question: str) -> Answer | None:

@@ -11,6 +11,7 @@ import itertools
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Literal
 
 from treetune.domains.graders.formulas import exact_value
@@ -103,16 +104,33 @@ Answer = (
 
 _ABOVE_ALL, _BELOW_ALL = Scalar("\\infty"), Scalar("-\\infty")
 
+# (1, 2)^T, \begin{pmatrix} … \end{pmatrix}^{\top}
 _TRANSPOSED = re.compile(
     r"(?P<inner>.*[)\]}]) ?\^ ?(?:\{ ?)?(?:T|\\top|\\intercal|\\text ?\{ ?T ?\})(?: ?\})?", re.DOTALL
 )
+# \begin{cases} x = 1 \\ y = 2 \end{cases}, also as \{ \begin{matrix} … \end{matrix}
 _CASES = re.compile(r"(?:\\\{ ?)?\\begin\{(?:cases|matrix)\}(?P<rows>.*)\\end\{(?:cases|matrix)\}", re.DOTALL)
-_MATRIX = re.compile(r"\\begin\{([pbBvV]?)(?:small)?matrix\*?\}(.*)\\end\{\1(?:small)?matrix\*?\}", re.DOTALL)
+# \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}
+_MATRIX = re.compile(
+    r"\\begin\{(?P<bracket>[pbBvV]?)(?:small)?matrix\*?\}(?P<rows>.*)\\end\{(?P=bracket)(?:small)?matrix\*?\}",
+    re.DOTALL,
+)
+# \\ and \\[2pt] between the rows of cases; of a matrix \cr, too
+_ROW_END = re.compile(r"\\\\(?:\[[^\]]{0,12}\])?")
+_MATRIX_ROW_END = re.compile(r"\\\\(?:\[[^\]]{0,12}\])?|\\cr")
+# What may stand before an equals sign and name a value.
 _NAME = re.compile(
-    r"\([a-zA-Z](?:, ?(?:[a-zA-Z]|\\[a-z]{2,6}))+\)|"
-    r"\|[A-Z]{1,4}\||(?:m? ?\\angle ?)?(?:[A-Z]{1,4}|[a-z]|\\text ?\{[^{}]{1,60}\}|"
-    r"\\(?:theta|alpha|beta|gamma|lambda|mu|phi|Delta|pi))'*"
-    r"(?:_ ?(?:\w|\{[^{}]{1,12}\}))?(?:\^\{?-1\}?)?(?: ?\([^()=]{1,20}\))?"
+    r"""\( [a-zA-Z] (?: , [ ]? (?: [a-zA-Z] | \\[a-z]{2,6} ) )+ \)      # (a, b)
+    | \| [A-Z]{1,4} \|                                                  # |AB|
+    | (?: m?[ ]? \\angle[ ]? )?                                         # \angle ABC
+      (?: [A-Z]{1,4} | [a-z] | \\text[ ]?\{[^{}]{1,60}\}                # AB, x, \text{Area}
+        | \\(?:theta|alpha|beta|gamma|lambda|mu|phi|Delta|pi) )
+      '*                                                                # f'
+      (?: _[ ]? (?: \w | \{[^{}]{1,12}\} ) )?                           # a_1, a_{10}
+      (?: \^\{?-1\}? )?                                                 # f^{-1}
+      (?: [ ]? \([^()=]{1,20}\) )?                                      # f(x), P(A)
+    """,
+    re.VERBOSE,
 )
 _WORD = re.compile(r"[A-Za-z]{2,}")
 _CALLED = {
@@ -120,18 +138,28 @@ _CALLED = {
     "pi", "max", "min", "gcd", "lcm", "mod",
 }  # fmt: skip
 _TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
+# (B), B., (B) 12, B: Paris
 _CHOICE = re.compile(r"\(?([A-Z])(?:\)(?:[.:]?(?: .*)?)|[.:] .*|[.:]?)")
-_AND = re.compile(r"\\text ?\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+# 1 \text{ and } 2, 1 \text{, or } 2, 1 or 2
+_AND = re.compile(r"\\text ?\{\s*(?:,\s*)?(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+_MEETING_AND = re.compile(r"\\text ?\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])")
+# x \le 1, x < 1
 _SIGN = re.compile(r"\\(?:le|ge|ne)(?![A-Za-z])|[<>]")
 _SIGN_NAMES = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "<": "<", ">": ">"}
+# -1,234,567.8 and USD 12,000
 _THOUSANDS = re.compile(r"[-+]? ?(?:USD )?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
+# 1.2e5, 3E-4
 _SCIENTIFIC = re.compile(r"\A([-+]? ?\d{1,50}(?:\.\d{0,50})?)[eE]\+?(-?\d{1,3})\Z")
+# \text{3 dollars} is 3 \text{ dollars}; \text{4:30} and \text{2024-01-02} are bare.
 _NUMBER_IN_TEXT = re.compile(
-    r"\\text ?\{ ?((?:USD )?(?=[-.]?\d)[-\d.,:/ ]*(?<! )) ?([A-Za-z][A-Za-z .^/\d]{0,60})?\}"
+    r"\\text ?\{ ?(?P<number>(?:USD )?(?=[-.]?\d)[-\d.,:/ ]*(?<! ))"
+    r" ?(?P<unit>[A-Za-z][A-Za-z .^/\d]{0,60})?\}"
 )
-"""``\\text{3 dollars}`` is ``3 \\text{ dollars}``."""
-_RATIO = re.compile(r"(?<=\d) ?\\text ?\{ ?to ?\} ?(?=\d)")
-_SEPARATORS = re.compile(r"(?<==)( ?\d{1,3})((?:,\d{3})+)(?=\.\d|\Z)")
+# 3 \text{ to } 4
+_RATIO_IN_WORDS = re.compile(r"(?<=\d) ?\\text ?\{ ?to ?\} ?(?=\d)")
+# x = 12,000 at the end or before a decimal point: the commas part thousands
+_THOUSANDS_OF_A_SIDE = re.compile(r"(?<==)( ?\d{1,3})((?:,\d{3})+)(?=\.\d|\Z)")
+# x \in
 _IN = re.compile(r"[A-Za-z] ?\\in(?![A-Za-z])")
 
 
@@ -140,63 +168,99 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     text = text.strip()
     if depth > DEEPEST:
         return Scalar(text)
-    inside = _IN.match(text)
-    if inside:
-        text = text[inside.end() :].strip()
-    reals = _reals(text)
-    if reals is not None:
-        return reals
-    if depth == 0 and (qualified := _qualified(text)) is not None:
-        return qualified
-    cases = _CASES.fullmatch(text) if "cases" in text or text.startswith("\\{") else None
-    if cases is not None:
-        return _cases(cases["rows"], depth)
-    if (transposed := _transposed(text, depth)) is not None:
+    membership = _IN.match(text)
+    if membership:
+        text = text[membership.end() :].strip()
+    # The order matters: each reader may leave what it doesn't know to those behind it.
+    answer = _reals(text)
+    if answer is None and depth == 0:
+        answer = _qualified(text)
+    if answer is None:
+        answer = _table(text, depth)
+    if answer is not None:
+        return answer
+    text = _number_out_of_text(text)
+    return (
+        _special_number(text)
+        or sum_of_quantities(text)
+        or _words(text)
+        or _equation_or_region(text, depth)
+        or _both_signs(text, depth)
+        or _number_with_thousands(text)
+        or _group(text, depth)
+        or _ratio(text)
+        or _scalar(text)
+    )
+
+
+def _table(text: str, depth: int) -> Answer | None:
+    """Reads cases, a matrix, or a matrix or vector that is transposed."""
+    if "\\begin" in text and ("cases" in text or text.startswith("\\{")):
+        cases = _CASES.fullmatch(text)
+        if cases is not None:
+            return _cases(cases["rows"], depth)
+    if "^" in text and (transposed := _transposed(text, depth)) is not None:
         return transposed
-    matrix = _MATRIX.fullmatch(text.strip("()[] ") if "matrix" in text else text)
-    if matrix is not None:
-        rows = [row for row in re.split(r"\\\\(?:\[[^\]]{0,12}\])?|\\cr", matrix[2]) if row.strip(" \\hline")]
-        if len(rows) > MOST_PARTS or matrix[1] in ("v", "V"):
-            return Scalar(matrix[0])  # too large to read, or a determinant or a norm
-        cells = [split_at_top(row, ("&",)) for row in rows]
-        return Matrix(tuple(tuple(read_answer(cell, depth + 1) for cell in row) for row in cells))
-    if (number := _NUMBER_IN_TEXT.fullmatch(text)) is not None:
-        text = number[1].strip(" .,") + (f"\\text{{{number[2]}}}" if number[2] else "")
-    text = _RATIO.sub(":", text)
+    matrix = _MATRIX.fullmatch(text.strip("()[] ")) if "matrix" in text else None
+    if matrix is None:
+        return None
+    rows = [row for row in _MATRIX_ROW_END.split(matrix["rows"]) if row.strip(" \\hline")]
+    if len(rows) > MOST_PARTS or matrix["bracket"] in ("v", "V"):
+        return Scalar(matrix[0])  # too large to read, or a determinant or a norm
+    cells = [split_at_top(row, ("&",)) for row in rows]
+    return Matrix(tuple(tuple(read_answer(cell, depth + 1) for cell in row) for row in cells))
+
+
+def _number_out_of_text(text: str) -> str:
+    r"""Takes a number out of ``\text{3 dollars}``, and makes ``3 \text{ to } 4`` a ratio."""
+    if "\\text" not in text:
+        return text
+    number = _NUMBER_IN_TEXT.fullmatch(text)
+    if number is not None:
+        unit = f"\\text{{{number['unit']}}}" if number["unit"] else ""
+        text = number["number"].strip(" .,") + unit
+    return _RATIO_IN_WORDS.sub(":", text)
+
+
+def _special_number(text: str) -> TimeOfDay | Date | Score | None:
+    """Reads what looks like arithmetic and is none."""
     plain = _without_latex(text)
-    if plain is not None:
-        for kind in (TimeOfDay, Date, Score):
-            special = kind.read(plain)
-            if special is not None:
-                return special
-    quantity = sum_of_quantities(text)
-    if quantity is not None:
-        return quantity
-    words = _words(text)
-    if words is not None:
-        return words
-    if "=" in text:
-        answer = _equation(text, depth)
-        if answer is not None:
-            return answer
+    if plain is None:
+        return None
+    return TimeOfDay.read(plain) or Date.read(plain) or Score.read(plain)
+
+
+def _equation_or_region(text: str, depth: int) -> Answer | None:
+    r"""Reads ``x = 5``, ``(1,2) \cup (3,4)`` or ``x > 3``."""
+    if "=" in text and (equation := _equation(text, depth)) is not None:
+        return equation
     if "\\cup" in text:
         parts = split_at_top(text, ("\\cup",))
         if 1 < len(parts) <= MOST_PARTS:
             return Union(tuple(read_answer(part, depth + 1) for part in parts))
+    is_set = _brackets(text)[0] == "{"
+    return _region(text, depth) if not is_set and _SIGN.search(text) else None
+
+
+def _both_signs(text: str, depth: int) -> Answer | None:
+    r"""Reads ``1 \pm \sqrt{2}`` as two answers. A set or a list is parted before its signs are read."""
+    if "\\pm" not in text and "\\mp" not in text:
+        return None
     opening = _brackets(text)[0]
-    if _SIGN.search(text) and opening != "{":
-        region = _region(text, depth)
-        if region is not None:
-            return region
-    several = opening == "{" or (not opening and len(split_at_top(text, (",", ";"))) > 1)
-    if ("\\pm" in text or "\\mp" in text) and not several:
-        plus = text.replace("\\pm", "+").replace("\\mp", "-")
-        minus = text.replace("\\pm", "-").replace("\\mp", "+")
-        return BracketGroup("list", (read_answer(plus, depth + 1), read_answer(minus, depth + 1)))
+    has_parts = opening == "{" or (not opening and len(split_at_top(text, (",", ";"))) > 1)
+    if has_parts:
+        return None
+    plus = text.replace("\\pm", "+").replace("\\mp", "-")
+    minus = text.replace("\\pm", "-").replace("\\mp", "+")
+    return BracketGroup("list", (read_answer(plus, depth + 1), read_answer(minus, depth + 1)))
+
+
+def _number_with_thousands(text: str) -> Answer | None:
+    r"""Reads ``12,000 \text{ km}``, whose comma parts no list."""
     thousands = _THOUSANDS.match(text)
-    if thousands and not re.search(r"[\d,;]", text[thousands.end() :]) and not _AND.search(text):
-        return _scalar(text.replace(",", ""))
-    return _group(text, depth) or _ratio(text) or _scalar(text)
+    if thousands is None or re.search(r"[\d,;]", text[thousands.end() :]) or _AND.search(text):
+        return None
+    return _scalar(text.replace(",", ""))
 
 
 def _without_latex(text: str) -> str | None:
@@ -205,9 +269,11 @@ def _without_latex(text: str) -> str | None:
     return None if re.search(r"[\\{}^_$]", plain) else plain
 
 
+# \setminus \{1, 2\}, behind \mathbb{R}
 _HOLES = re.compile(
     r"(?:\\(?:setminus|backslash|smallsetminus)|-) ?\\\{(?P<holes>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\\\}"
 )
+# all real numbers x, except for 1 and 2
 _REALS_IN_WORDS = re.compile(
     r"(?:the )?(?:set of )?(?:all |any )?(?:the )?real(?:s| numbers?)(?: \w)?"
     r"(?:,? (?:except|excluding|other than|but)(?: for)? (?P<holes>.+))?",
@@ -225,6 +291,8 @@ def _reals(text: str) -> Answer | None:
     if text.startswith("\\mathbb{R}"):
         rest = text[len("\\mathbb{R}") :].strip()
         match = _HOLES.fullmatch(rest)
+    elif "real" not in text.lower():
+        return None
     else:
         plain = " ".join(_TEXT.sub(r" \1 ", text).split()).rstrip(".")
         match = _REALS_IN_WORDS.fullmatch(plain)
@@ -272,7 +340,7 @@ def _rays_beside(hole: Scalar) -> Union:
 
 def _cases(rows: str, depth: int) -> Answer:
     r"""Reads ``\begin{cases}``: a system of equations, or the pieces of a function with their conditions."""
-    cells = [split_at_top(row, ("&",)) for row in re.split(r"\\\\(?:\[[^\]]{0,12}\])?", rows) if row.strip()]
+    cells = [split_at_top(row, ("&",)) for row in _ROW_END.split(rows) if row.strip()]
     if len(cells) > MOST_PARTS:
         return Scalar(rows)
     if all(len(row) == 2 and "=" not in row[0] for row in cells):
@@ -312,43 +380,62 @@ def _transposed(text: str, depth: int) -> Answer | None:
     return None
 
 
+# \mathbb{Z}, \mathbb{Z}^+, \mathbb{R}_{>0}
 _NUMBER_SETS = r"\\mathbb ?\{ ?[ZNQRC] ?\}(?:\^?[+*]|_[^ ]{1,8}|\^\{\+\})?"
+# \text{for } n \ge 1, \text{ (where n is an integer)}, \forall n, for all n
 _CONDITION_IN_WORDS = re.compile(
-    r"(?P<value>.*?\S)[ ,;(]*(?P<condition>(?:\\text ?\{ ?,? ?\(?"
-    r"(?:for|where|if|when|with|such that|whenever|provided)\b"
-    r"|\\forall(?![a-z])|(?<![A-Za-z\\])(?:for (?:all|any|every|each)|where|whenever)\b).*)",
-    re.DOTALL,
+    r"\\text ?\{ ?,? ?\(?(?:for|where|if|when|with|such that|whenever|provided)\b"
+    r"|\\forall(?![a-z])|(?<![A-Za-z\\])(?:for (?:all|any|every|each)|where|whenever)\b"
 )
+# 3k, k \in \mathbb{Z} and 2^n (n > 1)
 _CONDITION_IN_SIGNS = re.compile(
     r"(?P<value>[^,]*[^,\s])(?: ?[,;] ?| ?\()(?P<condition>\(?[a-zA-Z] ?(?:\\in ?"
     + _NUMBER_SETS
     + r"|(?:\\ge|\\le|\\ne|[<>])[^,()]{1,20})\)?)",
     re.DOTALL,
 )
+_HAS_A_SIGN_OF_A_CONDITION = re.compile(r"\\(?:in|ge|le|ne)|[<>]")
+# 5 if and only if …, 5 unless …: more than a condition
+_NO_MERE_CONDITION = re.compile(r"\b(?:only|not|except|unless|or|otherwise|else|but|maybe)\b")
+_LETTER_ALONE = re.compile(r"(?<![A-Za-z\\])[a-zA-Z](?![A-Za-z])")
+_LETTER_OF_A_FORMULA = re.compile(r"(?<![A-Za-z\\])[a-zA-Z]|(?<=\d)[a-z]|[a-z](?=[a-z])")
 
 
 def _qualified(text: str) -> Qualified | None:
     r"""Parts ``n = 3k, k \in \mathbb{Z}`` into the answer and its condition; None without one."""
-    match = _CONDITION_IN_WORDS.fullmatch(text) or _CONDITION_IN_SIGNS.fullmatch(text)
-    if match is None or re.search(
-        r"\b(?:only|not|except|unless|or|otherwise|else|but|maybe)\b", match["condition"]
-    ):
+    parts = _value_and_condition(text)
+    if parts is None:
         return None
-    value = match["value"].strip(" ,;(")
-    if match.re is _CONDITION_IN_SIGNS and _SIGN.search(value):
+    value, condition = parts
+    if not value or any(value.count(left) != value.count(right) for left, right in _PAIRS_OF_BRACKETS):
+        return None
+    condition_letters = set(_LETTER_ALONE.findall(_TEXT.sub(" ", condition)))
+    value_without_words = _TEXT.sub(" ", value)
+    value_letters = set(_LETTER_OF_A_FORMULA.findall(value_without_words))
+    value_letters |= set(re.sub(r"\\[A-Za-z]+", " ", value_without_words))
+    if condition_letters and not condition_letters & value_letters:
+        return None
+    return Qualified(read_answer(value, 1), condition)
+
+
+_PAIRS_OF_BRACKETS = (("(", ")"), ("\\{", "\\}"), ("{", "}"))
+
+
+def _value_and_condition(text: str) -> tuple[str, str] | None:
+    """Returns the text before a condition and the condition; None where there is none, or more than one."""
+    in_words = _CONDITION_IN_WORDS.search(text, 1)
+    if in_words is not None:
+        value, condition = text[: in_words.start()], text[in_words.start() :]
+        is_mere = not _NO_MERE_CONDITION.search(condition)
+        return (value.strip(" ,;("), condition) if is_mere else None
+    if not _HAS_A_SIGN_OF_A_CONDITION.search(text):
+        return None
+    in_signs = _CONDITION_IN_SIGNS.fullmatch(text)
+    if in_signs is None or _NO_MERE_CONDITION.search(in_signs["condition"]):
+        return None
+    if _SIGN.search(in_signs["value"]):
         return None  # x > 2, x \ne 3 is one region
-    if value.count("(") != value.count(")") or value.count("\\{") != value.count("\\}") or not value:
-        return None
-    if value.count("{") != value.count("}"):
-        return None
-    letters = set(re.findall(r"(?<![A-Za-z\\])[a-zA-Z](?![A-Za-z])", _TEXT.sub(" ", match["condition"])))
-    value_letters = set(
-        re.findall(r"(?<![A-Za-z\\])[a-zA-Z]|(?<=\d)[a-z]|[a-z](?=[a-z])", _TEXT.sub(" ", value))
-    )
-    value_letters |= set(re.sub(r"\\[A-Za-z]+", " ", _TEXT.sub(" ", value)))
-    if letters and not letters & value_letters:
-        return None
-    return Qualified(read_answer(value, 1), match["condition"])
+    return in_signs["value"].strip(" ,;("), in_signs["condition"]
 
 
 def _ratio(text: str) -> Answer | None:
@@ -429,11 +516,11 @@ def _step(sign: str) -> int:
 
 def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
     """Returns the parts between signs that stand in no bracket."""
-    alternatives = "|".join(re.escape(sign) for sign in signs) or r"(?!)"
-    pattern = re.compile(rf"(?P<sign>{alternatives})|{_BRACKET.pattern}")
+    if signs and not any(sign in text for sign in signs):
+        return [text]
     parts: list[str] = []
     depth = start = 0
-    for match in pattern.finditer(text):
+    for match in _signs_and_brackets(signs).finditer(text):
         if match["sign"] is not None:
             if depth == 0:
                 parts.append(text[start : match.start()])
@@ -443,8 +530,14 @@ def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
     return [*parts, text[start:]]
 
 
+@lru_cache(maxsize=16)
+def _signs_and_brackets(signs: tuple[str, ...]) -> re.Pattern[str]:
+    alternatives = "|".join(re.escape(sign) for sign in signs) or r"(?!)"
+    return re.compile(rf"(?P<sign>{alternatives})|{_BRACKET.pattern}")
+
+
 def _equation(text: str, depth: int) -> Answer | None:
-    text = _SEPARATORS.sub(lambda found: found[1] + found[2].replace(",", ""), text)
+    text = _THOUSANDS_OF_A_SIDE.sub(lambda side: side[1] + side[2].replace(",", ""), text)
     sides = split_at_top(text, ("=",))
     if len(sides) == 1 or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides) or _SIGN.search(text):
         return None
@@ -461,7 +554,9 @@ def _equation(text: str, depth: int) -> Answer | None:
     return Equation(first, last, chain=len(sides) > 2)
 
 
+# x \ne 1
 _EXCLUDED = re.compile(r"(?P<name>[a-zA-Z]) ?\\ne(?![a-z])(?P<values>.+)")
+# |x - 1|, \lvert x \rvert
 _DISTANCE = re.compile(
     r"(?:\\[lr]?vert|\|) ?(?P<name>[a-zA-Z])(?: ?(?P<sign>[-+]) ?(?P<centre>[\d./]+))? ?(?:\\[lr]?vert|\|)"
 )
@@ -504,7 +599,7 @@ def _region(text: str, depth: int) -> Answer | None:
             if len(excluded_names) == 1 and isinstance(allowed, Union)
             else None
         )
-    meet = re.search(r"\\text ?\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])", text) is not None
+    meet = _MEETING_AND.search(text) is not None
     rays: list[Answer] = []
     names: set[str] = set()
     for piece in pieces:
@@ -569,11 +664,14 @@ def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Ans
     return None
 
 
+# ABC, AB': points of a figure, or a Roman number
 _LABEL = re.compile(r"[A-Z]{2,8}'?")
+# \triangle ABC, \overline{AB}
 _FIGURE = re.compile(
     r"\\(?P<kind>triangle|angle|overline|overleftrightarrow|overrightarrow|vec|odot)"
     r" ?\{? ?(?P<letters>[A-Z]{1,4}) ?\}?"
 )
+# Yes, because 7 is prime. The reason may not say the contrary.
 _VERDICT = re.compile(r"(yes|no|true|false)(?:[,;:.!]| because| since| -) *(?P<reason>.+)", re.IGNORECASE)
 _CONTRARY = {
     "yes": r"\b(?:no|not|false|or|but|maybe|if|unless|impossible|cannot|never)\b|n't\b",
@@ -582,6 +680,7 @@ _CONTRARY = {
     r"|^(?:it|this|that|they) (?:is|are|can|does)\b(?! (?:not|im)|'t|n't)",
     "false": r"\b(?:yes|true|or|but|maybe|unless)\b",
 }
+# there are no real solutions, none, the empty set
 _NO_SOLUTION = re.compile(
     r"(?:there (?:is|are) )?(?:no (?:real |such |integer |possible |valid |positive )?"
     r"(?:solutions?|values?|numbers?|integers?|roots?)"

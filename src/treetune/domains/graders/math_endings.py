@@ -14,32 +14,44 @@ from treetune.tasks.graders.extraction import ANSWER, boxes, last_between
 LONGEST = 2000
 """Characters of an answer that are looked at: no data set has one of 500."""
 
+# Text between boxes that are parts of one answer: ", ", " \\text{ and } ", "$, $x_2 = "
 _BETWEEN_BOXES = re.compile(
-    r"(?:[\s$,;&.*]|\\[()\[\],;:!\\]|\\q?quad(?![a-z])|\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<![a-z])(?:and|or)(?![a-z])"
+    r"(?:[\s$,;&.*]|\\[()\[\],;:!\\]|\\q?quad(?![a-z])|\\text\s*\{\s*(?:,\s*)?(?:and|or)\s*\}|(?<![a-z])(?:and|or)(?![a-z])"
     r"|(?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w\}?)?\s*=)*"
 )
-"""Text between boxes that are parts of one answer: commas, "and", the names of values."""
+# x = and x_1 = $ at the end, before a box
 _NAME_BEFORE = re.compile(r"((?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w\}?)?)\s*=\s*[$\s]*\Z")
 _LONGEST_GAP = 80
 MOST_BOXES = 60
 
+# **58** and __58__, but not the powers of x**2 * y**2
 _BOLD = re.compile(r"(?<![\w)\]}*])(\*\*|__)(?=[^\s*])([^*\n]{1,200}?)(?<=\S)\1(?![\w*])")
+# What an answer stands behind. Each line is one way: "The answer to part (b) is ", "the solutions are ", a
+# heading "## Final Answer" on a line of its own, Chinese, Japanese, other languages.
 _MARKER = re.compile(
     r"\banswers?\b[^.,\n:：=]{0,40}?(?:\b(?:is|are|be|equals)\b|[:：=])\s*[:：]?\s*"
     r"|solutions?\s*(?:is|are|[:：=])\s*[:：]?\s*"
-    r"|^[#>\s]*(?:(?:the|my)\s+)?(?:final\s+)?answer\s*$"
+    r"|^(?:[#>]|[^\S\n])*+(?:(?:the|my)\s+)?(?:final\s+)?answer\s*$"
     r"|答案\s*(?:就?是|为|為|应为)?\s*[:：]?\s*|答え\s*は?\s*[:：]?\s*|(?<!\w)答\s*[:：]\s*"
     r"|(?<!\w)(?:ответ|réponse|respuesta|antwort|resposta|risposta|정답|답)[^\S\n]*(?:est|es|ist|é|è|은|는)?\s*[:：]?\s*",
     re.IGNORECASE | re.MULTILINE,
 )
+# The full stop of a sentence, and none of a number or an abbreviation
+_END_OF_SENTENCE = re.compile(r"\.(?=\s+[A-Z])|。")
+# "The answer is not 5"
 _DENIED = re.compile(r"\bnot\b|n't\b|\bnever\b|\bcannot\b", re.IGNORECASE)
+# $58$, $$58$$, \(58\), \[58\] at once behind a marker
 _DISPLAY = re.compile(r"\s*(\$\$?|\\\(|\\\[)(.*?)(\$\$?|\\\)|\\\])", re.DOTALL)
+# "therefore, simply " before what counts
 _LEAD = re.compile(
     r"\A(?:(?:therefore|thus|hence|then|so|simply|indeed|just|clearly|exactly|equal\s+to|given\s+by|that)\b[,:]?\s*)+",
     re.IGNORECASE,
 )
+# "The number of ways is 58"
 _SENTENCE = re.compile(r"\A[A-Za-z]{2,}\b.*\s(?:is|are|equals)\s+(?P<end>.+)\Z")
-_REASON = re.compile(r",?\s+(?:because|since)\b.*\Z", re.IGNORECASE)
+# ", because it is even" up to the end of the line
+_REASON = re.compile(r"(?:,|(?<!\s))\s++(?:because|since)\b.*\Z", re.IGNORECASE)
+# What golds of some data sets have before the answer
 _INSTRUCTION = re.compile(r"[Tt]he (?:final )?answer is:?\s*")
 
 
@@ -147,7 +159,7 @@ def _behind_marker(response: str) -> str | None:
     if display and not rest[display.end() :].partition("\n")[0].strip(" .*。"):
         return display[2].strip() or None
     line = next((line for line in map(str.strip, rest.split("\n")) if line), "")
-    end = re.search(r"\.(?=\s+[A-Z])|。", line)  # no full stop of a number or an abbreviation
+    end = _END_OF_SENTENCE.search(line)
     line = line[: end.start()] if end else line
     line = _REASON.sub("", _LEAD.sub("", line.strip(" #>")))
     sentence = _SENTENCE.match(line)

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+# "At what time do they meet?", "When does the train leave?"
 _ASKS_FOR_TIME = re.compile(
     r"\b(?:what time|time|clock|o'clock|[ap]\.?m\.?|noon|midnight|when|hour hand|arrive[sd]?"
     r"|depart|schedule)\b",
@@ -30,6 +31,7 @@ class TimeOfDay:
     half: str = ""
     is_sure: bool = True
 
+    # 4:30, 16:30:05, 4:30 pm, 4 o'clock, 12 noon, 4 in the afternoon
     _WRITTEN = re.compile(
         r"(?P<hour>\d{1,2})(?: ?: ?(?P<minute>\d{2})(?: ?: ?(?P<second>\d{2}))?)? ?"
         r"(?P<half>[aApP] ?[mM]|o'? ?clock|in the (?:morning|afternoon|evening)|noon|midnight)?"
@@ -114,6 +116,10 @@ class Ratio:
         return cls(stripped) if 1 < len(stripped) <= 8 and all(stripped) else None
 
 
+# 5-3, 6 - 4 - 2
+_SCORE = re.compile(r"\d{1,3}(?: ?- ?\d{1,3}){1,3}")
+
+
 @dataclass(frozen=True)
 class Score:
     """``5-3``: a score, or the difference where the other side is a number."""
@@ -123,7 +129,7 @@ class Score:
     @classmethod
     def read(cls, text: str) -> Score | None:
         """Reads whole numbers with hyphens between them; None for anything else."""
-        if re.fullmatch(r"\d{1,3}(?: ?- ?\d{1,3}){1,3}", text) is None:
+        if _SCORE.fullmatch(text) is None:
             return None
         return cls(tuple(int(part) for part in text.split("-")))
 
@@ -139,10 +145,15 @@ _WEEKDAY = r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,? )?"
 _DATES = [
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
+        # 2024-01-02
         r"(?P<year>\d{4}) ?(?P<sign>[-/.]) ?(?P<month>\d{1,2}) ?(?P=sign) ?(?P<day>\d{1,2})",
+        # 1/2/2024, of which the month may also come second
         r"(?P<month>\d{1,2}) ?(?P<sign>[-/.]) ?(?P<day>\d{1,2}) ?(?P=sign) ?(?P<year>\d{4})",
+        # Tuesday, January 2nd, 2024
         rf"{_WEEKDAY}{_MONTH} {_DAY}(?:,? (?P<year>\d{{4}}))?",
+        # the 2nd of January 2024
         rf"{_WEEKDAY}(?:the )?{_DAY} (?:of )?{_MONTH}(?:,? (?P<year>\d{{4}}))?",
+        # January 2024
         rf"{_MONTH},? (?P<year>\d{{4}})(?P<day>)",
     )
 ]
@@ -159,6 +170,8 @@ class Date:
     @classmethod
     def read(cls, text: str) -> Date | None:
         """Reads plain text; None where it is no date. Of ``2/1/2024`` the month comes first if it can."""
+        if not any(character.isdigit() for character in text):
+            return None  # each way of writing has a day or a year, and most answers in words have neither
         for pattern in _DATES:
             match = pattern.fullmatch(text)
             if match is None:
@@ -178,7 +191,7 @@ def _month(text: str) -> int | None:
     if text.isdigit():
         return int(text)
     name = text.lower()
-    return next(
-        (place for place, month in enumerate(_MONTHS, 1) if name == month or name in (month[:3], month[:4])),
-        None,
-    )
+    for number, month in enumerate(_MONTHS, 1):
+        if name in (month, month[:3], month[:4]):
+            return number
+    return None

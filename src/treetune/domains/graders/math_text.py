@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
+from typing import NamedTuple
 
 from treetune.tasks.graders.extraction import boxes, braces
 
@@ -29,84 +30,197 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
-_UPRIGHT = r"\\(?:mathrm|mathit|mathbf|mathsf|text|textrm|textit|operatorname\*?|rm) ?"
-_DRESSING = re.compile(
-    r"\\(?:(?:textcolor|colorbox)\s*\{[^{}]{0,40}\}|fcolorbox\s*\{[^{}]{0,40}\}\s*\{[^{}]{0,40}\}"
-    r"|color\s*\{[^{}]{0,40}\}(?=\s*\{)|u?underline|uline|ensuremath|emph|fbox|boxed|mbox|hbox|pmb|mathbf|boldsymbol|bm"
-    r"|textbf|mathrm|text|textit|mathit|hl|highlight|bold|displaystyle)\s*\{"
+# Each of the patterns below is searched in every answer, and most answers have none of them. A literal text
+# that a pattern can't do without (`needs`) is looked for first: that costs a tenth of a search.
+
+
+class _Rewriting(NamedTuple):
+    r"""One way of writing that is replaced by another.
+
+    ``_Rewriting("\\tag", …)`` is skipped where the text has no ``\tag``.
+    """
+
+    needs: str
+    pattern: re.Pattern[str]
+    replacement: str | Callable[[re.Match[str]], str]
+
+    def apply(self, text: str) -> str:
+        return self.pattern.sub(self.replacement, text) if self.needs in text else text
+
+
+def _rewriting(needs: str, pattern: str, replacement: str | Callable[[re.Match[str]], str]) -> _Rewriting:
+    return _Rewriting(needs, re.compile(pattern), replacement)
+
+
+# Dress around a group: \textcolor{red}{5}, \fcolorbox{red}{blue}{5}, \underline{5}, \mathbf{5}
+_DRESS_OF_A_GROUP = re.compile(
+    r"""\\(?:
+          (?:textcolor|colorbox) \s* \{[^{}]{0,40}\}
+        | fcolorbox \s* \{[^{}]{0,40}\} \s* \{[^{}]{0,40}\}
+        | color \s* \{[^{}]{0,40}\} (?=\s*\{)
+        | u?underline | uline | ensuremath | emph | fbox | boxed | mbox | hbox | pmb | mathbf | boldsymbol
+        | bm | textbf | mathrm | text | textit | mathit | hl | highlight | bold | displaystyle
+    ) \s* \{""",
+    re.VERBOSE,
 )
-_ALWAYS_DRESS = re.compile(
+# Dress that says nothing about its content. Of the others (\text, \mathbf) some make letters to words.
+_EMPTY_DRESS = re.compile(
     r"\\(?:textcolor|colorbox|fcolorbox|color|u?underline|uline|ensuremath|emph|fbox|boxed|pmb|hl)"
 )
 _DEEPEST_DRESS = 12
 
+_TEXT_COMMAND = r"\\(?:mathrm|mathit|mathbf|mathsf|text|textrm|textit|operatorname\*?|rm) ?"
+
 
 def _constant(match: re.Match[str]) -> str:
-    """Makes ``4\\mathrm{i}`` a number: an upright e or i beside something is the constant."""
+    r"""Returns the constant of ``\mathrm{i}`` or ``\mathrm{e}`` with a space before it."""
     return " " + (match[1] or match[2])
 
 
-_DRESS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
-    (re.compile(pattern), into)
-    for pattern, into in (
-        (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|(?:no)?limits|rm|bf|it)(?![A-Za-z])\.?", ""),
-        (r"\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|(?<!\\)\\[ ;:>]|~", " "),
-        (r",\\!\s*(?=\d{3})", ","),
-        (r"(?<!\\)\\!|(?<!\\)\\,(?=\d{3})", ""),
-        (r"(?<!\\)\\,", " "),
-        (r"\\(?:checkmark|blacksquare|hfill|newline|large|Large|LARGE|huge|Huge|normalsize|centering)(?![A-Za-z])"
-         r"|\\color ?\{[^{}]{0,40}\}|\\tag\*?\{[^{}]{0,20}\}", " "),
-        (r"\\(?:square|Box|qed)\s*\Z", ""),
-        (r"\\(?:mathbb|Bbb) ?([A-Z])(?![A-Za-z])", r"\\mathbb{\1}"),
-        (r"\\mathbf ?\{ ?R ?\}|\\(?:R|reals)(?![A-Za-z])", r"\\mathbb{R}"),
-        (r"(?<![<>=])>=|=>(?!=)", r"\\ge "),
-        (r"(?<![<>=])<=|=<(?!=)", r"\\le "),
-        (r"!=|\\not ?=", r"\\ne "),
-        (r"\\[hv]space\*?\{[^{}]{0,20}\}|\\phantom\{[^{}]{0,20}\}|\\label\{[^{}]{0,20}\}", ""),
-        (r"\\(?:[tdcs]frac|nicefrac|xfrac|flatfrac)(?![A-Za-z])", r"\\frac"),
-        (r"(?<=\d)\{:\}(?=\d)", ":"),
-        (r":=", "="),
-        (r"\.\.\.", r"\\dots "),
-        (r"(?<![A-Za-z])([aApP])\. ?[mM](?:\.|(?![A-Za-z]))", r"\1m"),
-        (r"\\[td]binom(?![A-Za-z])", r"\\binom"),
-        (r"\\(?:leq|leqslant|leqq)(?![A-Za-z])", r"\\le"),
-        (r"\\(?:geq|geqslant|geqq)(?![A-Za-z])", r"\\ge"),
-        (r"\\(?:neq)(?![A-Za-z])", r"\\ne"),
-        (r"\\lt(?![A-Za-z])", "<"),
-        (r"\\gt(?![A-Za-z])", ">"),
-        (r"\\(?:lbrace)(?![A-Za-z])", r"\\{"),
-        (r"\\(?:rbrace)(?![A-Za-z])", r"\\}"),
-        (r"\\(?:lbrack)(?![A-Za-z])", "["),
-        (r"\\(?:rbrack)(?![A-Za-z])", "]"),
-        (r"\\(?:varnothing)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset"),
-        (r"\\(?:ldots|cdots|dotsc|dotsb)(?![A-Za-z])", r"\\dots"),
-        (_UPRIGHT + r"\{ ?(sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan|"
-         r"sinh|cosh|tanh|pi|gcd|lcm|det) ?\}", r"\\\1 "),
-        (_UPRIGHT + r"\{ ?([ei]) ?\}(?=.)|(?<=.)" + _UPRIGHT + r"\{ ?([ei]) ?\}", _constant),
-        (r"\\(?:mathrm|operatorname\*?|mathit) ?\{ ?([eiCP]) ?\}", r" \1"),
-        (r"\\(?:mathrm|mathit|mathbf|mathsf|textbf|textit|textrm|textsf|texttt|textsc|textup|textnormal|mbox|hbox|operatorname\*?|bm|boldsymbol)(?=\s*\{)",
-         r"\\text"),
-        (r"\\(?:land|wedge)(?![A-Za-z])", r"\\text{ and }"),
-        (r"\\(?:lor|vee)(?![A-Za-z])", r"\\text{ or }"),
-        (r"\{,\}", ","),
-        (r"\^\s*\{\s*\\(?:circ|degree)\s*\}|\^\s*\\(?:circ|degree)(?![A-Za-z])|\\degree(?![A-Za-z])",
-        r"^\\circ "),
-        (r"\\begin\{array\}\s*\{[^{}]{0,20}\}", r"\\begin{matrix}"),
-        (r"\\end\{array\}", r"\\end{matrix}"),
-        (r"\\(?:begin|end)\{(?:align|aligned|gather|gathered|equation|split)\*?\}", " "),
-        (r"(?:\{ ?\})? ?[_^] ?\{? ?(\d{1,9}) ?\}? ?C ?_ ?\{? ?(\d{1,9}) ?\}?", r"\\binom{\1}{\2}"),
-        (r"(?<![\dA-Za-z.])(\d{1,9}) ?C ?(\d{1,9})(?![\dA-Za-z.])", r"\\binom{\1}{\2}"),
-        (r"\*\*", "^"),
-        (r"\\text ?\{[ .,]*\}", " "),
-        (r"\\text ?\{ ?(\^\\circ ?)([CF]?) ?\}", r"\1\2"),
-        (r"\^\\circ ?\\text ?\{ ?([CF]) ?\}", r"^\\circ \1"),
-        (r"(?<=\d) ?(?:\\text ?\{ ?[x*] ?\}|x) ?(?=10 ?\^)", r"\\times "),
-        (r"(?<=\d) ?\\text ?\{ ?(?:x|times) ?\} ?(?=\d)", r"\\times "),
-        (r"\\frac ?\{ ?\\text ?\{([^{}]{1,30})\} ?\}"
-         r" ?\{ ?\\text ?\{([^{}]{1,30})\} ?(\^ ?\{?\d\}?)? ?\}", r"\\text{\1/\2}\3"),
-        (r"\A ?(?:\\text ?\{ ?)?(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is ?:?| ?:) ?\}?", ""),
-    )
+_SIZES_SPACES_AND_RELATIONS = [
+    # \left( 1 \right.   \displaystyle   \bigl(   \sum\limits
+    _rewriting(
+        "\\",
+        r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|(?:no)?limits|rm|bf|it)(?![A-Za-z])\.?",
+        "",
+    ),
+    # 1 \quad 2   1\ 2   1\;2 (but the "\\ " of a matrix's row stays)
+    _rewriting("\\", r"\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|(?<!\\)\\[ ;:>]", " "),
+    # 1~2
+    _rewriting("~", r"~", " "),
+    # 12,\! 000
+    _rewriting(",\\!", r",\\!\s*(?=\d{3})", ","),
+    # x\!   12\,000
+    _rewriting("\\", r"(?<!\\)\\!|(?<!\\)\\,(?=\d{3})", ""),
+    # 3\,cm
+    _rewriting("\\,", r"(?<!\\)\\,", " "),
+    # 5\checkmark   \color{red} 5   x = 1 \tag{3}
+    _rewriting(
+        "\\",
+        r"\\(?:checkmark|blacksquare|hfill|newline|large|Large|LARGE|huge|Huge|normalsize|centering)(?![A-Za-z])"
+        r"|\\color ?\{[^{}]{0,40}\}|\\tag\*?\{[^{}]{0,20}\}",
+        " ",
+    ),
+    # 5 \square, the end of a proof
+    _rewriting("\\", r"\\(?:square|Box|qed)\s*\Z", ""),
+    # \mathbb R
+    _rewriting("\\", r"\\(?:mathbb|Bbb) ?([A-Z])(?![A-Za-z])", r"\\mathbb{\1}"),
+    # \mathbf{R}   \R   \reals
+    _rewriting("\\", r"\\mathbf ?\{ ?R ?\}|\\(?:R|reals)(?![A-Za-z])", r"\\mathbb{R}"),
+    # x >= 1   x => 1
+    _rewriting("=", r"(?<![<>=])>=|=>(?!=)", r"\\ge "),
+    # x <= 1   x =< 1
+    _rewriting("=", r"(?<![<>=])<=|=<(?!=)", r"\\le "),
+    # x != 1   x \not= 1
+    _rewriting("=", r"!=|\\not ?=", r"\\ne "),
+    # \hspace{1cm}   \phantom{0}   \label{a}
+    _rewriting(
+        "\\", r"\\[hv]space\*?\{[^{}]{0,20}\}|\\phantom\{[^{}]{0,20}\}|\\label\{[^{}]{0,20}\}", ""
+    ),
+    # 4{:}30
+    _rewriting("{:}", r"(?<=\d)\{:\}(?=\d)", ":"),
+    # x := 5
+    _rewriting(":=", r":=", "="),
+    # 0.333...
+    _rewriting("...", r"\.\.\.", r"\\dots "),
+    # 4 p.m.   4 P. M.
+    _rewriting(".", r"(?<![A-Za-z])([aApP])\. ?[mM](?:\.|(?![A-Za-z]))", r"\1m"),
 ]  # fmt: skip
+
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_PLAIN_COMMANDS = {
+    "tfrac": r"\frac", "dfrac": r"\frac", "cfrac": r"\frac", "sfrac": r"\frac", "nicefrac": r"\frac",
+    "xfrac": r"\frac", "flatfrac": r"\frac",
+    "tbinom": r"\binom", "dbinom": r"\binom",
+    "leq": r"\le", "leqslant": r"\le", "leqq": r"\le", "geq": r"\ge", "geqslant": r"\ge", "geqq": r"\ge",
+    "neq": r"\ne", "lt": "<", "gt": ">",
+    "lbrace": r"\{", "rbrace": r"\}", "lbrack": "[", "rbrack": "]",
+    "varnothing": r"\emptyset",
+    "ldots": r"\dots", "cdots": r"\dots", "dotsc": r"\dots", "dotsb": r"\dots",
+}  # fmt: skip
+"""Commands that have a plainer name, or a sign."""
+
+_FONTS_AND_NOTATION = [
+    # \{ \}, the empty set
+    _rewriting("\\{", r"\\\{\s*\\\}", r"\\emptyset"),
+    # \mathrm{ln} 2   \operatorname{sin} x
+    _rewriting(
+        "\\",
+        _TEXT_COMMAND + r"\{ ?(sin|cos|tan|cot|sec|csc|log|ln|exp|arcsin|arccos|arctan"
+        r"|sinh|cosh|tanh|pi|gcd|lcm|det) ?\}",
+        r"\\\1 ",
+    ),
+    # 4\mathrm{i}: an upright e or i beside something is the constant; alone it may be a label.
+    _rewriting(
+        "\\",
+        _TEXT_COMMAND + r"\{ ?([ei]) ?\}(?=.)|(?<=.)" + _TEXT_COMMAND + r"\{ ?([ei]) ?\}",
+        _constant,
+    ),
+    # \mathrm{e}   \mathrm{C}(5,2)
+    _rewriting("\\", r"\\(?:mathrm|operatorname\*?|mathit) ?\{ ?([eiCP]) ?\}", r" \1"),
+    # \mathrm{cm}, \textbf{yes} and the like are \text
+    _rewriting(
+        "\\",
+        r"\\(?:mathrm|mathit|mathbf|mathsf|textbf|textit|textrm|textsf|texttt|textsc|textup|textnormal|mbox"
+        r"|hbox|operatorname\*?|bm|boldsymbol)(?=\s*\{)",
+        r"\\text",
+    ),
+    # x > 1 \land x < 2   x < 1 \lor x > 2
+    _rewriting("\\", r"\\(?:land|wedge)(?![A-Za-z])", r"\\text{ and }"),
+    _rewriting("\\", r"\\(?:lor|vee)(?![A-Za-z])", r"\\text{ or }"),
+    # 12{,}000
+    _rewriting("{,}", r"\{,\}", ","),
+    # 90^{\circ}   90^\circ   90\degree
+    _rewriting(
+        "\\",
+        r"\^\s*\{\s*\\(?:circ|degree)\s*\}|\^\s*\\(?:circ|degree)(?![A-Za-z])|\\degree(?![A-Za-z])",
+        r"^\\circ ",
+    ),
+    # \begin{array}{cc} … \end{array}
+    _rewriting("\\begin{array}", r"\\begin\{array\}\s*\{[^{}]{0,20}\}", r"\\begin{matrix}"),
+    _rewriting("\\end{array}", r"\\end\{array\}", r"\\end{matrix}"),
+    # \begin{align*} … \end{align*}
+    _rewriting(
+        "\\", r"\\(?:begin|end)\{(?:align|aligned|gather|gathered|equation|split)\*?\}", " "
+    ),
+    # {}^{10}C_{3}   {}_{10}C_3
+    _rewriting(
+        "C", r"(?:\{ ?\})? ?[_^] ?\{? ?(\d{1,9}) ?\}? ?C ?_ ?\{? ?(\d{1,9}) ?\}?", r"\\binom{\1}{\2}"
+    ),
+    # 10C3
+    _rewriting(
+        "C", r"(?<![\dA-Za-z.])(\d{1,9}) ?C ?(\d{1,9})(?![\dA-Za-z.])", r"\\binom{\1}{\2}"
+    ),
+    # x**2
+    _rewriting("**", r"\*\*", "^"),
+    # 5 \text{ . }
+    _rewriting("\\text", r"\\text ?\{[ .,]*\}", " "),
+    # 25\text{^\circ C}   25^\circ\text{C}
+    _rewriting("\\text", r"\\text ?\{ ?(\^\\circ ?)([CF]?) ?\}", r"\1\2"),
+    _rewriting("\\text", r"\^\\circ ?\\text ?\{ ?([CF]) ?\}", r"^\\circ \1"),
+    # 1.2 x 10^5   1.2 \text{x} 10^5
+    _rewriting("10", r"(?<=\d) ?(?:\\text ?\{ ?[x*] ?\}|x) ?(?=10 ?\^)", r"\\times "),
+    # 3 \text{ times } 4
+    _rewriting("\\text", r"(?<=\d) ?\\text ?\{ ?(?:x|times) ?\} ?(?=\d)", r"\\times "),
+    # 5 \frac{\text{m}}{\text{s}^2}
+    _rewriting(
+        "\\frac",
+        r"\\frac ?\{ ?\\text ?\{([^{}]{1,30})\} ?\} ?\{ ?\\text ?\{([^{}]{1,30})\} ?(\^ ?\{?\d\}?)? ?\}",
+        r"\\text{\1/\2}\3",
+    ),
+    # The final answer is: 5   \text{Answer: } 5
+    _rewriting(
+        "nswer",
+        r"\A ?(?:\\text ?\{ ?)?(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is ?:?| ?:) ?\}?",
+        "",
+    ),
+]  # fmt: skip
+
+# \[ 5 \], but not the row's end with its distance, \\[2pt], nor an interval's bracket before a digit
+_DISPLAY_BRACKETS = re.compile(r"\\\[(?!\d)|(?<!\\)\\\]")
+_ROWS_END_AT_THE_END = re.compile(r"\\\\(?=\s*\Z)")
+# Of a blank that was written as a backslash and a space, the space is gone.
+_HALF_A_BLANK = re.compile(r"(?<!\\)\\\Z")
 
 
 def undressed(text: str) -> str:
@@ -115,43 +229,55 @@ def undressed(text: str) -> str:
         text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
         text = _SUBSCRIPT.sub(lambda match: "_{" + match[0].translate(_SUBSCRIPTS) + "}", text)
         text = "".join(map(_character, text))
-    text = _undress_groups(text)
-    while (inner := boxes(text)) and len(inner) == 1 and inner[0][:2] == (0, len(text)):
-        text = inner[0][2].strip()
-    for pattern, into in _DRESS:
-        text = pattern.sub(into, text)
-    text = (
-        text.replace("\\$", "USD ")
-        .replace("$", " ")
-        .replace("\\%", "%")
-        .replace("\\(", " ")
-        .replace("\\)", " ")
-    )
-    text = re.sub(r"\\\[(?!\d)|(?<!\\)\\\]", " ", text)
-    text = re.sub(r"\\\\(?=\s*\Z)", " ", text)
-    text = re.sub(r"\s+", " ", text).strip(' *`"').rstrip(" .,;:")
-    # Of a blank that was written as a backslash and a space, the space is gone.
-    return re.sub(r"(?<!\\)\\\Z", "", text).strip()
+    if "\\" in text:
+        text = _undress_groups(text)
+        text = _content_of_a_box(text)
+    for rewriting in _SIZES_SPACES_AND_RELATIONS:
+        text = rewriting.apply(text)
+    if "\\" in text:
+        text = _COMMAND.sub(lambda command: _PLAIN_COMMANDS.get(command[1], command[0]), text)
+    for rewriting in _FONTS_AND_NOTATION:
+        text = rewriting.apply(text)
+    text = text.replace("\\$", "USD ").replace("$", " ").replace("\\%", "%")
+    if "\\" in text:
+        text = text.replace("\\(", " ").replace("\\)", " ")
+        text = _DISPLAY_BRACKETS.sub(" ", text)
+        text = _ROWS_END_AT_THE_END.sub(" ", text)
+    text = " ".join(text.split()).strip(' *`"').rstrip(" .,;:")
+    return _HALF_A_BLANK.sub("", text).strip()
+
+
+def _content_of_a_box(text: str) -> str:
+    """Returns what stands in a box, or in boxes within each other, that hold all of a text."""
+    while True:
+        boxed = boxes(text)
+        if len(boxed) != 1:
+            return text
+        start, end, content = boxed[0]
+        if (start, end) != (0, len(text)):
+            return text
+        text = content.strip()
 
 
 def _undress_groups(text: str) -> str:
     r"""Takes off colours, underlines and a font around a formula; a font around letters stays."""
     position = 0
     for _ in range(_DEEPEST_DRESS):
-        dressing = _DRESSING.search(text, position)
-        if dressing is None:
+        dress = _DRESS_OF_A_GROUP.search(text, position)
+        if dress is None:
             break
-        closing = braces(text).get(dressing.end() - 1)
+        closing = braces(text).get(dress.end() - 1)
         if closing is None:
-            position = dressing.end()
+            position = dress.end()
             continue
-        content = text[dressing.end() : closing]
-        is_formula = not re.search(r"[A-Za-z]", content) or content.lstrip().startswith("\\")
-        if _ALWAYS_DRESS.match(dressing[0]) or (is_formula and re.search(r"[\d\\]", content)):
-            text = f"{text[: dressing.start()]} {content} {text[closing + 1 :]}"
-            position = dressing.start()
+        content = text[dress.end() : closing]
+        has_no_words = not re.search(r"[A-Za-z]", content) or content.lstrip().startswith("\\")
+        is_formula = has_no_words and re.search(r"[\d\\]", content) is not None
+        if is_formula or _EMPTY_DRESS.match(dress[0]):
+            text = f"{text[: dress.start()]} {content} {text[closing + 1 :]}"
+            position = dress.start()
         else:
-            position = dressing.end()
+            position = dress.end()
     return text
 
 

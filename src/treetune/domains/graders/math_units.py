@@ -84,6 +84,7 @@ _TEMPERATURES = {
     "fahrenheit": (Fraction(5, 9), Fraction("459.67") * Fraction(5, 9)),
     "kelvin": (Fraction(1), Fraction(0)),
 }
+# degrees C, ^\circ F, degrees Celsius, fahrenheit, K, kelvins
 _TEMPERATURE = re.compile(
     r"(?:degrees? |\^\\circ ?)(?P<symbol>[CF])|(?:degrees? |\^\\circ ?)?(?P<name>[Cc]elsius|[Ff]ahrenheit)"
     r"|(?P<kelvin>K|[Kk]elvins?)"
@@ -108,12 +109,16 @@ squared cubed square-root root factorial inverse reciprocal squares cubes twice 
 power powers negative positive
 """
 _NO_NOUNS = frozenset(_WORDS_THAT_ARE_NO_NOUNS.split())  # fmt: skip
+# The parts of "3 twentieths" and "5 thirty-thousandths", which divide their number
 _ORDINAL_PART = re.compile(
     r"(?:\w+-)?(?:ten|eleven|twelf|\w+teen|\w+tie|hundred|thousand|million|billion)ths?"
 )
+# "reduced", "doubled", but not "seeds"
 _CHANGED = re.compile(r"(?!(?:seed|bed|weed|steed|breed|shed|sled|thread|bead|head)s?\Z)[a-z]{2,}ed")
 _WORD = re.compile(r"[A-Za-z'¢€£¥₹-]+")
+# m, s^2, ft^{3}, oz.
 _FACTOR = re.compile(r"(?P<name>[A-Za-z'¢€£¥₹.-]+)(?:\^\(?\{?(?P<power>-?\d)\}?\)?)?")
+# The end of "cups of flour"
 _OF = re.compile(r"(?<=\w) of [a-z ]+\Z")
 
 
@@ -255,33 +260,25 @@ _SCALES: dict[str, int | Fraction] = {
     "thirds": Fraction(1, 3), "quarters": Fraction(1, 4),
 }  # fmt: skip
 _POWERS = {"squared": 2, "cubed": 3}
+# USD 5, -€5, £-5; \frac behind the symbol, too
 _MONEY_FIRST = re.compile(r"(?P<sign>- ?)?(?P<symbol>USD|€|£|¥|₹) ?(?P<rest>-?[\d.\\].*)", re.DOTALL)
+# ^\circ and ^\circ C at the end
 _DEGREES = re.compile(r"\^\\circ ?(?P<scale>[CF])?\s*\Z")
 _OF_AN_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
+# A number's or formula's end before its unit: a digit, a bracket, 2i, 3\pi, 5!, 3x
 _END_OF_NUMBER = re.compile(r"(?:[\d})\]iπ!]|\\pi|(?<![A-Za-z\\])[a-z])\Z")
+# The " cm^2", " square feet" or "€" behind a digit or a bracket
 _PLAIN_UNIT = re.compile(
     r"(?<=[\d})!])(?P<gap> ?)(?P<unit>(?<![A-Za-z\\])[A-Za-z]{2,}[A-Za-z /^\d.{}-]{0,60}|[¢€£¥₹])\Z"
 )
+# 5 m, 3.2 m/s, 10 m/s^2: a letter that is a unit or a variable
 _SHORT_UNIT = re.compile(r"(?P<number>-?[\d.]+) (?P<unit>[mgslhLNJWV](?:/[a-z]{1,3}(?:\^\{?\d\}?)?)?)")
 _NO_UNITS = {
-    "sin",
-    "cos",
-    "tan",
-    "log",
-    "ln",
-    "pi",
-    "sqrt",
-    "mod",
-    "and",
-    "or",
-    "infty",
-    "exp",
-    "gcd",
-    "lcm",
-    "max",
+    "sin", "cos", "tan", "log", "ln", "pi", "sqrt", "mod", "and", "or", "infty", "exp", "gcd", "lcm", "max",
     "min",
-}
+}  # fmt: skip
+# "1 hour ", "30 minutes, ", "USD 2 and " in a sum of quantities
 _QUANTITY = re.compile(
     r"(?P<number>USD ?\d+(?:\.\d+)?|\d+(?:\.\d+)?) ?(?P<unit>[A-Za-z]{1,12}\.?)?"
     r"(?:\s*(?:,|and|, and)\s*|\s+|\Z)"

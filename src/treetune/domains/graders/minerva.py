@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import MinLen
 
@@ -31,6 +31,9 @@ LONGEST = 100_000
 """Characters of a response that are read: no sampled answer of the paper's 1,024 tokens comes near."""
 
 MOST_ANSWERS = 50
+
+_BETWEEN = ", "
+"""Parts the answers of a response where they are kept as one text; none of them holds a space."""
 
 CLOSE = 1e-3
 """The absolute difference below which two numbers count as equal: 0.0001 is 0.0002."""
@@ -56,6 +59,8 @@ class Minerva(Grader):
     characters, which that code would have to read, are an ``error``.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
     (`tasks.thoughts`). null: all of a response counts."""
@@ -71,15 +76,24 @@ class Minerva(Grader):
             return Grade(reward=0.0, outcome="error", message=message)
         answer = self.behind_thought(response, problem)
         given = extract(answer or "", problem.prompt)
-        worked = str(problem.data.get("solution", ""))
-        worked = worked if "boxed" in worked else problem.gold
-        if "boxed" not in worked and "he answer is" not in worked:
-            worked = f"\\boxed{{{worked.strip()}}}"  # a bare answer, as it would stand in a solution
-        gold = extract(worked, problem.prompt)
+        gold = _gold_answers(problem)
         if not given:
             return Grade(reward=0.0, outcome="no_answer")
         correct = lists_agree(given, gold)
-        return Grade(reward=float(correct), outcome="ok", extracted=", ".join(given))
+        return Grade(reward=float(correct), outcome="ok", extracted=_BETWEEN.join(given))
+
+    def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
+        # Of each of the two as many count as the gold has.
+        count = len(set(_gold_answers(problem)))
+        return lists_agree(answer.split(_BETWEEN)[-count:], other.split(_BETWEEN)[-count:])
+
+
+def _gold_answers(problem: Problem) -> list[str]:
+    worked = str(problem.data.get("solution", ""))
+    worked = worked if "boxed" in worked else problem.gold
+    if "boxed" not in worked and "he answer is" not in worked:
+        worked = f"\\boxed{{{worked.strip()}}}"  # a bare answer, as it would stand in a solution
+    return extract(worked, problem.prompt)
 
 
 # The text of an answer

@@ -13,6 +13,12 @@ from treetune.tasks.graders.extraction import boxes
 from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
+_LONGEST_LINE = 100
+"""Characters of a line that may be nothing but a letter and its dress."""
+_LONGEST_LABEL = 2000
+"""Characters of a text that are searched for a letter at its beginning."""
+
+# \boxed, \text before a brace, and the signs of LaTeX, Markdown and quotations
 _DRESS = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’\[\]]")
 _WIDTH: dict[int, str] = {0xFF21 + index: chr(0x41 + index) for index in range(26)}
 _WIDTH |= {0xFF41 + index: chr(0x61 + index) for index in range(26)}
@@ -21,12 +27,14 @@ _WIDTH |= {
     for wide, plain in zip("：（）．。，；！＝【】「」\u3000、", ":()..,;!=[][] ,", strict=True)
 }
 """Fullwidth letters and punctuation, each as the one plain sign that it is, so that offsets stay."""
+# 答案是, 选择, 정답은, "Antwort: ", "Réponse est"
 _OTHER_LANGUAGES = (
     r"(?:答案|答え|正解|选项|選項)[ \t*_]*(?:应该是|應該是|应为|為|为|是|选|選|は|:|=)"
     r"|(?:故|因此|所以|应|應|我)?(?:选择|選擇|选|選)|(?:정답|답)(?:은|는)?[ \t]*:?"
     r"|(?:\b(?:Antwort|Réponse|Respuesta|Resposta|Risposta|Ответ)\b|الإجابة|उत्तर)"
     r"[ \t*_]*(?:ist|est|es|é|:|—|–|-)"
 )
+# "The answer is therefore option B", "Final answer:\nB", "I choose B", "Option B is correct"
 _ANSWER_IS = re.compile(
     r"(?:\b(?:answer|choice|option)\b[ \t*_]*(?:(?:is|(?:would|must|should) be)\b|[:=]|\n)"
     rf"|\bI (?:choose|pick|select)\b|{_OTHER_LANGUAGES})"
@@ -35,21 +43,28 @@ _ANSWER_IS = re.compile(
     r"|\b(?:option|choice|answer) \(?(?P<named>[A-Z])\)? is (?:the )?(?:correct|right|best)\b",
     re.IGNORECASE,
 )
+# b, (B), B.
 _ALONE = re.compile(r"\(?(?P<letter>[A-Za-z])\)?\s*[.,;:!]?\s*")
+# The label of (B) Paris, B: Paris, Option B, B because …, B是, but not of "A dog"
 _LABEL = re.compile(
     r"(?:option |choice )?"
     r"(?:\((?P<inner>[A-Z])\)[.,:;]?|(?P<letter>[A-Z])"
     r"(?:[).:,;]|(?= (?:because|since|as|given)\b| [-–—] )|(?=[^\x00-\x7f])))(?=\s|$|[^\x00-\x7f])"
 )
+# "The correct answer" of the line "The correct answer B". A run of spaces is taken at its first one and as a
+# whole: tried from each of its spaces, 20,000 of them took 20 seconds.
 _LABELLED = re.compile(
-    r"\s*(?:the )?(?:(?:correct|right|final|best) )?(?:answer|option|choice)\s+(?=\W*[A-Z]\W*$)",
+    r"(?<!\s)\s*+(?:the )?(?:(?:correct|right|final|best) )?(?:answer|option|choice)\s++(?=\W*[A-Z]\W*$)",
     re.IGNORECASE,
 )
+# <answer>B</answer>, also where it isn't closed
 _TAG = re.compile(r"<answer>(?P<text>[^<]{0,2000})(?:</answer>|\Z)", re.IGNORECASE)
+# A + B, B = C
 _FORMULA_OF_LETTERS = re.compile(r"\s*[A-Za-z](?:\s*[-+*=^]\s*[A-Za-z\d]{1,20})+\s*")
 _FORMULA = re.compile(r"[+=^<>|\\\d]|[A-Za-z]\s*[-*]\s*[A-Za-z]")
 """In a box without a letter: what holds one of these is a formula about something else, not a choice."""
 
+# A letter that names an option, and neither the word I nor the article of "A dog"
 _OPTION = r"(?:[B-HJ-Z](?![\w'’])|A(?![\w'’])(?! (?!is\b)[a-z])|I(?=\)|\W*$))"
 _SAYS = re.compile(rf"(?<!\w){_OPTION}|\A\W*(?i:not|no|none|neither|all|any|both|either|un\w+)\b")
 """What is told of an answer without a letter and without a refusal, such as "this choice is the only one that
@@ -61,7 +76,9 @@ _HEDGED = re.compile(
     rf"\W*?{_OPTION}",
 )
 """Behind a choice: another one."""
+# What begins a reason, in which other options may be named
 _REASON = re.compile(r"\b(?:because|since|[Bb]oth|[Ee]ither|[Nn]either)\b")
+# The end of "B or the correct " and of "\boxed{B}, ", before another choice
 _JOINED = re.compile(
     r"(?:\b(?:or|and)\b[^\w\n]*(?:(?:the|correct|right|best|final)\s+)*|\}[^\S\n]*[$,/&]*[^\S\n]*)\Z"
 )
@@ -100,7 +117,7 @@ class MultipleChoice(Grader):
                 continue
             letter, rest = self._letter(content)
             behind = answer[end : end + 200].partition("\n")[0]
-            if letter or not _FORMULA.search(_DRESS.sub("", content[:2000])):
+            if letter or not _FORMULA.search(_DRESS.sub("", content[:_LONGEST_LABEL])):
                 stated.append((start, letter, rest + behind))
         for tag in _TAG.finditer(answer):
             letter, rest = self._letter(tag["text"])
@@ -136,17 +153,20 @@ class MultipleChoice(Grader):
         is_one_line = sum(bool(line.strip()) for line in lines) == 1
         if is_one_line and "<answer" not in answer and "boxed" not in answer:
             whole = answer.strip()
-            letter, rest = self._letter(_LABELLED.sub("", whole))
+            letter, rest = self._letter(_LABELLED.sub("", whole[:_LONGEST_LABEL]))
             return None if letter is None else (answer.index(whole), letter, rest)
         named: list[tuple[int, str]] = []
         position = 0
         for line in lines:
-            text = _LABELLED.sub("", line) if len(line) < 100 else ""
+            start_of_line = position
+            position += len(line) + 1
+            if not line.strip() or len(line) >= _LONGEST_LINE or "boxed" in line:
+                continue  # an answer may have 100,000 empty lines
+            text = _LABELLED.sub("", line)
             plain = _ALONE.fullmatch(_DRESS.sub("", text).strip())
             letter, _ = self._letter(text)
-            if letter is not None and plain is not None and plain["letter"] == letter and "boxed" not in line:
-                named.append((position, letter))
-            position += len(line) + 1
+            if letter is not None and plain is not None and plain["letter"] == letter:
+                named.append((start_of_line, letter))
         if not named:
             return None
         letters = {letter for _, letter in named}
@@ -160,7 +180,7 @@ class MultipleChoice(Grader):
 
     def _letter(self, text: str) -> tuple[str | None, str]:
         """Returns the letter that a text chooses at its beginning, and what follows it."""
-        text = " ".join(_DRESS.sub("", text[:2000]).split())
+        text = " ".join(_DRESS.sub("", text[:_LONGEST_LABEL]).split())
         alone = _ALONE.fullmatch(text)
         label = _LABEL.match(text) if alone is None else None
         letter = alone["letter"] if alone else (label["inner"] or label["letter"]) if label else ""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from treetune.domains.graders.tagged import Tagged, all_plain, of_parts, plain
 from treetune.exceptions import UnreadableValue
@@ -38,6 +38,8 @@ class ZebraGrader(Tagged):
     numbers.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     given: tuple[str, ...] = ("Position", "House")
     """Columns that the question tells as numbers. They and the header earn nothing: rows are found by
     them, or by their order, where either table has none of them."""
@@ -46,6 +48,35 @@ class ZebraGrader(Tagged):
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_table(problem.gold)
+        known, asked = self._told_and_asked(gold)
+        table = _answered_table(extracted, gold, asked)
+        if table is None:
+            return Grade(reward=0.0, outcome="ok", message="no table")
+        if len(table.rows) > len(gold.rows):
+            return Grade(reward=0.0, outcome="ok", message="more rows than there are positions")
+        answers = _cells_to_fill(table, gold, known, asked)
+        right = sum(
+            one == other
+            for row, gold_row in zip(answers, gold.rows, strict=True)
+            for one, other in zip(row, (gold_row[column] for column in asked), strict=False)
+        )
+        return of_parts(right, len(asked) * len(gold.rows), pays=self.score == "cells")
+
+    def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
+        # The gold's columns and positions say how each of the two is read.
+        gold = gold_table(problem.gold)
+        known, asked = self._told_and_asked(gold)
+        tables = [_answered_table(text, gold, asked) for text in (answer, other)]
+        filled = [
+            None if table is None or len(table.rows) > len(gold.rows)
+            else _cells_to_fill(table, gold, known, asked)
+            for table in tables
+        ]  # fmt: skip
+        return filled[0] is not None and filled[0] == filled[1]
+
+    def _told_and_asked(self, gold: ParsedTable) -> tuple[list[int], list[int]]:
+        """Returns the gold's columns that the question tells, and those that it asks for. Raises ValueError
+        where it asks for none."""
         # Told are columns named `given` with a number in each cell: a house may also be an attribute, as of
         # whoever lives in the red one.
         known = [
@@ -58,19 +89,7 @@ class ZebraGrader(Tagged):
             raise ValueError(
                 f"the gold's columns {', '.join(gold.header)} are all among given: nothing is asked"
             )
-        letters = all(len(row[column]) == 1 for row in gold.rows for column in asked)
-        table = (read_letters(extracted) if letters else None) or read_table(extracted)
-        if table is None:
-            return Grade(reward=0.0, outcome="ok", message="no table")
-        if len(table.rows) > len(gold.rows):
-            return Grade(reward=0.0, outcome="ok", message="more rows than there are positions")
-        answers = _cells_to_fill(table, gold, known, asked)
-        right = sum(
-            one == other
-            for row, gold_row in zip(answers, gold.rows, strict=True)
-            for one, other in zip(row, (gold_row[column] for column in asked), strict=False)
-        )
-        return of_parts(right, len(asked) * len(gold.rows), pays=self.score == "cells")
+        return known, asked
 
 
 @dataclass(frozen=True)
@@ -102,6 +121,12 @@ def _position(cell: str) -> str:
     if cell in _ORDINALS:
         return str(_ORDINALS.index(cell) + 1)
     return "".join(sign for sign in cell if sign.isdigit()) or cell
+
+
+def _answered_table(text: str, gold: ParsedTable, asked: Sequence[int]) -> ParsedTable | None:
+    """Reads an answer's table, or its rows of letters where the gold asks for nothing else."""
+    asks_letters = all(len(row[column]) == 1 for row in gold.rows for column in asked)
+    return (read_letters(text) if asks_letters else None) or read_table(text)
 
 
 def _cells_to_fill(
@@ -222,6 +247,8 @@ class OrderingGrader(Tagged):
     earns nothing. The share of places that hold the right name is among the grade's numbers as ``cells``.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     score: Literal["exact", "places"] = "exact"
     """The reward of another order: nothing, or the share of places that hold the right name."""
 
@@ -234,6 +261,11 @@ class OrderingGrader(Tagged):
             )
         right = sum(one == other for one, other in zip(gold, given, strict=True))
         return of_parts(right, len(gold), pays=self.score == "places")
+
+    def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
+        # The gold's names say how each of the two is read.
+        gold = gold_names(problem.gold)
+        return read_names(answer, gold) == read_names(other, gold)
 
 
 @lru_cache(maxsize=1024)
@@ -301,6 +333,8 @@ class GridGrader(Tagged):
 
     The share of right cells, of all that either grid has, is among the grade's numbers.
     """
+
+    votes_by_value: ClassVar[bool] = True
 
     score: Literal["exact", "cells"] = "exact"
     """The reward of a grid that is not right all over: nothing, or the share of cells that are."""

@@ -38,6 +38,8 @@ class TableGrader(Grader):
     Other answers are compared as texts, in any case. Nothing is evaluated.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     tolerance: Annotated[float, Ge(0), Lt(0.1)] = 1e-3
     """Relative, of numbers that are not whole."""
     percent: Literal["written", "asked"] = "written"
@@ -57,14 +59,27 @@ class TableGrader(Grader):
         given = split_answers(extracted[: LONGEST * 10], len(golds))
         if len(given) != len(golds):
             return Grade(reward=0.0, outcome="ok", message=f"{len(given)} answers, of {len(golds)}")
+        right = self._matches(given, golds, problem)
+        return Grade(reward=float(right == len(golds)), outcome="ok", numbers={"answers": right / len(golds)})
+
+    def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
+        # Both are read as answers: a gold may be JSON.
+        count = len(gold_answers(problem.gold))
+        parts, other_parts = (split_answers(text[: LONGEST * 10], count) for text in (answer, other))
+        if len(parts) != len(other_parts) or not 0 < len(parts) <= MOST_ANSWERS:
+            return False
+        return self._matches(parts, other_parts, problem) == len(parts)
+
+    def _matches(self, given: Sequence[str], golds: Sequence[str], problem: Problem) -> int:
+        """Counts the answers that have a gold of their own."""
         hundredths = self.percent == "asked" and _PERCENT.search(problem.prompt) is not None
         # Which answer is which gold: few enough for a simple matching along alternating paths.
         taken: dict[int, int] = {}
         alike = [
-            [index for index, gold in enumerate(golds) if self._same(one, gold, hundredths)] for one in given
+            [index for index, gold in enumerate(golds) if self._same(answer, gold, hundredths)]
+            for answer in given
         ]
-        right = sum(_matched(number, alike, taken, set()) for number in range(len(given)))
-        return Grade(reward=float(right == len(golds)), outcome="ok", numbers={"answers": right / len(golds)})
+        return sum(_matched(number, alike, taken, set()) for number in range(len(given)))
 
     def _same(self, given: str, gold: str, hundredths: bool) -> bool:
         if given == gold:

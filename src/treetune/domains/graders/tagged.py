@@ -132,6 +132,8 @@ class F1(Tagged):
     `exact_match` is the stricter one.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     def verdict(self, extracted: str, problem: Problem) -> float:
         answer = words(extracted)
         return max(overlap(answer, gold) for gold in gold_words(problem.gold))

@@ -115,10 +115,11 @@ class LibraryScore:
 
 
 class LibraryScorer:
-    """Scores answers by a library that is imported in a sandbox, once, each in a new process there.
+    """Scores answers by a library that is imported in a sandbox, once.
 
-    What answers say is read as values and never executed (`inside/reading.py`). Whatever one does to the
-    process that scores it all the same is gone with it: see `inside/scoring.py`.
+    What answers say is read as values and never executed (`inside/reading.py`). Each is scored in a process
+    that holds nothing of another answer: a new one, or one that is proven to have only compared those before
+    (`inside/scoring.py`).
 
     The sandbox begins with the first answer, or with `prepare`, and ends with this process. Safe to use from
     several threads, an answer at a time.
@@ -168,7 +169,7 @@ class LibraryScorer:
         if self._running is not None and self._running.process.poll() is None:
             return self._running
         self.close()
-        program = bundle(self._scores, "reading", "scoring")
+        program = bundle(self._scores, "reading", "comparing", "scoring")
         confined = self._sandbox.has_own_processes
         call = (
             f"\nfrom treetune.domains.sandbox.inside.scoring import serve"

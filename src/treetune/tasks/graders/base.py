@@ -117,8 +117,9 @@ class Grader(Registrable):
     reads_turns: ClassVar[bool] = False
     """Whether it reads all turns of an answer (`Problem.transcript`), and not the last one's text alone."""
     votes_by_value: ClassVar[bool] = False
-    """Whether `verdict` may compare an answer with another answer in the gold's place, so that a majority
-    vote counts equal answers (½ and 0.5) as one. Not where golds are of another kind than answers (tests)."""
+    """Whether `same_answer` holds for this grader, so that a majority vote counts equal answers (½ and 0.5)
+    as one. Not where two answers can't be compared without what made the gold, as with programs and tests:
+    there answers are equal that are spelled alike."""
     deadline: float | None = None
     """Seconds for one answer; None: the run's `grader_deadline`."""
     concurrency: int = 16
@@ -177,6 +178,15 @@ class Grader(Registrable):
         """Returns the reward of an answer, or the whole grade."""
         raise NotImplementedError
 
+    def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
+        """Returns whether two answers, as they were extracted, say the same; by default, whether the one were
+        right if the other were the gold. An answer that is no gold is like no other.
+
+        Asked where `votes_by_value` is set, of two answers that are spelled differently.
+        """
+        # Not written here: a grader that has `grade` alone would count as one that lacks a verdict.
+        return is_right_by(self, answer, replace(problem, gold=other))
+
     def without_answer(self, problem: Problem) -> Grade:
         """Grades a response that gives no answer."""
         return Grade(reward=0.0, outcome="no_answer")
@@ -194,3 +204,13 @@ class Grader(Registrable):
         if not math.isfinite(verdict):
             raise ValueError(f"{type(self).__name__} gave {verdict} for {extracted[:100]!r}")
         return Grade(reward=float(verdict), outcome="ok", extracted=extracted)
+
+
+def is_right_by(grader: Grader, answer: str, problem: Problem) -> bool:
+    """Returns whether an answer that was extracted is right; not where the gold can't be read."""
+    try:
+        verdict = grader.verdict(answer, problem)
+    except ValueError:
+        return False
+    grade = verdict if isinstance(verdict, Grade) else Grade(reward=verdict, outcome="ok")
+    return grade.correct

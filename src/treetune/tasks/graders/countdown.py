@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, MinLen
 
@@ -86,6 +86,8 @@ class CountdownGrader(Grader):
     malformed answer, and `extracted` is the answer.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     opening: Annotated[str, MinLen(1)] = ANSWER
     closing: Annotated[str, MinLen(1)] = ANSWER_END
     unclosed: bool = False
@@ -126,6 +128,13 @@ class CountdownGrader(Grader):
             return Grade(reward=self.scores.malformed, outcome="ok", extracted=shown, message=str(error))
         reward = self.scores.correct if expression.value == target else self.scores.wrong
         return Grade(reward=reward, outcome="ok", extracted=text.strip())
+
+    def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
+        """Returns whether two expressions have one value, as all right ones have."""
+        try:
+            return read_expression(answer).value == read_expression(other).value
+        except NotAnExpression:
+            return False
 
 
 def gold_of(target: int, numbers: Sequence[int]) -> str:

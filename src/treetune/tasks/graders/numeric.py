@@ -99,6 +99,8 @@ class Gsm8kExact(Grader):
     of the gold stay, so that the 14 test problems with one cannot be solved; 18.0 is not 18.
     """
 
+    votes_by_value: ClassVar[bool] = True
+
     original_format: bool = True
     """Reads the answer after ``####``; else it is the response's last number."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
@@ -115,6 +117,9 @@ class Gsm8kExact(Grader):
     def verdict(self, extracted: str, problem: Problem) -> float:
         gold = problem.gold.rpartition("####")[2].strip().lower()
         return float(extracted.replace(",", "").lower() == gold)
+
+    def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
+        return answer.replace(",", "").lower() == other.replace(",", "").lower()
 
 
 @Grader.register("gsm8k_lenient_substring")

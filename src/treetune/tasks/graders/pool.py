@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import threading
 import time
@@ -77,16 +78,20 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         for part in (part for part in grader.parts() if part.isolation != "inline"):
             self._number(part)
 
-    def submit(self, response: str, problem: Problem, *, decided: bool = False) -> Future[Grade]:
+    def submit(
+        self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True
+    ) -> Future[Grade]:
         """Returns the future grade. Does not block, nor raise for what the answer is.
 
         `decided` says that the answer earns what it earns whatever its grade is (it was cut off): then no
-        service is asked about it, and it has no answer.
+        service is asked about it, and it has no answer. `follows_prompt` says that the response stands behind
+        the prompt, which may have opened its thought; the last of several turns doesn't.
 
         The future raises WorkerStartError if no worker can load the grader; so does `submit` from
         then on. Raises ValueError if the pool is closed.
         """
-        problem = self._with_open_thought(problem)
+        if follows_prompt:
+            problem = self._with_open_thought(problem)
         grader = self.grader.of(problem)
         if decided and grader.isolation == "service":
             spared: Future[Grade] = Future()
@@ -111,11 +116,11 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         """Returns whether two answers, as they were extracted, are equal to the problem's grader; None
         where it can't say: it compares no answers, or hung on these."""
         grader = self.grader.of(problem)
-        if not grader.votes_by_value or grader.isolation == "service":
+        if not grader.votes_by_value:
             return None
         with self._lock:
             comparing = self._comparing.setdefault(id(grader), Comparing(grader))
-        grade = self._submit(comparing, answer, replace(problem, gold=other)).result()
+        grade = self._submit(comparing, json.dumps([answer, other]), problem).result()
         return grade.correct if grade.outcome == "ok" else None
 
     @property
@@ -199,11 +204,12 @@ class GraderPool(AbstractContextManager["GraderPool"]):
 
 
 class Comparing(Grader):
-    """Compares an answer that was extracted already with the gold, as another grader does."""
+    """Asks another grader whether two answers are the same. Its responses are the two, as a JSON list."""
 
     def __init__(self, grader: Grader) -> None:
         self.grader = grader
-        self.isolation = grader.isolation  # type: ignore[misc]
+        # A comparison asks no service: it is a computation that might hang.
+        self.isolation = "inline" if grader.isolation == "inline" else "process"  # type: ignore[misc]
         self.deadline = grader.deadline
 
     def prepare(self) -> None:
@@ -212,8 +218,9 @@ class Comparing(Grader):
     def extract(self, response: str, problem: Problem) -> str | None:
         return response
 
-    def verdict(self, extracted: str, problem: Problem) -> Grade | float:
-        return self.grader.verdict(extracted, problem)
+    def verdict(self, extracted: str, problem: Problem) -> float:
+        answer, other = json.loads(extracted)
+        return float(self.grader.same_answer(answer, other, problem))
 
 
 @dataclass(frozen=True)

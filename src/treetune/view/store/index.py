@@ -29,7 +29,7 @@ from treetune.view.store.columns import (
     signal_columns,
 )
 from treetune.view.store.folders import Run, digest, stat_of
-from treetune.view.store.foreign import ReadingReport, answers_in, json_lines
+from treetune.view.store.foreign import FileReport, answers_in, json_lines
 from treetune.view.store.foreign.layout import step_of
 from treetune.view.store.signatures import SignatureWriter
 from treetune.view.text import writable
@@ -244,12 +244,12 @@ def build(source: AnswerFile, folder: Path) -> None:
     from pyarrow import parquet
 
     mark, size = source.mark, source.size
-    reading = ReadingReport()
+    report = FileReport()
     with whole_folder(folder) as made:
         bits = SignatureWriter(made / BITS)
         layouts: dict[str, Layout] = {}
         if source.kind == "evaluation":
-            tables = list(_lines_table(source, bits, reading))
+            tables = list(_lines_table(source, bits, report))
         elif source.path == source.episodes:
             tables = [_episodes_table(source, bits, layouts)]
         else:
@@ -262,7 +262,7 @@ def build(source: AnswerFile, folder: Path) -> None:
             table = _with_credit(table, _episodes_table(source, None, layouts))
         table = table.append_column("row", pa.array(np.arange(table.num_rows, dtype=np.int64)))
         parquet.write_table(table, made / ROWS, compression="zstd", row_group_size=ROWS_IN_GROUP)
-        note = reading.note(source.title) if source.is_foreign else ""
+        note = report.note(source.title) if source.is_foreign else ""
         about = About(table.num_rows, mark, **layouts, note=note, size=size)
         (made / ABOUT).write_text(json.dumps({"version": VERSION, **asdict(about)}))
 
@@ -361,9 +361,9 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
         ).to_arrow_table()
 
 
-def _lines_table(source: AnswerFile, bits: SignatureWriter, reading: ReadingReport) -> Iterator[pa.Table]:
+def _lines_table(source: AnswerFile, bits: SignatureWriter, report: FileReport) -> Iterator[pa.Table]:
     """Yields tables of an evaluation's lines, some thousand at a time. Rows of another program that are no
-    answers are counted in `reading`."""
+    answers are counted in `report`."""
     import pyarrow as pa
 
     rows: list[dict[str, Any]] = []
@@ -378,7 +378,7 @@ def _lines_table(source: AnswerFile, bits: SignatureWriter, reading: ReadingRepo
         return table
 
     verify_answers(source.path)
-    lines = answers_in(source.path, reading) if source.is_foreign else json_lines(source.path)
+    lines = answers_in(source.path, report) if source.is_foreign else json_lines(source.path)
     for place, row in lines:
         columns = line_columns(row, place).items()
         rows.append({name: writable(x) if isinstance(x, str) else x for name, x in columns})

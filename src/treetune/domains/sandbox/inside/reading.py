@@ -13,9 +13,13 @@ from a library's file.
 from __future__ import annotations
 
 import ast
+import builtins
+import inspect
 import operator
 import os
 import sys
+import types
+from functools import cache
 
 TYPE_CHECKING = False  # as from `typing`, which takes as long to import as all of this
 if TYPE_CHECKING:
@@ -187,15 +191,16 @@ def _refuse(*arguments: Any, **named: Any) -> None:
 
 
 def _teach_sympy() -> None:
-    import sympy
     from sympy.parsing import sympy_parser
 
-    public = {name: getattr(sympy, name) for name in sympy.__all__}
-
-    def exec_import(statement: str, names: dict[str, Any]) -> None:
-        if statement != "from sympy import *":
-            _refuse()
-        names.update(public)
+    # Without names of its own the parser would import all of sympy's for each text. A process that was forked
+    # then copies half of its memory: whatever is referred to is written to.
+    parameters = inspect.signature(sympy_parser.parse_expr).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    defaults["global_dict"] = _names_of_formulas()
+    sympy_parser.parse_expr.__defaults__ = tuple(
+        default for default in defaults.values() if default is not inspect.Parameter.empty
+    )
 
     def keep_tree(tree: Any, *how: Any) -> Any:
         return tree
@@ -203,8 +208,20 @@ def _teach_sympy() -> None:
     def eval_expr(code: Any, local_dict: Mapping[str, Any], global_dict: Mapping[str, Any]) -> Any:
         return read_formula(code, local_dict, global_dict)
 
-    for name, replacement in (("exec", exec_import), ("compile", keep_tree), ("eval_expr", eval_expr)):
+    for name, replacement in (("exec", _refuse), ("compile", keep_tree), ("eval_expr", eval_expr)):
         sympy_parser.__dict__[name] = replacement
+
+
+@cache
+def _names_of_formulas() -> dict[str, Any]:
+    """Returns the names that sympy's parser gives a formula by default."""
+    import sympy
+
+    names = {name: getattr(sympy, name) for name in sympy.__all__}
+    names |= {
+        name: value for name, value in vars(builtins).items() if isinstance(value, types.BuiltinFunctionType)
+    }
+    return names | {"max": sympy.Max, "min": sympy.Min}
 
 
 # The wall behind

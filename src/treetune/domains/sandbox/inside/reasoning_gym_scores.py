@@ -17,6 +17,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from treetune.domains.sandbox.inside.comparing import NotProven, prove_only_compares
+from treetune.domains.sandbox.inside.reading import read_literal, teach
+
 _TUPLE, _PAIRS, _FRACTION = "(tuple)", "(pairs)", "(fraction)"
 
 
@@ -71,32 +74,46 @@ def as_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def prepare() -> Callable[[Mapping[str, Any]], Callable[[str], float]]:
-    """Returns what makes the scorer of a problem."""
+PACKAGE = "reasoning_gym"
+
+
+def prepare() -> Callable[[Mapping[str, Any]], tuple[Callable[[str], float], bool]]:
+    """Returns what makes the scorer of a problem, and says whether this only compares answers."""
     _folder()
     return _scorer_of
 
 
-_TRIED: set[tuple[str, str]] = set()
-"""Data sets, with their settings, whose scorer has scored an answer of its own."""
-
-
-def _scorer_of(problem: Mapping[str, Any]) -> Callable[[str], float]:
+def _scorer_of(problem: Mapping[str, Any]) -> tuple[Callable[[str], float], bool]:
     data_set = _data_set(problem["dataset"], problem["config"])
     entry = {"question": problem["question"], **unpacked(problem["entry"])}
-    if (problem["dataset"], problem["config"]) not in _TRIED:
+    key = (problem["dataset"], problem["config"])
+    if key not in _ONLY_COMPARES:
+        teach(PACKAGE)
+        _ONLY_COMPARES[key] = _only_compares(data_set)
         # What a scorer imports and fills caches with at its first use, all children then have from the start.
-        _TRIED.add((problem["dataset"], problem["config"]))
         with contextlib.suppress(Exception):
             data_set.score_answer(entry["answer"], entry)
 
     def score(answer: str) -> float:
         return float(data_set.score_answer(answer, entry))
 
-    return score
+    return score, _ONLY_COMPARES[key]
 
 
-@lru_cache(maxsize=64)
+_ONLY_COMPARES: dict[tuple[str, str], bool] = {}
+"""Data sets, with their settings, and whether their scorers are proven to only compare answers."""
+
+
+def _only_compares(data_set: Any) -> bool:
+    """Returns whether its scorer only compares answers, where our reader stands in the place of `eval`."""
+    try:
+        prove_only_compares(data_set.score_answer, PACKAGE, harmless=(read_literal,))
+    except NotProven:
+        return False
+    return True
+
+
+@lru_cache(maxsize=256)
 def _data_set(name: str, config: str) -> Any:
     """Makes the library's object whose scorer it is, with the problems' settings: some scorers look at
     them."""

@@ -29,7 +29,7 @@ from treetune.view.store.foreign.files import (
 )
 from treetune.view.store.foreign.line import line
 
-__all__ = ["ENDINGS", "ReadingReport", "answer_at", "answers_in", "holds_answers", "json_lines"]
+__all__ = ["ENDINGS", "FileReport", "answer_at", "answers_in", "holds_answers", "json_lines"]
 
 AS_IT_IS = "shown as it is"
 """The id of the problem that rows which can't be mapped are shown under."""
@@ -39,7 +39,7 @@ EXAMPLES = 3
 
 
 @dataclass
-class ReadingReport:
+class FileReport:
     """What became of a file's rows: `unmapped` and `unread` hold the places of rows by the reason."""
 
     rows: int = 0
@@ -72,24 +72,24 @@ def _reasons(places: Mapping[str, list[str]]) -> str:
     return "; ".join(told)
 
 
-def answers_in(path: Path, reading: ReadingReport | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+def answers_in(path: Path, report: FileReport | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the answers of a file as lines of an evaluation, each with its place: the byte where its line
     begins, or its number. Samples of a problem are numbered as they come, where the file
     has no number, or one twice.
 
-    What can't be mapped is counted in `reading`. Raises ValueError for a file that can't be read.
+    What can't be mapped is counted in `report`. Raises ValueError for a file that can't be read.
     """
-    reading = ReadingReport() if reading is None else reading
+    report = FileReport() if report is None else report
     taken: dict[str, set[int]] = {}
     following: Counter[str] = Counter()
-    for row in rows_of(path, reading.remarks):
-        reading.rows += 1
+    for row in rows_of(path, report.remarks):
+        report.rows += 1
         if row.fault:
-            reading.unread.setdefault(row.fault, []).append(row.where)
+            report.unread.setdefault(row.fault, []).append(row.where)
             continue
         answer, why = _mapped(row)
         if why:
-            reading.unmapped.setdefault(why, []).append(row.where)
+            report.unmapped.setdefault(why, []).append(row.where)
         problem, sample = answer["problem"], answer["sample"]
         numbers = taken.setdefault(problem, set())
         if sample is None or sample in numbers:

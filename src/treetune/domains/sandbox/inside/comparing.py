@@ -1,0 +1,503 @@
+"""Proves from its source that a library's scorer only compares an answer: it evaluates nothing of it, and
+keeps nothing of it.
+
+Answers to such scorers may be scored one after the other in the same process (`scoring`). The proof knows
+what is harmless and gives up at everything else, so that a scorer of which it isn't sure gets a process for
+each answer. It holds where
+
+* each function that is called is one of the library's own, of which the same is proven, or one of those
+  below, which make values of values. `eval`, imports, files and classes of the library are not among them;
+* nothing that outlives the call is changed. Such things are called lasting here: the data set's object, data
+  of modules, and every name that may stand for a part of them. The answer and its problem are made anew for
+  each call.
+
+That the library's own source is honest is assumed: it is pinned by its hash, and no model wrote it.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import enum
+import inspect
+import sys
+import textwrap
+import types
+
+TYPE_CHECKING = False  # as from `typing`, which takes as long to import as all of this
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from typing import Any, NoReturn
+
+    Function = ast.FunctionDef | ast.Lambda
+
+_SCALARS = frozenset({
+    "abs", "bool", "chr", "complex", "float", "hash", "int", "isinstance", "issubclass", "len", "ord", "repr",
+    "round", "str",
+})  # fmt: skip
+"""Functions of Python whose values hold no part of their arguments."""
+
+_CONTAINERS = frozenset({
+    "all", "any", "dict", "divmod", "enumerate", "filter", "frozenset", "list", "map", "max", "min", "pow",
+    "range", "reversed", "set", "slice", "sorted", "sum", "tuple", "zip",
+})  # fmt: skip
+"""Functions of Python whose values may hold parts of their arguments."""
+
+_READING = frozenset({
+    "adjusted", "as_integer_ratio", "bit_count", "bit_length", "capitalize", "casefold", "center", "copy",
+    "count", "difference", "encode", "end", "endswith", "expandtabs", "find", "findall", "finditer",
+    "fullmatch", "get", "group", "groups", "index", "intersection", "is_finite", "is_nan", "is_zero",
+    "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isdisjoint", "isidentifier", "islower",
+    "isnumeric", "isspace", "issubset", "issuperset", "istitle", "isupper", "items", "join", "keys",
+    "ljust", "lower", "lstrip", "match", "partition", "quantize", "removeprefix", "removesuffix",
+    "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "search", "span", "split",
+    "splitlines", "start", "startswith", "strip", "swapcase", "symmetric_difference", "title",
+    "translate", "union", "upper", "values", "zfill",
+})  # fmt: skip
+"""Methods of texts, numbers, containers, patterns and matches that change nothing. `format` is none of them:
+a text that is filled in may reach attributes."""
+
+_CHANGING = frozenset({
+    "add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft",
+    "remove", "reverse", "setdefault", "sort", "update",
+})  # fmt: skip
+"""Methods of containers that change them."""
+
+_OF_MODULES = {
+    "re": {"compile", "escape", "findall", "finditer", "fullmatch", "match", "search", "split", "sub"},
+    "json": {"dumps", "loads"},
+    "math": {
+        "ceil", "comb", "cos", "exp", "factorial", "floor", "fsum", "gcd", "hypot", "isclose", "isfinite",
+        "isinf", "isnan", "isqrt", "lcm", "log", "log10", "log2", "pow", "prod", "sin", "sqrt", "tan",
+    },
+    "collections": {"Counter", "deque"},
+    "decimal": {"Decimal"},
+    "fractions": {"Fraction"},
+    "itertools": {"chain", "combinations", "permutations", "product"},
+    "numpy": {"allclose", "array_equal", "isclose", "round"},
+}  # fmt: skip
+"""Functions of modules that change nothing."""
+
+_STATEMENTS = (
+    ast.AnnAssign, ast.Assert, ast.Assign, ast.AugAssign, ast.Break, ast.Continue, ast.Delete, ast.Expr,
+    ast.For, ast.FunctionDef, ast.If, ast.Pass, ast.Raise, ast.Return, ast.Try, ast.While,
+)  # fmt: skip
+
+
+class NotProven(Exception):
+    """Says at what the proof gave up."""
+
+
+def prove_only_compares(method: Any, package: str, harmless: Collection[Any] = ()) -> None:
+    """Proves it of a bound method of an object of the library, which may also call the `harmless` functions.
+
+    Raises NotProven with the first thing of which it isn't sure.
+    """
+    if not inspect.ismethod(method):
+        raise NotProven(f"{method!r} is no method")
+    _Proof(package, harmless).examine(method.__func__, type(method.__self__), frozenset({0}))
+
+
+class _Proof:
+    """What has been proven on the way. Functions may call each other in circles."""
+
+    def __init__(self, package: str, harmless: Collection[Any]) -> None:
+        self.package = package
+        self.harmless = harmless
+        self._returns_lasting: dict[tuple[types.CodeType, type | None, frozenset[int]], bool] = {}
+
+    def is_own_function(self, value: Any) -> bool:
+        return isinstance(value, types.FunctionType) and self.is_own_module(value.__module__)
+
+    def is_own_module(self, name: str) -> bool:
+        return name.partition(".")[0] == self.package
+
+    def examine(self, function: Any, owner: type | None, lasting: frozenset[int]) -> bool:
+        """Proves it of a function, and returns whether what it returns may be a part of lasting things.
+
+        `lasting` are the positions of parameters that may be such parts, and `owner` is the class of its
+        `self`.
+        """
+        key = (function.__code__, owner, lasting)
+        if key in self._returns_lasting:
+            return self._returns_lasting[key]
+        self._returns_lasting[key] = True  # where it calls itself, nothing better is known yet
+        if function.__closure__ and function.__code__.co_freevars != ("__class__",):
+            raise NotProven(f"{function.__qualname__} is made within another function")
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        except (OSError, SyntaxError) as error:
+            raise NotProven(f"{function.__qualname__} has no source: {error}") from error
+        if not isinstance(tree, ast.FunctionDef):
+            raise NotProven(f"{function.__qualname__} is no plain function")
+        body = _Body(self, function, owner, tree, lasting)
+        self._returns_lasting[key] = body.check()
+        return self._returns_lasting[key]
+
+
+class _Body:
+    """One function: its names, which of them may be parts of lasting things, and what it does."""
+
+    def __init__(
+        self, proof: _Proof, function: Any, owner: type | None, tree: ast.FunctionDef, lasting: frozenset[int]
+    ) -> None:
+        self._proof = proof
+        self._globals = function.__globals__
+        self._owner = owner
+        self._tree = tree
+        self._name = function.__qualname__
+        parameters = _parameters(tree)
+        self._self = parameters[0] if owner is not None and parameters else None
+        self._lasting = {name for position, name in enumerate(parameters) if position in lasting}
+        # What a default holds is made once, and is there for every call.
+        self._lasting |= {
+            name
+            for name, parameter in inspect.signature(function).parameters.items()
+            if not isinstance(parameter.default, (type(inspect.Parameter.empty), *_PLAIN))
+        }
+        self._locals = set(parameters)
+        self._inner: set[str] = set()
+        """Functions that are made within it."""
+        self._given: list[tuple[str, ast.expr]] = []
+        """Names, and what they are bound to, or are given to hold."""
+        self._wholes: dict[str, list[ast.expr]] = {}
+        """What names are bound to as a whole."""
+        self._parts: set[str] = set()
+        """Names that are bound to parts of something."""
+        self._called: set[int] = set()
+        """The expressions (`id`) that are called."""
+
+    def check(self) -> bool:
+        """Returns whether what it returns may be a part of lasting things."""
+        nodes = [node for statement in self._tree.body for node in ast.walk(statement)]
+        for node in nodes:
+            self._collect(node)
+        for name in self._locals:
+            # Inner functions have names of their own, which aren't told apart here.
+            if not isinstance(self._globals.get(name), _PLAIN):
+                raise NotProven(f"{self._name}: {name!r} is a name of its module, too")
+        self._spread()
+        for node in nodes:
+            self._check_node(node)
+        returns = [node.value for node in nodes if isinstance(node, ast.Return) and node.value is not None]
+        return any(map(self._reaches, returns))
+
+    def _give_up(self, node: ast.AST, why: str) -> NoReturn:
+        raise NotProven(f"{self._name}: {ast.unparse(node)[:80]!r} {why}")
+
+    # Names
+
+    def _collect(self, node: ast.AST) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            inner = _parameters(node)
+            self._locals |= set(inner)
+            self._lasting |= set(inner)
+            self._parts |= set(inner)
+            if isinstance(node, ast.FunctionDef):
+                self._locals.add(node.name)
+                self._inner.add(node.name)
+                self._lasting.add(node.name)  # it may return what it sees
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            self._locals.add(node.name)
+            self._parts.add(node.name)
+        elif isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._bind(target, node.value)
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            self._bind(node.target, node.value)
+        elif isinstance(node, ast.AugAssign):
+            if isinstance(node.target, ast.Name):
+                self._locals.add(node.target.id)
+            self._give(node.target, node.value)
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            self._bind(node.target, node.iter, is_part=True)
+        elif isinstance(node, ast.Call):
+            self._called.add(id(node.func))
+            if isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
+                for argument in _arguments(node):
+                    self._give(node.func.value, argument)
+
+    def _bind(self, target: ast.expr, value: ast.expr, is_part: bool = False) -> None:
+        """Notes what the names of a target are bound to: to the value, or to parts of it."""
+        if isinstance(target, ast.Name):
+            self._locals.add(target.id)
+            self._given.append((target.id, value))
+            if is_part:
+                self._parts.add(target.id)
+            else:
+                self._wholes.setdefault(target.id, []).append(value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for element in target.elts:
+                self._bind(element, value, is_part=True)
+        elif isinstance(target, ast.Starred):
+            self._bind(target.value, value, is_part=True)
+        else:
+            self._give(target, value)
+
+    def _give(self, holder: ast.expr, value: ast.expr) -> None:
+        """Notes that what an expression stands for holds a value from now on."""
+        while isinstance(holder, (ast.Subscript, ast.Attribute)):
+            holder = holder.value
+        if isinstance(holder, ast.Name):
+            self._given.append((holder.id, value))
+
+    def _spread(self) -> None:
+        """Finds all names that may be parts of lasting things."""
+        count = -1
+        while count != len(self._lasting):
+            count = len(self._lasting)
+            for name, value in self._given:
+                if self._reaches(value):
+                    self._lasting.add(name)
+
+    def _reaches(self, node: ast.AST) -> bool:
+        """Returns whether the value may be, or hold, a part of a lasting thing."""
+        if isinstance(node, (ast.Constant, ast.Compare, ast.JoinedStr)):
+            return False
+        if isinstance(node, ast.Name):
+            if node.id in self._locals:
+                return node.id in self._lasting
+            if node.id == "super":
+                return True
+            return not isinstance(self._globals.get(node.id), _PLAIN)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            name = node.func.id
+            if name in self._globals and name not in self._locals:
+                if self._proof.is_own_function(self._globals[name]):
+                    return self._examine_call(node, self._globals[name], None)
+                return not _is_of_module(self._globals[name]) or self._any_reaches(node)
+            if name in _SCALARS and name not in self._locals:
+                return False
+        if isinstance(node, ast.Call) and self._is_harmless_of_module(node.func):
+            return self._any_reaches(node)
+        if isinstance(node, ast.Call) and self._is_own_method(node.func):
+            return self._examine_method(node, inspect.getattr_static(self._owner, node.func.attr, None))  # type: ignore[attr-defined]
+        return any(self._reaches(child) for child in ast.iter_child_nodes(node))
+
+    def _is_harmless_of_module(self, function: ast.expr) -> bool:
+        """Returns whether it is a function of a module that changes nothing, such as ``json.loads``."""
+        module = self._module(function.value) if isinstance(function, ast.Attribute) else None
+        return module is not None and function.attr in _OF_MODULES.get(module.__name__, ())  # type: ignore[attr-defined]
+
+    def _is_own_method(self, function: ast.expr) -> bool:
+        """Returns whether it is ``self.name``."""
+        is_attribute = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
+        return self._self is not None and is_attribute and function.value.id == self._self  # type: ignore[attr-defined]
+
+    def _any_reaches(self, call: ast.Call) -> bool:
+        return any(self._reaches(argument) for argument in _arguments(call))
+
+    def _is_fresh(self, node: ast.expr) -> bool:
+        """Returns whether a name stands for a thing that was made here, whatever that holds."""
+        if not isinstance(node, ast.Name) or node.id in self._parts or node.id in _parameters(self._tree):
+            return False
+        wholes = self._wholes.get(node.id, [])
+        return bool(wholes) and all(map(_is_made_here, wholes))
+
+    def _may_change(self, node: ast.expr) -> bool:
+        return self._is_fresh(node) or not self._reaches(node)
+
+    # What it does
+
+    def _check_node(self, node: ast.AST) -> None:
+        if isinstance(node, ast.stmt) and not isinstance(node, _STATEMENTS):
+            self._give_up(node, "is no statement that the proof knows")
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
+            self._give_up(node, "is decorated")
+        if isinstance(node, (ast.Await, ast.Yield, ast.YieldFrom)):
+            self._give_up(node, "goes on later")
+        if isinstance(node, ast.Attribute):
+            self._check_attribute(node)
+        if isinstance(node, ast.Subscript):
+            is_read = isinstance(node.ctx, ast.Load)
+            if not is_read and not self._may_change(node.value):
+                self._give_up(node, "changes what lasts")
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            name = ast.Name(node.target.id, ast.Load())
+            if not self._may_change(name):
+                self._give_up(node, "may change what lasts")
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in self._locals:
+            self._check_global(node)
+        if isinstance(node, ast.Call):
+            self._check_call(node)
+
+    def _check_attribute(self, node: ast.Attribute) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self._give_up(node, "is an attribute that is set")
+        if node.attr.startswith("__"):
+            self._give_up(node, "is nothing that a comparison needs")
+        module = self._module(node.value)
+        if module is not None:
+            self._check_of_module(node, getattr(module, node.attr, None), module.__name__)
+        if id(node) in self._called:
+            return
+        if node.attr in _CHANGING:
+            self._give_up(node, "may be called by others")
+        if isinstance(node.value, ast.Name) and node.value.id == self._self and self._owner is not None:
+            value = inspect.getattr_static(self._owner, node.attr, None)
+            if callable(value) or isinstance(value, (staticmethod, classmethod, property)):
+                self._give_up(node, "may be called by others")
+
+    def _check_of_module(self, node: ast.Attribute, value: Any, module: str) -> None:
+        if self._proof.is_own_function(value):
+            self._examine_function(value)
+        elif node.attr not in _OF_MODULES.get(module, ()):
+            is_error = isinstance(value, type) and issubclass(value, Exception)
+            if not is_error and not isinstance(value, (*_PLAIN, enum.Enum)):
+                self._give_up(node, "is not known to be harmless")
+
+    def _examine_function(self, function: types.FunctionType) -> None:
+        self._proof.examine(function, None, _all_parameters(function))
+
+    def _module(self, node: ast.expr) -> types.ModuleType | None:
+        if not isinstance(node, ast.Name) or node.id in self._locals:
+            return None
+        value = self._globals.get(node.id)
+        return value if isinstance(value, types.ModuleType) else None
+
+    def _check_global(self, node: ast.Name) -> None:
+        if node.id not in self._globals:
+            value = getattr(builtins, node.id, None)
+            is_error = isinstance(value, type) and issubclass(value, BaseException)
+            is_called = id(node) in self._called and node.id in ("super", "print", "next")
+            if not is_error and not is_called and node.id not in _SCALARS | _CONTAINERS:
+                self._give_up(node, "is not known to be harmless")
+            return
+        value = self._globals[node.id]
+        if isinstance(value, types.ModuleType):
+            if value.__name__ not in _OF_MODULES and not self._proof.is_own_module(value.__name__):
+                self._give_up(node, "is a module that isn't known to be harmless")
+        elif self._proof.is_own_function(value):
+            if id(node) not in self._called:  # else it is examined with what it is given
+                self._examine_function(value)
+        elif any(value is function for function in self._proof.harmless):
+            pass
+        elif callable(value) and not _is_of_module(value) and not _is_harmless_class(value):
+            self._give_up(node, "is not known to be harmless")
+
+    def _check_call(self, node: ast.Call) -> None:
+        self._check_callbacks(node)
+        function = node.func
+        if isinstance(function, ast.Name):
+            if function.id == "print" and node.keywords:
+                self._give_up(node, "may print into something")
+            if function.id == "next" and not (node.args and self._may_change(node.args[0])):
+                self._give_up(node, "changes what lasts")
+            if function.id in self._locals and function.id not in self._inner:
+                self._give_up(node, "calls what it was given")
+            if function.id not in self._locals and self._proof.is_own_function(
+                self._globals.get(function.id)
+            ):
+                self._examine_call(node, self._globals[function.id], None)
+            return
+        if not isinstance(function, ast.Attribute):
+            self._give_up(node, "calls what is computed")
+            return
+        receiver = function.value
+        if self._is_own_method(function):
+            self._examine_method(node, inspect.getattr_static(self._owner, function.attr, None))
+        elif _is_super(receiver):
+            self._check_super(node, function.attr)
+        elif self._module(receiver) is not None:
+            pass  # its attribute has been looked at
+        elif function.attr in _CHANGING:
+            if not self._may_change(receiver):
+                self._give_up(node, "changes what lasts")
+        elif function.attr not in _READING and not _fills_in_plainly(function):
+            self._give_up(node, "calls a method that is not known to be harmless")
+
+    def _check_callbacks(self, node: ast.Call) -> None:
+        """Looks at functions that are called by what they are given to: names have been looked at."""
+        callbacks = [keyword.value for keyword in node.keywords if keyword.arg in ("key", "default_factory")]
+        if isinstance(node.func, ast.Name) and node.func.id in ("map", "filter"):
+            callbacks += node.args[:1]
+        for callback in callbacks:
+            is_method = isinstance(callback, ast.Attribute) and callback.attr in _READING
+            if not is_method and not isinstance(callback, (ast.Name, ast.Lambda, ast.Constant)):
+                self._give_up(callback, "is called by others")
+            if isinstance(callback, ast.Name) and callback.id in self._locals - self._inner:
+                self._give_up(callback, "is called by others")
+
+    def _check_super(self, node: ast.Call, name: str) -> None:
+        assert self._owner is not None
+        defining = self._name.rpartition(".")[0]
+        classes = list(self._owner.__mro__)
+        behind = [kind.__qualname__ for kind in classes].index(defining) + 1
+        for kind in classes[behind:]:
+            if name in vars(kind):
+                self._examine_method(node, vars(kind)[name])
+                return
+        self._give_up(node, "calls nothing that is there")
+
+    def _examine_method(self, node: ast.Call, method: Any) -> bool:
+        """Examines a method of the class with what a call gives it; returns what `examine` does."""
+        is_static = isinstance(method, staticmethod)
+        function = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
+        if not isinstance(function, types.FunctionType):
+            self._give_up(node, "calls no method of the class")
+        return self._examine_call(node, function, None if is_static else self._owner)
+
+    def _examine_call(self, node: ast.Call, function: Any, owner: type | None) -> bool:
+        if self._any_reaches(node):
+            lasting = _all_parameters(function)
+        else:
+            lasting = frozenset() if owner is None else frozenset({0})
+        return self._proof.examine(function, owner, lasting)
+
+
+_PLAIN = (str, bytes, int, float, complex, bool, type(None))
+
+
+def _parameters(function: Function) -> list[str]:
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    rest = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+    return [argument.arg for argument in (*named, *rest)]
+
+
+def _fills_in_plainly(function: ast.Attribute) -> bool:
+    """Returns whether it is `format` of a text in the source that reaches no attributes or elements."""
+    template = function.value.value if isinstance(function.value, ast.Constant) else None
+    return function.attr == "format" and isinstance(template, str) and not set(template) & set(".[!:")
+
+
+def _all_parameters(function: types.FunctionType) -> frozenset[int]:
+    """Returns the positions of all parameters, in the order of `_parameters`."""
+    return frozenset(range(len(inspect.signature(function).parameters)))
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
+
+
+def _is_super(node: ast.expr) -> bool:
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return is_call and node.func.id == "super" and not node.args  # type: ignore[attr-defined]
+
+
+def _is_made_here(node: ast.expr) -> bool:
+    made = (
+        ast.Constant, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.BinOp,
+        ast.UnaryOp, ast.Compare, ast.JoinedStr,
+    )  # fmt: skip
+    if isinstance(node, made):
+        return True
+    fresh = {"list", "dict", "set", "sorted"} | _SCALARS
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in fresh
+
+
+def _is_of_module(value: Any) -> bool:
+    """Returns whether it is one of the functions of modules that change nothing."""
+    for module, names in _OF_MODULES.items():
+        loaded = sys.modules.get(module)
+        if loaded is not None and any(getattr(loaded, name, None) is value for name in names):
+            return True
+    return False
+
+
+def _is_harmless_class(value: Any) -> bool:
+    """Returns whether a class is an error or an enumeration, whose members are there already."""
+    if not isinstance(value, type):
+        return False
+    is_enumeration = issubclass(value, enum.Enum) and not issubclass(value, enum.Flag)
+    return is_enumeration or issubclass(value, Exception)
