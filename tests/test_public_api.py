@@ -122,3 +122,144 @@ def test_the_package_itself_imports_from_modules_so_that_its_layers_are_seen() -
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "treetune":
                 assert {alias.name for alias in node.names}.isdisjoint(treetune.__all__), path
+
+
+PARTS_OF_EACH_KIND = '''
+"""A part of each kind, written with the public names alone."""
+
+from dataclasses import dataclass
+
+from treetune import *
+
+
+@Selection.register("first_only")
+@dataclass(frozen=True, kw_only=True)
+class FirstOnly(Selection):
+    """Trains on the first episode alone."""
+
+    def select(self, context, episodes):
+        return episodes[:1], {}
+
+
+@Shaping.register("bonus_for_brevity")
+@dataclass(frozen=True, kw_only=True)
+class Brief(Shaping):
+    """One more for each answer."""
+
+    def bonuses(self, context, trajectories):
+        return [1.0 for _ in trajectories]
+
+
+@Credit.register("all_alike")
+@dataclass(frozen=True, kw_only=True)
+class Alike(GroupCredit):
+    """Every answer is worth 0."""
+
+    needs = (Need(Answers(2), "it compares answers"), Need(OneLine(), "it reads steps"))
+
+    def advantages(self, rewards):
+        return [0.0 for _ in rewards]
+
+
+@Environment.register("echo")
+@dataclass(frozen=True, kw_only=True)
+class Echo(Game):
+    """Says what it hears."""
+
+    def problem(self, id, level):
+        return Problem(id, "Say something.", "")
+
+    def reset(self, problem, random):
+        return None
+
+    def step(self, state, action):
+        return Turn(action)
+
+
+@Branching.register("nowhere")
+@dataclass(frozen=True, kw_only=True)
+class Nowhere(Branching):
+    """Branches nowhere."""
+
+    unbiased = True
+
+    def branches(self, answers, number):
+        return Branches(())
+
+    def most_answers(self, samples):
+        return samples
+
+
+@Tool.register("clock")
+@dataclass(frozen=True, kw_only=True)
+class WallClock(Tool):
+    """Tells the time."""
+
+    name: str = "clock"
+
+    def call(self) -> str:
+        """Tells the time."""
+        return "noon"
+
+
+@EngineSettings.register("dice")
+@dataclass(frozen=True, kw_only=True)
+class Dice(EngineSettings):
+    """Samples by throwing dice."""
+
+    canary_tolerance: float | None = None
+
+    def start(self, launch):
+        return Engine()
+
+    def tolerance(self, device):
+        return Tolerance(1.0, 1.0)
+
+
+@Analyzer.register("nothing_to_see")
+@dataclass(frozen=True, kw_only=True)
+class NothingToSee(Analyzer):
+    """Finds nothing."""
+
+    name: str | None = None
+
+    def points(self, config, directory):
+        return []
+
+    def analyse(self, sampler, points, work):
+        return Findings({})
+
+    @staticmethod
+    def draw(results):
+        raise ValueError("there is nothing to draw")
+
+
+@Sink.register("void")
+@dataclass(frozen=True, kw_only=True)
+class Void(Sink):
+    """Keeps nothing."""
+
+    def open(self, directory, name, config):
+        return None
+
+    def log(self, handle, iteration, metrics):
+        pass
+
+    def close(self, handle):
+        pass
+'''
+
+
+def test_parts_of_each_kind_that_no_example_shows_are_written_with_the_public_names(tmp_path: Path) -> None:
+    (tmp_path / "each_kind.py").write_text(PARTS_OF_EACH_KIND)
+    (tmp_path / "experiment.jsonnet").write_text(
+        "(import 'quickstart/vineppo.jsonnet')"
+        " + { imports: ['each_kind'], experiment_name: 'each_kind', credit: { type: 'all_alike' },"
+        " selection: { type: 'first_only' }, shaping: [{ type: 'bonus_for_brevity' }] }"
+    )
+    main = str(ROOT / "src" / "treetune" / "main.py")
+    done = subprocess.run(
+        [sys.executable, main, "--configs", "experiment.jsonnet", "check_config"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

@@ -21,14 +21,32 @@ from treetune.waiting import wait_briefly
 # (`__getattr__` below), so that commands which only read a configuration start without numpy and torch.
 if TYPE_CHECKING:
     from treetune.config.folders import import_folders
-    from treetune.contracts import Answers, Finding, Need
+    from treetune.contracts import (
+        Advantages,
+        Answers,
+        Continuations,
+        CreditForRewards,
+        CreditForTrees,
+        CriticValues,
+        Finding,
+        Forks,
+        Need,
+        OneLine,
+        Pairs,
+        SampledAnswers,
+        StaleAnswers,
+        Turns,
+        UseOfAdvantages,
+        UseOfPairs,
+        WholeBatch,
+    )
     from treetune.domains.environments.base import Again, Environment, Game, Turn
     from treetune.domains.environments.calls import NATIVE_FORMATS, calls_of_turn
     from treetune.domains.environments.tools import Tool
     from treetune.domains.sandbox.base import ProgramLimits, Sandbox
     from treetune.domains.sandbox.bubblewrap import choose_sandbox
     from treetune.domains.sandbox.python_tool import PythonTool
-    from treetune.engine.base import Completion, Engine, EngineLaunch, Request, SamplingParams
+    from treetune.engine.base import Completion, Engine, EngineLaunch, Request, SamplingParams, Tolerance
     from treetune.engine.settings import EngineSettings
     from treetune.exceptions import SandboxUnavailable, Unavailable
     from treetune.lab.trees.branching import Branches, Branching
@@ -42,7 +60,7 @@ if TYPE_CHECKING:
     from treetune.rollouts.single_turn import SingleTurn, sample_answers
     from treetune.rollouts.states import OneLineStates
     from treetune.rollouts.valuation import StepValues, Valuation, Value, ValueEstimator
-    from treetune.runtime.analysis import Analyzer
+    from treetune.runtime.analysis import Analyzer, Findings
     from treetune.runtime.sinks import Sink
     from treetune.seeds import derived_random
     from treetune.tasks.base import GeneratedTask, Split, Task
@@ -154,16 +172,33 @@ __all__ = [  # noqa: RUF022
     "Request",
     "Completion",
     "SamplingParams",
+    "Tolerance",
     # Measuring and showing: numbers of answers, analyses, mirrors of metrics, sections of a report
     "Number",
     "NumberGroup",
     "Analyzer",
+    "Findings",
     "Sink",
     "ReportSection",
     # What a part says of the rest of a configuration
-    "Need",
-    "Answers",
     "Finding",
+    "Need",
+    # What a part gives and needs
+    "SampledAnswers",
+    "Answers",
+    "OneLine",
+    "Forks",
+    "Turns",
+    "Continuations",
+    "Advantages",
+    "CriticValues",
+    "CreditForRewards",
+    "CreditForTrees",
+    "UseOfAdvantages",
+    "StaleAnswers",
+    "Pairs",
+    "UseOfPairs",
+    "WholeBatch",
     # Where modules of users are looked for, to pass on to a process of their own
     "import_folders",
 ]
@@ -171,14 +206,39 @@ __all__ = [  # noqa: RUF022
 # The imports above once more, as data. A test holds the three lists equal.
 _NAMES_IN = {
     "treetune.config.folders": ("import_folders",),
-    "treetune.contracts": ("Answers", "Finding", "Need"),
+    "treetune.contracts": (
+        "Advantages",
+        "Answers",
+        "Continuations",
+        "CreditForRewards",
+        "CreditForTrees",
+        "CriticValues",
+        "Finding",
+        "Forks",
+        "Need",
+        "OneLine",
+        "Pairs",
+        "SampledAnswers",
+        "StaleAnswers",
+        "Turns",
+        "UseOfAdvantages",
+        "UseOfPairs",
+        "WholeBatch",
+    ),
     "treetune.domains.environments.base": ("Again", "Environment", "Game", "Turn"),
     "treetune.domains.environments.calls": ("NATIVE_FORMATS", "calls_of_turn"),
     "treetune.domains.environments.tools": ("Tool",),
     "treetune.domains.sandbox.base": ("ProgramLimits", "Sandbox"),
     "treetune.domains.sandbox.bubblewrap": ("choose_sandbox",),
     "treetune.domains.sandbox.python_tool": ("PythonTool",),
-    "treetune.engine.base": ("Completion", "Engine", "EngineLaunch", "Request", "SamplingParams"),
+    "treetune.engine.base": (
+        "Completion",
+        "Engine",
+        "EngineLaunch",
+        "Request",
+        "SamplingParams",
+        "Tolerance",
+    ),
     "treetune.engine.settings": ("EngineSettings",),
     "treetune.exceptions": ("SandboxUnavailable", "Unavailable"),
     "treetune.lab.trees.branching": ("Branches", "Branching"),
@@ -192,7 +252,7 @@ _NAMES_IN = {
     "treetune.rollouts.single_turn": ("SingleTurn", "sample_answers"),
     "treetune.rollouts.states": ("OneLineStates",),
     "treetune.rollouts.valuation": ("StepValues", "Valuation", "Value", "ValueEstimator"),
-    "treetune.runtime.analysis": ("Analyzer",),
+    "treetune.runtime.analysis": ("Analyzer", "Findings"),
     "treetune.runtime.sinks": ("Sink",),
     "treetune.seeds": ("derived_random",),
     "treetune.tasks.base": ("GeneratedTask", "Split", "Task"),
