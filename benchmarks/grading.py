@@ -95,7 +95,7 @@ def _lines(options: argparse.Namespace) -> Iterator[str]:
 
     for name in sorted(options.grader or {*LABELLED, *ELSEWHERE}):
         if name in ELSEWHERE:
-            yield f"| `{name}` | in `tests/tasks/{ELSEWHERE[name]}` |  |  |  |  |  |"
+            yield f"| `{name}` | in `{ELSEWHERE[name]}` |  |  |  |  |  |"
             continue
         start = time.monotonic()
         rows = [row for row in labelled(name) if not options.part or row.part in options.part]

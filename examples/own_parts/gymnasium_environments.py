@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from treetune import Again, Environment, Game, Problem, Turn
+from treetune import Again, Environment, Finding, Game, Problem, Turn
 
 
 @Environment.register("gymnasium")
@@ -39,10 +39,10 @@ class Gymnasium(Game):
     quick: ClassVar[bool] = False
     library: ClassVar[str] = "gymnasium"
 
-    def missing(self) -> Sequence[str]:
+    def check(self, experiment: Any) -> Iterable[Finding]:
         if importlib.util.find_spec(self.library) is None:
-            return [f"the package {self.library!r} isn't installed, which the environment {self.id!r} needs"]
-        return ()
+            what = f"the package {self.library!r} isn't installed, which the environment {self.id!r} needs"
+            yield Finding(what, level="missing")
 
     def prepare(self) -> None:
         for name in (self.library, *self.modules):

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +18,7 @@ from treetune import (
     NATIVE_FORMATS,
     Again,
     Environment,
+    Finding,
     Game,
     Message,
     Problem,
@@ -60,10 +61,10 @@ class Verifiers(Game):
             raise ValueError(f"format is {self.format!r}: give {', '.join(NATIVE_FORMATS)}, or leave it out")
         object.__setattr__(self, "reads_specials", self.format is not None)
 
-    def missing(self) -> Sequence[str]:
+    def check(self, experiment: Any) -> Iterable[Finding]:
         if shutil.which(self.python) is None:
-            return [f"python is {self.python!r}, which can't be run: give the path of a Python"]
-        return ()
+            what = f"python is {self.python!r}, which can't be run: give the path of a Python"
+            yield Finding(what, level="missing")
 
     def prepare(self) -> None:
         self.connected().close()

@@ -1,14 +1,22 @@
-"""Contracts between the parts of a configuration.
+"""What the parts of a configuration say about each other.
 
-A part says what it `gives` and what it `needs`, in types that all parts share, and `check`s what such a
-declaration can't say. Nobody lists which parts go together: `treetune.findings` collects what each says.
+A part says that something is wrong in one way: `Part.check(experiment)` yields a `Finding`, of the level
+"error", "missing" or "warning". `treetune.findings` collects them. Nobody lists which parts go together.
+
+Some things many parts need of many others, such as advantages, or two answers to a problem. These pairs are
+declared: a part `gives` features and `needs` features. Each feature is a small class below that says how
+messages name it and what to do where it is missing. It is a class, and not a name in a table, since a user
+writes ``Need(Answers(2), "…")``, where an editor and mypy find what it means and refuse a misspelling; three
+of them also compare amounts. docs/architecture.md, section Contracts, shows who gives and who needs each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
+
+from typing_extensions import override
 
 KeyPath = tuple[str, ...]
 
@@ -16,33 +24,54 @@ ROOT = "$"
 """Begins the key of a finding that is about another part: as in Jsonnet, the whole configuration."""
 
 
+Level = Literal["error", "missing", "warning"]
+"""How bad a finding is.
+
+* ``error``: the configuration is wrong, here and everywhere. No command works on it.
+* ``missing``: the part needs something that this machine lacks, such as a package, a sandbox or a key.
+  `check` tells it as a note, since another machine may have it; whoever uses the part refuses to start.
+* ``warning``: worth knowing, and nothing is refused. Every command tells it as a note.
+"""
+
+
 @dataclass(frozen=True)
 class Finding:
     """Something that is wrong, and what would be right.
 
     `key` is the key to change, from the part that found it on (``samples``, ``sets.0.name``; empty: the
-    part itself), or from the root on where it begins with ``$`` (``$.rollout.samples``).
+    part itself), or from the root on where it begins with ``$`` (``$.rollout.samples``). A note shows `what`
+    alone, so that findings of a lower level name their remedy there::
+
+        Finding("samples is 1, and a group of one has no spread", "samples", "set it to 2 or more")
+        Finding("bwrap isn't installed: apt-get install bubblewrap", level="missing")
     """
 
     what: str
-    key: str | KeyPath
-    remedy: str
+    key: str | KeyPath = ""
+    remedy: str = ""
+    level: Level = "error"
 
     @staticmethod
     def of(error: ValueError, key: str | KeyPath, remedy: str = "") -> Finding:
-        """Returns the finding of an exception, whose message ends in ": " and what would be right, as ours
-        do."""
-        what, colon, words = str(error).rpartition(": ")
+        """Returns the finding of an exception. Messages of ours end in a colon and the remedy: without a
+        `remedy`, what follows the last colon is it."""
+        what, colon, message_remedy = str(error).rpartition(": ")
         if remedy or not colon:
             return Finding(str(error), key, remedy or "give it another value")
-        return Finding(what, key, words)
+        return Finding(what, key, message_remedy)
 
     def path(self, part: KeyPath) -> KeyPath:
-        """The key from the root on, for a finding of the part that stands at `part`."""
+        """Returns the key from the root on, for a finding of the part that stands at `part`."""
         steps = tuple(self.key.split(".")) if isinstance(self.key, str) else self.key
         if steps[:1] == (ROOT,):
             return steps[1:]
         return part + tuple(step for step in steps if step)
+
+
+def lacking(messages: Iterable[str]) -> Iterator[Finding]:
+    """Yields what this machine lacks, a finding for each message; each names its remedy."""
+    for message in messages:
+        yield Finding(message, level="missing")
 
 
 @dataclass(frozen=True)
@@ -97,13 +126,13 @@ class Part:
         return ()
 
     def check(self, experiment: Any) -> Iterable[Finding]:
-        """Returns all that is wrong with this part in `experiment`, the configuration's root. It reads
-        nothing that takes more than a moment and imports nothing heavy."""
-        return ()
+        """Returns all that is wrong with this part in `experiment`, the configuration's root, whatever the
+        level; see `Level`.
 
-    def remarks(self, experiment: Any) -> Iterable[str]:
-        """Returns what somebody should know who runs this part in `experiment`, though nothing is wrong. As
-        quick as `check`."""
+        It is the one way to say so. A constructor only refuses values that contradict each other by
+        themselves, and bounds of single values stand in their types. It takes a moment at most, such as a
+        file's first rows, a connection or a trial of the sandbox, and it imports nothing heavy.
+        """
         return ()
 
     @classmethod
@@ -111,6 +140,15 @@ class Part:
         """Returns the keys, from the part's settings, with which a run that has begun may go on otherwise:
         how work is carried out, where it is written, how it is measured; never what is trained."""
         return frozenset()
+
+
+class Root:
+    """The root of a configuration, at which `check_config` looks for longer than parts may in `check`."""
+
+    def examine(self, plain: Mapping[str, Any]) -> Iterable[str]:
+        """Yields notes for a person before the start; `plain` is the configuration as it was written. Raises
+        ConfigError for mistakes that take long to find."""
+        return ()
 
 
 # Features
@@ -132,9 +170,11 @@ class Answers(Feature):
     remedy = "set the rollout's samples to 2 or more"
 
     @property
+    @override
     def words(self) -> str:
         return f"{self.count} answer{'s' if self.count > 1 else ''} to each problem"
 
+    @override
     def meets(self, needed: Feature) -> bool:
         return isinstance(needed, Answers) and self.count >= needed.count
 
@@ -149,6 +189,7 @@ class OneLine(Feature):
     remedy = "choose a rollout such as 'single_turn', or a part that is made for threads or turns"
 
     @property
+    @override
     def words(self) -> str:
         if self.turns:
             return "answers in one line (threads don't see their siblings)"
@@ -157,6 +198,7 @@ class OneLine(Feature):
             " turns have an environment's words between them)"
         )
 
+    @override
     def meets(self, needed: Feature) -> bool:
         return isinstance(needed, OneLine) and (needed.turns or not self.turns)
 
@@ -190,9 +232,11 @@ class Advantages(Feature):
     remedy = "choose a credit that gives them, such as 'group'"
 
     @property
+    @override
     def words(self) -> str:
         return "advantages" + (" that are there before training begins" if self.before_training else "")
 
+    @override
     def meets(self, needed: Feature) -> bool:
         return isinstance(needed, Advantages) and (self.before_training or not needed.before_training)
 

@@ -1,9 +1,11 @@
-"""Collects what is wrong with a configuration, where a promise between its parts isn't met.
+"""Collects what the parts of a configuration say about it: mistakes, what this machine lacks, and warnings.
 
-`findings` goes through the parts of a configuration as they stand and collects what each of them says,
-whoever wrote it. A need is met by what stands beside the part that has it, or beside an object that holds the
-part: what `evaluation.rollout` gives is for the evaluation alone, what `rollout` gives is for everybody. An
-object that hands on what a part within it gives says so in its own `gives`.
+`findings` goes through all parts of a configuration as they stand, calls the `check` of each, and compares
+what parts need with what other parts give.
+
+A need is met by what stands beside the part that has it, or beside an object that holds the part: what
+`evaluation.rollout` gives is for the evaluation alone, what `rollout` gives is for all parts. An object that
+hands on what a part within it gives says so in its own `gives`.
 """
 
 from __future__ import annotations
@@ -19,49 +21,57 @@ from treetune.exceptions import Incomplete
 
 @dataclass(frozen=True)
 class Placed:
-    """A part and where it stands, with what stands around it, from the nearest outwards."""
+    """A part, the key where it stands, and the objects that hold it, the innermost first.
+
+    For example ``Placed(chat, ("model", "chat"), (model, experiment))``.
+    """
 
     part: Any
     path: KeyPath
-    around: tuple[Any, ...] = ()
+    holders: tuple[Any, ...] = ()
 
 
 class _Unknown:
-    """Stands for what couldn't be built: whoever uses it gets Incomplete."""
+    """Stands for a value that could not be read. Every use of it raises Incomplete.
 
+    The check of a part then ends where it meets such a value: its mistake is told already, and what follows
+    from a wrong value would be a guess.
+    """
 
-def _use(*arguments: Any, **named: Any) -> NoReturn:
-    raise Incomplete
+    def _raise_incomplete(self, *arguments: Any, **named: Any) -> NoReturn:
+        raise Incomplete
 
+    # Python looks these methods up in the class, so that __getattr__ alone does not catch their use.
+    __getattr__ = _raise_incomplete
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _raise_incomplete
+    __iter__ = __len__ = __contains__ = __getitem__ = __call__ = _raise_incomplete
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = _raise_incomplete
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __neg__ = _raise_incomplete
+    __hash__ = object.__hash__  # parts that hold it may be keys of a cache
+    __int__ = __float__ = __index__ = __str__ = __format__ = _raise_incomplete
 
-_USES = (
-    "getattr bool eq ne lt le gt ge iter len contains getitem call add radd sub rsub mul rmul truediv"
-    " rtruediv floordiv rfloordiv mod rmod neg int float index str format"
-)
-for _name in _USES.split():
-    setattr(_Unknown, f"__{_name}__", _use)
 
 UNKNOWN: Any = _Unknown()
 
 
 def placed_parts(root: Any) -> Iterator[Placed]:
-    """Yields the root and every object within it, those around a part before the part."""
-    return _within(root, (), ())
+    """Yields the root and every object within it; an object comes before what it holds."""
+    return _walk(root, (), ())
 
 
-def _within(value: Any, path: KeyPath, around: tuple[Any, ...]) -> Iterator[Placed]:
+def _walk(value: Any, path: KeyPath, holders: tuple[Any, ...]) -> Iterator[Placed]:
     if value is UNKNOWN or isinstance(value, type):
         return
     if is_dataclass(value):
-        yield Placed(value, path, around)
-        for name, inner in _children(value):
-            yield from _within(inner, (*path, name), (value, *around))
+        yield Placed(value, path, holders)
+        for name, child in _children(value):
+            yield from _walk(child, (*path, name), (value, *holders))
     elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _within(inner, (*path, str(name)), around)
+        for name, child in value.items():
+            yield from _walk(child, (*path, str(name)), holders)
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for place, inner in enumerate(value):
-            yield from _within(inner, (*path, str(place)), around)
+        for index, child in enumerate(value):
+            yield from _walk(child, (*path, str(index)), holders)
 
 
 def _children(part: Any) -> list[tuple[str, Any]]:
@@ -69,85 +79,103 @@ def _children(part: Any) -> list[tuple[str, Any]]:
 
 
 def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Finding]]:
-    """Returns everything that the parts of a configuration find wrong with it, by the keys to change.
+    """Returns everything that the parts of a configuration find, by the keys to change.
 
     In one that is `known_wrong` parts may hold `UNKNOWN` in place of values that couldn't be read, and values
-    that their constructors would refuse: what depends on such isn't said.
+    that their constructors would refuse: a check that stumbles over such a value ends there.
     """
-    blind: tuple[type[Exception], ...] = (Exception,) if known_wrong else (Incomplete,)
-    found: list[tuple[KeyPath, Finding]] = []
+    expected: tuple[type[Exception], ...] = (Exception,) if known_wrong else (Incomplete,)
+    collected: list[tuple[KeyPath, Finding]] = []
     unmet: dict[Feature, list[tuple[Placed, Need]]] = {}
     for placed in placed_parts(root):
         if not isinstance(placed.part, Part):
             continue
-        for need in _known(lambda part: part.needs, placed.part, blind):
+        for need in _ask(lambda part: part.needs, placed.part, expected):
             if not _is_met(need, placed):
                 unmet.setdefault(need.feature, []).append((placed, need))
-        for finding in _known(lambda part: part.check(root), placed.part, blind):
-            if all(one != finding for _, one in found):
-                found.append((finding.path(placed.path), finding))
+        for finding in _ask(lambda part: part.check(root), placed.part, expected):
+            # Parts of one kind may find the same; it is told once, at the first of them.
+            if all(finding != earlier for _, earlier in collected):
+                collected.append((finding.path(placed.path), finding))
     for feature, needing in unmet.items():
-        found.append(_lacking(feature, needing))
-    return found
+        collected.append(_finding_of_lack(feature, needing))
+    return collected
 
 
-def notes(root: Any) -> list[str]:
-    """Returns the notes that the parts of a right configuration have on it."""
-    parts = (placed.part for placed in placed_parts(root) if isinstance(placed.part, Part))
-    return list(dict.fromkeys(note for part in parts for note in part.remarks(root)))
+def missing_requirements(parts: Iterable[Any], root: Any = UNKNOWN, kind: type[Part] = Part) -> list[str]:
+    """Returns what these parts and those within them need and this machine lacks, each with its remedy.
+
+    With a `kind`, parts of that class alone are asked. Without the configuration's root, a part says what it
+    can say without looking at it.
+    """
+    messages: list[str] = []
+    for part in parts:
+        for placed in placed_parts(part):
+            if isinstance(placed.part, kind):
+                of_part = _ask(lambda part: part.check(root), placed.part, (Incomplete,))
+                messages += [finding.what for finding in of_part if finding.level == "missing"]
+    return list(dict.fromkeys(messages))
 
 
-def _known(ask: Callable[[Part], Iterable[Any]], part: Part, blind: tuple[type[Exception], ...]) -> list[Any]:
-    """Returns what a part says, up to where it meets a value that isn't as it should be."""
-    said: list[Any] = []
-    with contextlib.suppress(*blind):
-        said.extend(ask(part))  # keeps what came before an error
-    return said
+def _ask(
+    question: Callable[[Part], Iterable[Any]], part: Part, expected: tuple[type[Exception], ...]
+) -> list[Any]:
+    """Returns what a part answers, up to where one of the `expected` exceptions ends it."""
+    answers: list[Any] = []
+    with contextlib.suppress(*expected):
+        answers.extend(question(part))  # keeps what came before an exception
+    return answers
 
 
 def _is_met(need: Need, placed: Placed) -> bool:
-    """Returns whether anything beside the part, or beside what holds it, gives enough; an unknown value
-    might."""
-    for holder in (placed.part, *placed.around):
-        given = _given_by_children(holder)
-        same = [feature for feature in given if type(feature) is type(need.feature)]
-        if any(feature is UNKNOWN for feature in given):
+    """Returns whether a part beside this one, or beside an object that holds it, gives enough.
+
+    The nearest object in which the feature is given at all decides. A part that could not be read counts as
+    giving enough.
+    """
+    for holder in (placed.part, *placed.holders):
+        features = _given_within(holder)
+        if any(feature is UNKNOWN for feature in features):
             return True
-        if same:
+        of_its_type = [feature for feature in features if type(feature) is type(need.feature)]
+        if of_its_type:
             try:
-                return any(feature.meets(need.feature) for feature in same)
+                return any(feature.meets(need.feature) for feature in of_its_type)
             except Incomplete:
                 return True
     return False
 
 
-def _given_by_children(holder: Any) -> list[Any]:
-    given: list[Any] = []
-    for _, child in _children(holder):
-        several = child if isinstance(child, tuple | list) else [child]
-        for part in several:
+def _given_within(holder: Any) -> list[Any]:
+    """Returns the features that the parts in an object's fields give, and UNKNOWN for a part that could not
+    be read."""
+    features: list[Any] = []
+    for _, value in _children(holder):
+        parts = value if isinstance(value, tuple | list) else [value]
+        for part in parts:
             if part is UNKNOWN:
-                given.append(UNKNOWN)
+                features.append(UNKNOWN)
             elif isinstance(part, Part):
                 try:
-                    given += part.gives
+                    features += part.gives
                 except Incomplete:
-                    given.append(UNKNOWN)
-    return given
+                    features.append(UNKNOWN)
+    return features
 
 
-def _lacking(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -> tuple[KeyPath, Finding]:
-    """Returns one finding for one missing feature, however many parts need it."""
+def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -> tuple[KeyPath, Finding]:
+    """Returns one finding for one feature that nothing gives, however many parts need it."""
     placed, need = needing[0]
-    who = " and ".join(f"{label(other)} ({theirs.because})" for other, theirs in needing)
-    given = [
-        one.words
-        for holder in (placed.part, *placed.around)
-        for one in _given_by_children(holder)
-        if type(one) is type(feature)
+    who = " and ".join(f"{label(other)} ({other_need.because})" for other, other_need in needing)
+    too_little = [
+        given.words
+        for holder in (placed.part, *placed.holders)
+        for given in _given_within(holder)
+        if type(given) is type(feature)
     ]
-    there = f"what is given is {given[0]}" if given else "nothing here gives that"
-    what = f"{who} need{'s' if len(needing) == 1 else ''} {feature.words}, and {there}"
+    there = f"what is given is {too_little[0]}" if too_little else "nothing here gives that"
+    verb = "needs" if len(needing) == 1 else "need"
+    what = f"{who} {verb} {feature.words}, and {there}"
     return placed.path, Finding(what, (ROOT, *placed.path), need.remedy or feature.remedy)
 
 
@@ -156,5 +184,5 @@ def label(placed: Placed) -> str:
     part, path = placed.part, placed.path
     registered = part.registered() if hasattr(part, "registered") else {}
     names = [name for name, cls in registered.items() if cls is type(part)]
-    word = next((step for step in reversed(path) if not step.isdecimal()), "configuration")
-    return f"{word} {names[0]!r}" if names else ".".join(path)
+    key = next((step for step in reversed(path) if not step.isdecimal()), "configuration")
+    return f"{key} {names[0]!r}" if names else ".".join(path)

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from treetune.overriding import override
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -60,6 +62,7 @@ def logprob_array(values: Sequence[float] | Column) -> Column:
 class Columnar:
     """Dataclasses with columns: equal where all that is compared is, columns by their numbers."""
 
+    @override
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
@@ -419,10 +422,6 @@ class Episode(Columnar):
     @property
     def correct(self) -> bool:
         return self.score >= CORRECT_SCORE
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt_ids) + len(self.response_ids)
 
 
 Metrics = dict[str, float]

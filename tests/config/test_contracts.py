@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,8 @@ from treetune.config.build import build, checked
 from treetune.config.registrable import Registrable
 from treetune.contracts import Feature, Finding, Need, Part
 from treetune.exceptions import ConfigError, Incomplete
-from treetune.findings import UNKNOWN, findings
+from treetune.findings import UNKNOWN, findings, missing_requirements
+from treetune.main import main
 from treetune.runtime.base import Runtime
 from treetune.tables.settings import Table
 
@@ -150,3 +153,58 @@ def test_every_kind_of_root_is_checked() -> None:
         family = Runtime if "trainer" in data else Table
         with pytest.raises(ConfigError):
             build(family, data | {"experiment_name" if family is Runtime else "name": "../x"})
+
+
+# Levels of findings
+
+
+@dataclass(frozen=True)
+class Heater(Part):
+    plug: str = "round"
+
+    def check(self, experiment: House) -> Iterable[Finding]:
+        if self.plug == "round":
+            yield Finding("there is no round socket here: buy an adapter", level="missing")
+        if self.plug == "none":
+            yield Finding("it has no plug", "plug", "set it to 'round'")
+        if experiment.dogs:
+            yield Finding("dogs like to lie before it", level="warning")
+
+
+def test_a_part_says_what_this_machine_lacks_in_the_same_way_as_what_is_wrong() -> None:
+    room = {"within": [Heater(), Heater(plug="none")]}
+    assert missing_requirements([room], House()) == ["there is no round socket here: buy an adapter"]
+    assert missing_requirements([room], House(), kind=Guest) == []
+    # Without a root, a part says what it can say before it looks at it.
+    assert missing_requirements([Heater()]) == ["there is no round socket here: buy an adapter"]
+
+
+def test_warnings_are_told_and_refuse_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = tmp_path / "hub.jsonnet"
+    config.write_text(
+        "(import 'quickstart/grpo.jsonnet') + {task: {type: 'math', train: [], validation: [], test: [],"
+        " source: {type: 'hub', name: 'a/b', revision: 'c'}}}"
+    )
+    assert main(["--configs", str(config), "check_config"]) == 0, capsys.readouterr().err
+    told = " ".join(capsys.readouterr().err.split())
+    assert told.count("note: whether the rows of the data set are as the task reads them") == 1
+
+
+@pytest.mark.parametrize("former", ["missing", "notes", "remarks"])
+def test_a_part_with_a_method_that_nobody_asks_any_more_is_refused_by_name(former: str) -> None:
+    part = type("Hamster", (Guest,), {former: lambda self, experiment: ["it sleeps by day"]})
+    with pytest.raises(TypeError, match=f"has `{former}`, which nobody asks any more: yield .*Finding"):
+        Guest.register("hamster")(part)
+    assert "hamster" not in Guest.registered()
+    # A key of that name is a part's own affair.
+    Guest.register("parrot")(type("Parrot", (Guest,), {former: ("it talks",)}))
+
+
+def test_the_documents_say_who_gives_and_who_needs_each_feature() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"\w+", row)}
+    features = {
+        feature.__name__ for feature in Feature.__subclasses__() if feature.__module__ == "treetune.contracts"
+    }
+    assert len(features) == 15 and features <= named

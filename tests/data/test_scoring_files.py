@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.runs.even_answers import EvenAnswers, OutOfOrder
+from treetune.contracts import Finding
 from treetune.data.scoring import score_responses
 from treetune.domains.mixture import Domain, Mixture
 from treetune.main import main
@@ -17,8 +18,8 @@ from treetune.tasks.rows import Gsm8k
 
 
 class Absent(EvenAnswers):
-    def missing(self) -> Sequence[str]:
-        return ("no judge",)
+    def check(self, experiment: object) -> Iterable[Finding]:
+        yield Finding("no judge", level="missing")
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:

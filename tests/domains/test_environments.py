@@ -22,6 +22,7 @@ from treetune.domains.environments.worlds import World
 from treetune.domains.sandbox.base import ProgramOutcome, Sandbox
 from treetune.domains.sandbox.python_tool import PythonTool
 from treetune.exceptions import SandboxUnavailable, Unavailable
+from treetune.findings import missing_requirements
 from treetune.vocabulary import Problem
 
 sys.path.append(str(Path(__file__).parents[2] / "examples/own_parts"))
@@ -202,7 +203,7 @@ def test_a_configuration_is_checked_without_making_an_environment_and_a_missing_
     assert [problem.prompt for problem in task.problems("train")] == ["1", "2", "3", "0", "1"]
     monkeypatch.delitem(sys.modules, "gymnasium")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (told,) = Gymnasium(id="corridor").missing()
+    (told,) = missing_requirements([Gymnasium(id="corridor")])
     assert told == "the package 'gymnasium' isn't installed, which the environment 'corridor' needs"
 
 
@@ -315,9 +316,11 @@ class Scripted(Sandbox):
 
 def test_python_runs_in_its_sandbox_or_not_at_all() -> None:
     tools = Tools(tools=(Python(console=PythonTool(sandbox=Scripted())),))
-    assert said(tools, "<python>6 * 7</python>") == ["<result>\n42\n</result>"] and not tools.missing()
+    assert said(tools, "<python>6 * 7</python>") == ["<result>\n42\n</result>"] and not missing_requirements(
+        [tools]
+    )
     without = Tools(tools=(Python(console=PythonTool(sandbox=Scripted(there=False))),))
-    assert without.missing() == ["bwrap isn't installed"]
+    assert missing_requirements([without]) == ["bwrap isn't installed"]
     with pytest.raises(Unavailable, match="bwrap"):
         without.tools[0].call("6 * 7")
 
@@ -335,8 +338,10 @@ def test_a_search_finds_the_passages_that_fit(tmp_path: Path) -> None:
     assert search.call("how long do cats sleep?") == "(1) Cats: Cats sleep six\n(2) Dogs bark at cats."
     assert search.call("zebras") == "Nothing was found."
     assert search.call("  ") == "Nothing was asked for."
-    assert not search.missing() and pickle.loads(pickle.dumps(search)) == search
-    assert Search(corpus=("nowhere.jsonl",)).missing() == ["nowhere.jsonl isn't there, which is searched"]
+    assert not missing_requirements([search]) and pickle.loads(pickle.dumps(search)) == search
+    assert missing_requirements([Search(corpus=("nowhere.jsonl",))]) == [
+        "nowhere.jsonl isn't there, which is searched"
+    ]
     other = tmp_path / "other.jsonl"
     other.write_text(json.dumps({"title": "Cats"}) + "\n")
     with pytest.raises(ValueError, match="no text under 'text'"):

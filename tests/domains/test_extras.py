@@ -11,6 +11,7 @@ import pytest
 from treetune.domains import extras
 from treetune.domains.environments.tools import Search
 from treetune.domains.graders.instruction_following import InstructionFollowing
+from treetune.findings import missing_requirements
 from treetune.main import main
 
 
@@ -28,8 +29,8 @@ def default_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_grader_and_a_tool_say_what_they_lack(tmp_path: Path) -> None:
     corpus = tmp_path / "passages.jsonl"
     corpus.touch()
-    (of_grader,) = InstructionFollowing().missing()
-    (of_tool,) = Search(corpus=(str(corpus),)).missing()
+    (of_grader,) = missing_requirements([InstructionFollowing()])
+    (of_tool,) = missing_requirements([Search(corpus=(str(corpus),))])
     assert of_grader.startswith("lm_eval, nltk, langdetect, which the grader instruction_following needs")
     assert of_tool.startswith("bm25s, which the tool search needs")
     assert all("./scripts/setup.sh --extras" in words for words in (of_grader, of_tool))

@@ -11,6 +11,7 @@ import pytest
 
 from treetune.domains.graders.instruction_following import NO_SENTENCES, InstructionFollowing, _library
 from treetune.exceptions import Unavailable
+from treetune.findings import missing_requirements
 from treetune.vocabulary import Grade, Problem
 
 GERMAN = "Das ist ein kurzer Satz über das Wetter in Hamburg."
@@ -104,13 +105,13 @@ def test_without_the_data_for_sentences_nothing_is_said_about_them(
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
     instructions_util._get_sentence_tokenizer.cache_clear()
     two = ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "at least"})
-    assert InstructionFollowing().missing() == (NO_SENTENCES,)
+    assert missing_requirements([InstructionFollowing()]) == [NO_SENTENCES]
     with pytest.raises(Unavailable, match="punkt_tab"):
         grade("One. Two.", two)
     data = tmp_path / "tokenizers" / "punkt_tab" / "english"
     data.mkdir(parents=True)
     for name in ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt"):
         (data / name).write_text("")
-    assert InstructionFollowing().missing() == ()
+    assert missing_requirements([InstructionFollowing()]) == []
     assert grade("This is one. That is two.", two).correct
     assert not grade("This is one.", two).correct

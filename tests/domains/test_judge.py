@@ -13,6 +13,7 @@ import pytest
 from tests.support.stand_in_judge import StandIn, stand_in_judge
 from treetune.domains.endpoints.settings import Asking, EndpointSettings, Place, Prices
 from treetune.domains.graders.judge import JudgeGrader, RunningJudge
+from treetune.findings import missing_requirements
 from treetune.main import main
 from treetune.store.journal import row_of
 from treetune.tasks.graders.base import ServiceContext
@@ -98,16 +99,26 @@ def test_the_key_is_sent_and_stands_nowhere(
 
 
 def test_a_key_that_is_not_there_is_told_before_the_run(judge: StandIn) -> None:
-    (words,) = grader(judge, endpoint={"api_key_variable": "NO_SUCH_KEY"}).missing()
+    (words,) = missing_requirements([grader(judge, endpoint={"api_key_variable": "NO_SUCH_KEY"})])
     assert "export NO_SUCH_KEY" in words
 
 
-def test_a_judge_that_is_down_is_noted_at_the_start_and_told_with_a_grade(judge: StandIn) -> None:
+def test_a_judge_that_is_down_is_noted_at_the_start_and_told_with_a_grade(
+    judge: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     part = grader(judge)
-    assert list(part.remarks(None)) == []
+    config = tmp_path / "judged.jsonnet"
+    endpoint = {"base_url": part.endpoint.base_url, "model": part.endpoint.model}
+    config.write_text(
+        "(import 'quickstart/grpo.jsonnet') +"
+        f" {{task+: {{grader: {json.dumps({'type': 'judge', 'endpoint': endpoint})}}}}}"
+    )
+    assert main(["--configs", str(config), "check_config"]) == 0
+    assert "judge" not in capsys.readouterr().err
     judge.close()
-    (note,) = part.remarks(None)
-    assert "is not there now (Connection refused)" in note and part.endpoint.base_url in note
+    assert main(["--configs", str(config), "check_config"]) == 0
+    note = " ".join(capsys.readouterr().err.split())
+    assert f"the judge at {part.endpoint.base_url} is not there now (Connection refused)" in note
     (grade,), _ = grades(part, "It is 7")
     assert grade.outcome == "unavailable" and "ClientConnectorError" in (grade.message or "")
 

@@ -17,6 +17,7 @@ from treetune.domains.environments.mcp_tools import Mcp, end_servers
 from treetune.domains.environments.pool import EnvironmentPool
 from treetune.domains.environments.tools import Tools
 from treetune.exceptions import Unavailable
+from treetune.findings import missing_requirements
 from treetune.vocabulary import Problem
 
 PLAIN = str(Path(__file__).parents[1] / "support" / "plain_mcp_server.py")
@@ -150,9 +151,9 @@ def test_headers_reach_an_address_and_no_secret_is_told(
     where, seen = address
     headers = {"Authorization": "Bearer ${SHOP_TOKEN}", "X-Plain": "one"}
     server = Mcp(address=where, headers=headers, start_seconds=5.0)
-    assert "SHOP_TOKEN" in server.missing()[0]
+    assert "SHOP_TOKEN" in missing_requirements([server])[0]
     monkeypatch.setenv("SHOP_TOKEN", "abcdef")
-    assert not server.missing()
+    assert not missing_requirements([server])
     with pytest.raises(Unavailable) as refused:
         server.call_server("echo")
     assert seen[0]["Authorization"] == "Bearer abcdef" and seen[0]["X-Plain"] == "one"

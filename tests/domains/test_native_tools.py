@@ -21,14 +21,14 @@ from tests.support.contexts import context_of
 from tests.trees import answered
 from treetune.domains.conversation import Conversation, Limits, actions_of
 from treetune.domains.environments.base import Reward, Turn
-from treetune.domains.environments.calls import ToolCall
 from treetune.domains.environments.mcp_tools import Mcp, end_servers
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
-from treetune.domains.environments.tools import Function, Python, Tool, Tools
+from treetune.domains.environments.tools import Call, Function, Python, Tool, Tools
 from treetune.domains.multi_turn import MultiTurn
 from treetune.engine.base import Completion, SamplingParams
 from treetune.engine.journal import JournaledEngine
 from treetune.exceptions import EngineError
+from treetune.findings import missing_requirements
 from treetune.models.chat import Chat
 from treetune.models.tokenizer import codec_of
 from treetune.rollouts.answers import Start
@@ -98,7 +98,7 @@ def call(name: str, arguments: str = "{}") -> str:
     ],
 )
 def test_calls_are_read_as_models_write_them(form: str, text: str, read: list) -> None:
-    assert Tools(tools=(MULTIPLY,), format=form).calls(text) == [ToolCall(*one) for one in read]
+    assert Tools(tools=(MULTIPLY,), format=form).calls(text) == [Call(*one) for one in read]
 
 
 @pytest.mark.parametrize(
@@ -467,7 +467,7 @@ def test_servers_that_are_not_there_and_tools_that_they_lack_are_told(tmp_path: 
         Mcp(command=("sleep", "60"), start_seconds=0.5).schemas()
     with pytest.raises(ValueError, match="only names fly, which"):
         counting(tmp_path, only=("count", "fly")).offered()
-    assert Mcp(command=("no-such-program",)).missing() == [
+    assert missing_requirements([Mcp(command=("no-such-program",))]) == [
         "no-such-program, which is to be started as an MCP server, isn't there"
     ]
     with pytest.raises(ValueError, match="a command or an address"):

@@ -19,6 +19,7 @@ from tests.trees import answered
 from treetune.domains.environments.base import EnvironmentTask, Turn
 from treetune.domains.environments.pool import EnvironmentPool
 from treetune.domains.multi_turn import MultiTurn
+from treetune.findings import missing_requirements
 from treetune.models.chat import Chat
 from treetune.models.tokenizer import codec_of
 from treetune.tasks.graders.pool import GraderPool
@@ -31,7 +32,7 @@ from verifiers_environments import Verifiers
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environments")
-    shutil.copy(Path(__file__).parents[1] / "tasks/programs/foreign_environments.txt", folder / "my_env.py")
+    shutil.copy(Path(__file__).parent / "programs" / "foreign_environments.txt", folder / "my_env.py")
     return folder / "my_env.py"
 
 
@@ -127,5 +128,5 @@ def test_what_can_not_be_played_says_so(file: Path, pool: EnvironmentPool) -> No
             environment(file, **given).offered()
     with pytest.raises(ValueError, match="has 3 rows: lower the sizes"):
         environment(file).problem("x", 3)
-    (lacking,) = environment(file, python="/no/python").missing()
+    (lacking,) = missing_requirements([environment(file, python="/no/python")])
     assert lacking == "python is '/no/python', which can't be run: give the path of a Python"

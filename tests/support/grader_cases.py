@@ -37,8 +37,11 @@ def is_gold(response: str, gold: str) -> float | None:
     return float(words[-1] == gold) if words else None
 
 
-ELSEWHERE = {"judge": "test_judge.py", "weighted": "test_rewards_from_elsewhere.py"}
-"""Those that need something to be started or others to ask, and the file of tests that holds them against
+ELSEWHERE = {
+    "judge": "tests/domains/test_judge.py",
+    "weighted": "tests/domains/test_rewards_from_elsewhere.py",
+}
+"""Those that need something to be started or others to ask, and the file of tests that compares them with
 their cases."""
 
 

@@ -22,6 +22,7 @@ import treetune.view.commands
 import treetune.view.exports.commands
 from treetune.cli import configuration, experiments
 from treetune.cli.command import Argument, Command, say
+from treetune.overriding import override
 
 OWN_MODULES = (
     treetune.cluster.commands,
@@ -122,6 +123,7 @@ _SHARED: dict[str, dict[str, Any]] = {
 class _CommandParser(argparse.ArgumentParser):
     """Says what is wrong, and what was probably meant, in two lines."""
 
+    @override
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message}\n{self.prog} --help shows what can be given", file=sys.stderr)
         sys.exit(2)
@@ -138,6 +140,7 @@ def version() -> str:
 
 
 class _Version(argparse.Action):
+    @override
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         print(version())
         parser.exit()

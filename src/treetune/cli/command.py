@@ -85,12 +85,11 @@ def root_family(config: Config, wanted: str = "an experiment") -> type[Registrab
 def built(config: Config, command: str, wanted: str | None, beside: Sequence[str] = ()) -> Registrable:
     """Returns the checked object graph of a configuration, which must be `wanted` ("a table"), if anything
     is. The user's parts are looked for in the folders `beside`, too."""
-    from treetune.config.build import build
+    from treetune.config.build import build_with_warnings
     from treetune.config.errors import ConfigIssue, wrapped
     from treetune.config.explain import Explanation, overridden
     from treetune.config.imports import import_parts
     from treetune.exceptions import ConfigError
-    from treetune.findings import notes
 
     explanation = Explanation(config, beside)
     import_parts(config.data, explanation)
@@ -104,9 +103,9 @@ def built(config: Config, command: str, wanted: str | None, beside: Sequence[str
             " carried out by the command of its type, such as prepare_data",
         )
         raise ConfigError([issue])
-    root = build(family, config.data, explanation)
+    root, warnings = build_with_warnings(family, config.data, explanation)
     if os.environ.get("RANK", "0") == "0":
-        for note in [*overridden(config), *notes(root)]:
+        for note in [*overridden(config), *warnings]:
             print(wrapped("note: ", note), file=sys.stderr)
     return root
 

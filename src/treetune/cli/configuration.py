@@ -32,11 +32,12 @@ def check_config(options: argparse.Namespace) -> int:
     root = built(config, options.command, None)
     from treetune.config.errors import wrapped
     from treetune.config.explain import Explanation
+    from treetune.contracts import Root
     from treetune.exceptions import ConfigError
 
     try:
-        for remark in root.examine(config.data):
-            print(wrapped("note: ", remark), file=sys.stderr)
+        for note in root.examine(config.data) if isinstance(root, Root) else ():
+            print(wrapped("note: ", note), file=sys.stderr)
     except ConfigError as error:
         raise ConfigError([_located(issue, Explanation(config)) for issue in error.issues]) from error
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Generic, Protocol, TypeVar
 
 from annotated_types import Ge, Gt
+from typing_extensions import override
 
 from treetune.cluster.submission import SlurmBusy, SlurmRefused, cluster_options, job_number, output_of
 from treetune.config.registrable import Registrable
@@ -153,6 +154,7 @@ class LocalJobs(Jobs):
     poll: Annotated[float, Gt(0)] = 0.5
     """Seconds between two looks."""
 
+    @override
     def begin(self, command: Sequence[str], output: Path) -> RunningJobs:
         return _Local(self, command, output)
 
@@ -255,6 +257,7 @@ class SlurmJobs(Jobs):
                     " --output, --job-name and --parsable are set here"
                 )
 
+    @override
     def begin(self, command: Sequence[str], output: Path) -> RunningJobs:
         return _Slurm(self, command, output)
 

@@ -27,6 +27,13 @@ def build(family: type[F], data: Any, explanation: Explanation | None = None, ke
     file set which key. A root's `imports` are imported first: they may register what it names. Raises
     ConfigError with every mistake at once.
     """
+    return build_with_warnings(family, data, explanation, key)[0]
+
+
+def build_with_warnings(
+    family: type[F], data: Any, explanation: Explanation | None = None, key: KeyPath = ()
+) -> tuple[F, list[str]]:
+    """Returns what `build` returns, and the warnings of a whole configuration's parts. Raises ConfigError."""
     if not key:
         imports.import_parts(data, explanation)
     builder = _Builder(explanation)
@@ -36,7 +43,7 @@ def build(family: type[F], data: Any, explanation: Explanation | None = None, ke
     if issues:
         raise ConfigError(issues)
     assert isinstance(part, family)
-    return part
+    return part, list(dict.fromkeys(builder.warnings))
 
 
 def checked(root: F) -> F:
@@ -96,6 +103,7 @@ class _Builder:
         self._unknown: list[tuple[KeyPath, remedies.Owner]] = []
         self._missing: list[tuple[KeyPath, schema.Key]] = []
         self._known: dict[KeyPath, list[str]] = {}
+        self.warnings: list[str] = []
 
     def value(self, annotation: Any, data: Any, key: KeyPath) -> Any:
         """`data` as a value of `annotation`. UNKNOWN, with the mistakes noted, if it is none; an object
@@ -120,13 +128,16 @@ class _Builder:
         return self._container(schema.bare(parts[0])[0], data, key)
 
     def check(self, root: Any) -> None:
-        """Notes what the parts of a whole configuration find."""
+        """Notes what the parts of a whole configuration find. What is missing on this machine is for those
+        who use the part."""
         # A part alone has nobody to be checked against.
         if root is UNKNOWN or not isinstance(root, Registrable) or root.root is None:
             return
         told = {key for key, _ in self._issues}
         for key, finding in findings(root, known_wrong=self._mistakes() > 0):
-            if key not in told:  # what is wrong there by itself comes first
+            if finding.level == "warning":
+                self.warnings.append(finding.what)
+            elif finding.level == "error" and key not in told:  # what is wrong there by itself comes first
                 issue = remedies.issue_of(key, finding, self._explanation)
                 self._issues.append((key, issue))
 

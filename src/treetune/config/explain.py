@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.config import lexer
 from treetune.config.errors import KeyPath, dotted
 from treetune.config.jsonnet import Config, Layer, evaluate, find_file, read_layer, sum_of, text_of
@@ -42,6 +44,7 @@ local keys(x) =
 
 
 class _Computed:
+    @override
     def __repr__(self) -> str:
         return "(computed)"
 

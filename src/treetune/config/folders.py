@@ -10,6 +10,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
+from typing_extensions import override
+
 DIGITS_OF_HASH = 16
 
 
@@ -26,6 +28,7 @@ class OwnFolders(MetaPathFinder):
         self.names: set[str] = set()
         """Top-level modules that a configuration asked for, and those that were found in the folders."""
 
+    @override
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

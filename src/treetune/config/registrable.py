@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
+
+from typing_extensions import override
 
 from treetune.contracts import Part
 
 T = TypeVar("T", bound=type)
+
+NO_LONGER_ASKED = {
+    "missing": "yield treetune.contracts.Finding(…, level='missing') in `check(experiment)`",
+    "notes": "yield treetune.contracts.Finding(…, level='warning') in `check(experiment)`",
+    "remarks": "yield treetune.contracts.Finding(…, level='warning') in `check(experiment)`",
+}
+"""Methods by which parts once said what `check` says now, and what to write. A part that still has one would
+say it to nobody."""
 
 
 class Registrable(Part):
@@ -29,16 +39,12 @@ class Registrable(Part):
     """What a whole configuration of this family is called, as in ``class Runtime(Registrable, root="an
     experiment")``. None: configurations hold parts of it."""
 
+    @override
     def __init_subclass__(cls, root: str | None = None, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if Registrable in cls.__bases__:
             cls._parts = {}
             cls.root = root
-
-    def examine(self, plain: Mapping[str, Any]) -> Iterable[str]:
-        """Returns the remarks of `check_config` on the configuration `plain` whose root this is.
-        Raises ConfigError for mistakes that take longer to find than `check` may."""
-        return ()
 
     @classmethod
     def register(cls, name: str) -> Callable[[T], T]:
@@ -52,6 +58,12 @@ class Registrable(Part):
                 raise ValueError(
                     f"{cls.__name__} {name!r} is registered twice: by {_place(before)} and by {_place(part)}"
                 )
+            for former, instead in NO_LONGER_ASKED.items():
+                if callable(getattr(part, former, None)) and not hasattr(cls, former):
+                    raise TypeError(
+                        f"{cls.__name__} {name!r}, {_place(part)}, has `{former}`, which nobody asks any"
+                        f" more: {instead}"
+                    )
             for declared in cls.to_declare:
                 if not hasattr(part, declared):
                     raise TypeError(

@@ -1,4 +1,4 @@
-"""Finds the words that help to mend a mistake in a configuration."""
+"""Writes remedies: what to change, in which file, to mend a mistake in a configuration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHERS_CALL_IT = {
     "n": "samples",
     "model_name_or_path": "name_or_path",
 }
-"""What is written here by those who come from other libraries, and what it is called here."""
+"""Keys by their names in other libraries, each with its name here."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ def missing_type(key: KeyPath, family: type[Registrable], explanation: Explanati
 
 def _missing(key: KeyPath, what: str, more: str | None, explanation: Explanation | None) -> ConfigIssue:
     owner = source(key[:-1], explanation) if len(key) > 1 else None
-    lost = explanation.settings(key) if explanation else []
-    if lost and owner:
+    replaced = explanation.settings(key) if explanation else []
+    if replaced and owner:
         # The commonest slip of Jsonnet: `trainer: {…}` where `trainer+: {…}` was meant.
         remedy = (
-            f"{lost[-1].place} sets it, and {owner} replaces the whole of {dotted(key[:-1])}: "
+            f"{replaced[-1].place} sets it, and {owner} replaces the whole of {dotted(key[:-1])}: "
             f"write `{key[-2]}+: {{…}}` there to keep what was set before"
         )
         return ConfigIssue(what, dotted(key), owner, remedy)
@@ -102,10 +102,10 @@ def _missing(key: KeyPath, what: str, more: str | None, explanation: Explanation
 def refused(
     key: KeyPath, owner: Owner, data: Mapping[str, Any], error: ValueError, explanation: Explanation | None
 ) -> ConfigIssue:
-    """The constructor said no: it saw values that are each right and don't go together."""
+    """Returns the issue of values that are each right, and that the constructor refused together."""
     # A word in braces is a template's placeholder, not the key of that name.
-    words = set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", str(error))))
-    named = [name for name in schema.keys_of(owner.part) if name in words]
+    words_of_message = set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", str(error))))
+    named = [name for name in schema.keys_of(owner.part) if name in words_of_message]
     places = [f"{name} from {source((*key, name), explanation)}" for name in named if name in data]
     remedy = f"change what stands at {dotted(key)}" if key else "change one of the two"
     if named:
@@ -123,8 +123,8 @@ def issue_of(key: KeyPath, finding: Finding, explanation: Explanation | None) ->
 
 
 def right_value(annotation: Any, data: Any) -> str | None:
-    """The same value written as it should be, where that can be guessed."""
-    words = schema.describe(annotation)
+    """Returns how to write the same value rightly, where that can be guessed."""
+    expected = schema.describe(annotation)
     if isinstance(data, str):
         alternatives = schema.members(schema.bare(annotation)[0])
         texts = [value for member in alternatives for value in getattr(member, "__args__", ())]
@@ -132,9 +132,10 @@ def right_value(annotation: Any, data: Any) -> str | None:
         if match:
             return f"did you mean {match[0]!r}?"
         is_number = re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", data)
-        if (is_number and "number" in words) or (data in ("true", "false") and "true or false" in words):
+        is_truth = data in ("true", "false")
+        if (is_number and "number" in expected) or (is_truth and "true or false" in expected):
             return f"write it without quotes: {data}"
-    elif isinstance(data, int | float) and words.startswith("a text"):
+    elif isinstance(data, int | float) and expected.startswith("a text"):
         return f"write it with quotes: '{json.dumps(data)}'"
     return None
 
@@ -144,17 +145,18 @@ def how_to_set(key: KeyPath) -> str | None:
 
 
 def source(key: KeyPath, explanation: Explanation | None) -> str | None:
-    """The place that set a key, or else the object around it."""
+    """Returns the file and line that set a key, or else the object around it."""
     while explanation and key:
-        found = explanation.source(key)
-        if found:
-            return found
+        setter = explanation.source(key)
+        if setter:
+            return setter
         key = key[:-1]
     return None
 
 
 def nested(key: KeyPath) -> str:
-    """``{trainer+: {learning_rate: …}}``, down to the first list on the way."""
+    """Returns an override that sets a key, such as ``{trainer+: {learning_rate: …}}``. Jsonnet can't change
+    an item of a list: the first list on the way is set whole."""
     text = "…"
     for depth, part in enumerate(key):
         if part.isdecimal():
@@ -166,7 +168,7 @@ def nested(key: KeyPath) -> str:
 
 
 def shortened(value: Any) -> str:
-    """A value as JSON, cut to a readable length."""
+    """Returns a value as JSON, cut to a readable length."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "…"
 

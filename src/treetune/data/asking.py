@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from typing_extensions import override
+
 from treetune.data.prompts import AGAIN
 from treetune.domains.endpoints import asking
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal
@@ -127,6 +129,7 @@ class SolutionAsker(asking.Asker):
         """Raises Unanswered, OutOfBudget or EndpointError."""
         return await self.answer(step, self._endpoint.body(messages, self._extra_for.get(step, {})))
 
+    @override
     async def _ask(
         self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[AnsweredRequest], bool]
     ) -> AnsweredRequest:

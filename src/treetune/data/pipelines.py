@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, MinLen
+from typing_extensions import override
 
 from treetune.cluster.jobs import Jobs, LocalJobs
 from treetune.config.imports import function_at
@@ -189,6 +190,7 @@ class EstimateDifficulty(DataPipeline):
     def context_length(self) -> Any:
         return getattr(self.policy, "context_length", UNKNOWN)
 
+    @override
     def check(self, experiment: Any) -> Iterable[Finding]:
         yield from self._check_task()
         yield from self.policy.check_answers(self.answers.params)

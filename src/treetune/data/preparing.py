@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from typing_extensions import override
+
 from treetune.cluster.jobs import one_at_work
 from treetune.data.making_threads import content_hash
 from treetune.data.pipelines import VERSION, FilterData, PrepareData
@@ -238,9 +240,11 @@ class _Left(Rows):
     ) -> None:
         self._file, self._total, self._gone, self._columns = file, total, gone, columns
 
+    @override
     def __len__(self) -> int:
         return self._total - len(self._gone)
 
+    @override
     def __iter__(self) -> Iterator[Numbered]:
         with self._file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines):

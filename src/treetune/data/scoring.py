@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from typing_extensions import override
+
+from treetune.findings import missing_requirements
 from treetune.store.files import whole_file
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
@@ -38,6 +41,7 @@ class ScoredRows:
     unavailable: int
     why: str
 
+    @override
     def __str__(self) -> str:
         graded = self.rows - self.unavailable
         share = self.correct / graded if graded else 0.0
@@ -75,7 +79,7 @@ def score_responses(
     Raises ValueError if it belongs to another input, for an input line that is no JSON object, and where what
     the grader needs isn't there.
     """
-    if absent := task.grader.missing():
+    if absent := missing_requirements(task.grader.parts()):
         raise ValueError(f"answers can't be graded here: {'; '.join(absent)}")
     if source.resolve() == output.resolve():
         raise ValueError(f"--input and --output are the same file, {source}")

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
 
+from typing_extensions import override
+
 from treetune.tasks.steps import StepSplitter
 
 MASK = 60
@@ -59,6 +61,7 @@ class MathReference(StepSplitter):
 
     end_token: Literal["own_step", "last_step"] = "last_step"
 
+    @override
     def boundaries(self, response: str) -> list[int]:
         if not response:
             return [0]

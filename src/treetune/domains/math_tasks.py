@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 from annotated_types import Ge, Gt, MinLen
+from typing_extensions import override
 
 from treetune.domains.graders.math import MathGrader
 from treetune.tasks.base import Task
@@ -145,6 +146,7 @@ class Sentences(StepSplitter):
     """Characters beyond which a part is cut at a comma, a conjunction or a displayed equals sign near its
     middle, as long as there is one; null never does."""
 
+    @override
     def boundaries(self, response: str) -> list[int]:
         if not response:
             return [0]

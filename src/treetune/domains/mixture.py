@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from annotated_types import Ge, Gt, Le, MinLen
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Answers, Finding, Need, Part, SampledAnswers
@@ -91,6 +92,7 @@ class DomainTask(Task):
         return self.domain.task
 
     @property
+    @override
     def grader(self) -> Grader:  # type: ignore[override]
         return self.task.grader
 
@@ -98,6 +100,7 @@ class DomainTask(Task):
     def environment(self) -> Environment | None:
         return environment_of(self.task)
 
+    @override
     def problems(self, split: Split) -> Sequence[Problem]:
         problems, difficulty = self.task.problems(split), self.domain.difficulty
         if split == "train" and difficulty is not None:
@@ -119,13 +122,16 @@ class DomainTask(Task):
             return split == "train"  # which it must have: `problems` raises
         return True
 
+    @override
     def size(self, split: Split) -> int | None:
         selected = split == "train" and self.domain.difficulty is not None
         return None if selected else self.task.size(split)
 
+    @override
     def examples(self, count: int) -> Sequence[Problem]:
         return self._named(self.task.examples(count))
 
+    @override
     def sampling(self, params: Params) -> Params:
         given: Any = self.task.sampling(params)
         stop = self.domain.stop
@@ -135,7 +141,6 @@ class DomainTask(Task):
         return replace(given, max_tokens=budget, stop=stop)
 
     # All else is as the task has it.
-    missing: ClassVar[Any] = property(attrgetter("task.missing"))
     check_demonstrations: ClassVar[Any] = property(attrgetter("task.check_demonstrations"))
     demonstration: ClassVar[Any] = property(attrgetter("task.demonstration"))
     sequential_demonstration: ClassVar[Any] = property(attrgetter("task.sequential_demonstration"))
@@ -166,6 +171,7 @@ class Weighting(Registrable):
 class Fixed(Weighting):
     """Takes the domains' own weights."""
 
+    @override
     def weight(self, given: float, size: int) -> float:
         return given
 
@@ -176,6 +182,7 @@ class Proportional(Weighting):
     """Multiplies the domains' own weights by how many problems they have: every problem is drawn as often as
     any other where the domains' own weights are equal."""
 
+    @override
     def weight(self, given: float, size: int) -> float:
         return given * size
 
@@ -189,6 +196,7 @@ class Temperature(Weighting):
     temperature: Annotated[float, Gt(0)]
     """The degree of the root: 1 is proportional, and the larger, the more alike the weights are."""
 
+    @override
     def weight(self, given: float, size: int) -> float:
         return given * size ** (1 / self.temperature)
 
@@ -217,6 +225,7 @@ class Curriculum(Weighting):
     floor: Annotated[float, Gt(0)] = 0.1
     """The least factor of a domain's weight, so that it is drawn often enough to notice a change."""
 
+    @override
     def over_iterations(
         self, given: Mapping[str, float], sizes: Mapping[str, int], drawing: Drawing
     ) -> Iterator[Mapping[str, float]]:
@@ -263,12 +272,14 @@ class Mixture(Task):
             raise ValueError("all domains have the weight 0: give one of them a larger one")
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         if not isinstance(self.weighting, Curriculum) and not self.remembers_pass_rates:
             return ()
         because = "it is drawn by how often the policy is right on a problem"
         return Need(SampledAnswers(), because), Need(Answers(2), because)
 
+    @override
     def check(self, experiment: Any) -> Iterable[Finding]:
         if self.remembers_pass_rates and experiment.problem_sampling == "epochs":
             yield Finding(
@@ -294,6 +305,7 @@ class Mixture(Task):
                 )
 
     @property
+    @override
     def remembers_pass_rates(self) -> bool:
         return self.prefer_mixed > 1
 
@@ -302,9 +314,11 @@ class Mixture(Task):
         return {name: DomainTask(name, self.domains[name]) for name in sorted(self.domains)}
 
     @cached_property
+    @override
     def grader(self) -> Grader:  # type: ignore[override]
         return ByDomain(graders={name: task.grader for name, task in self._tasks.items()})
 
+    @override
     def of(self, problem: Problem) -> Task:
         """Returns the problem's domain. Raises ValueError for a problem of none."""
         if problem.domain not in self._tasks:
@@ -314,9 +328,11 @@ class Mixture(Task):
             )
         return self._tasks[problem.domain]
 
+    @override
     def parts(self) -> Sequence[Task]:
         return tuple(self._tasks.values())
 
+    @override
     def domain_names(self) -> Sequence[str]:
         return tuple(self._tasks)
 
@@ -330,6 +346,7 @@ class Mixture(Task):
     def _read(self) -> dict[Split, Sequence[Problem]]:
         return {}
 
+    @override
     def problems(self, split: Split) -> Sequence[Problem]:
         if split not in self._read:
             pools: dict[str, Sequence[Problem]] = {}
@@ -341,36 +358,42 @@ class Mixture(Task):
             self._read[split] = tuple(interleaved(pools, dict.fromkeys(pools, 1.0)))
         return self._read[split]
 
+    @override
     def size(self, split: Split) -> int | None:
         sizes = [task.size(split) for task in self._with(split)]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
-    def missing(self) -> Sequence[str]:
-        return list(dict.fromkeys(name for task in self._tasks.values() for name in task.missing()))
-
+    @override
     def examples(self, count: int) -> Sequence[Problem]:
         return interleaved({name: task.examples(count) for name, task in self._tasks.items()})[:count]
 
+    @override
     def check_demonstrations(self) -> None:
         for task in self._with("train"):
             task.check_demonstrations()
 
+    @override
     def demonstration(self, problem: Problem, seed: int) -> str:
         return self.of(problem).demonstration(problem, seed)
 
+    @override
     def sequential_demonstration(self, problem: Problem, seed: int) -> str:
         return self.of(problem).sequential_demonstration(problem, seed)
 
+    @override
     def step_boundaries(self, response: str) -> list[int]:
         raise ValueError("steps are a domain's: ask the task of a problem (`of`) for them")
 
     @property
+    @override
     def boundaries_look_back(self) -> bool:
         return all(task.boundaries_look_back for task in self.parts())
 
+    @override
     def alphabet(self) -> str:
         return "".join(sorted({character for task in self.parts() for character in task.alphabet()}))
 
+    @override
     def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
         pools = _by_domain(problems)
         sizes = {name: len(pool) for name, pool in pools.items()}
@@ -396,6 +419,7 @@ class Mixture(Task):
             chosen[name] = [pool[index] for index in indices]
         return interleaved(chosen)
 
+    @override
     def draw_further(
         self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing
     ) -> list[Problem]:
@@ -407,6 +431,7 @@ class Mixture(Task):
             derived_random(drawing.seed, drawing.iteration, "further problems", name).shuffle(pool)
         return interleaved(rest, weights)
 
+    @override
     def drawing_metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
         """Returns ``domains/<name>/weight``: the share of the iteration's problems that the weights ask
         for."""

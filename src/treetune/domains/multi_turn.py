@@ -10,12 +10,24 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from annotated_types import Gt
+from typing_extensions import override
 
-from treetune.contracts import Answers, Experiment, Feature, Finding, Need, OneLine, SampledAnswers, Turns
+from treetune.contracts import (
+    Answers,
+    Experiment,
+    Feature,
+    Finding,
+    Need,
+    OneLine,
+    SampledAnswers,
+    Turns,
+    lacking,
+)
 from treetune.domains.conversation import EVENTS, Conversation, Limits, actions_of, unpacked
 from treetune.domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune.domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
 from treetune.engine.base import Completion, Later, Request
+from treetune.findings import missing_requirements
 from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import (
     UNGRADED,
@@ -99,6 +111,7 @@ class MultiTurn(GrowingRollout):
 
     seed_name = "turns"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.turn_tokens is not None and self.turn_tokens > self.max_tokens:
@@ -113,9 +126,11 @@ class MultiTurn(GrowingRollout):
             )
 
     @property
+    @override
     def gives(self) -> tuple[Feature, ...]:
         return SampledAnswers(), Answers(self.samples), OneLine(turns=True), Turns()
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
         if self.environment is None and not any(map(environment_of, experiment.task.parts())):
@@ -138,6 +153,12 @@ class MultiTurn(GrowingRollout):
                     "observation_format",
                     "leave it out, or leave the environment's format at 'tags'",
                 )
+        yield from lacking(missing_requirements(self._environments(experiment), experiment))
+
+    def _environments(self, experiment: Experiment) -> list[Environment]:
+        """Returns those of all the experiment's problems, those that measure it among them."""
+        measured = [chosen.task for chosen in experiment.evaluation.sets if chosen.task is not None]
+        return [self.environment_of(part) for task in (experiment.task, *measured) for part in task.parts()]
 
     def environment_of(self, task: Task) -> Environment:
         """Returns the environment of answers to the task's problems; in a mixture, some may have none."""
@@ -151,17 +172,17 @@ class MultiTurn(GrowingRollout):
         before, _, behind = (form or PLAIN).partition(OBSERVATION)
         return lambda observation: f"{before}{observation}{behind}"
 
-    def missing(self, task: Task) -> Sequence[str]:
-        return self.environment_of(task).missing()
-
+    @override
     def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:
         return self.environment_of(task).offered()
 
+    @override
     def prepare(self, codec: TextCodec) -> None:
         native = self.environment is not None and self.environment.reads_specials
         if codec.turn_frame is not None and (native or self.frame(codec) is None):
             codec.turn_frame([TOOL_RESULT] if native else "")  # raises where the template has none
 
+    @override
     def growing(self, context: RolloutContext, starts: Sequence[Start]) -> Growth:
         """Returns the requests for one answer from each start. The environment's seed derives from the
         problem, so that an answer does not depend on what else is sampled."""
@@ -359,9 +380,11 @@ class TurnStates(WholeAnswers):
         ),
     )
 
+    @override
     def looks_back(self, task: Task) -> bool:
         return True
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         rollout = for_fixed_problems(experiment.rollout)
         if not isinstance(rollout, MultiTurn) or not experiment.credit.needs_engine:
@@ -376,9 +399,11 @@ class TurnStates(WholeAnswers):
                 " same seed and actions make the same observations may say again = 'replay'",
             )
 
+    @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return (0, *trajectory.step_ends[:-1])
 
+    @override
     def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
         known = repr(tuple(prefix.token_ids.tolist()))
         return derive_seed(context.seed, context.iteration, prefix.problem.id, known, f"turns {purpose}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.config.errors import nearest
 from treetune.contracts import Finding
@@ -64,17 +65,20 @@ class RoutedRows(RowsTask):
     """The strings that end an answer; a rollout names them as its own `stop`."""
 
     @cached_property
+    @override
     def grader(self) -> Grader:  # type: ignore[override]
         return BySource(routes=self.routes)
 
     @property
+    @override
     def columns(self) -> tuple[str, ...]:
         return (*SCHEMA, *self.keep)
 
+    @override
     def check(self, experiment: Any) -> Iterator[Finding]:
-        seen = list(super().check(experiment))
-        yield from seen
-        if seen:
+        of_all_rows = list(super().check(experiment))
+        yield from of_all_rows
+        if any(finding.level == "error" for finding in of_all_rows):
             return
         names = () if self.source is not None else (*self.train, *self.validation, *self.test)
         paths = [Path(name) for name in names]
@@ -106,6 +110,7 @@ class RoutedRows(RowsTask):
                 "give it a grader by the beginning of its name, or '' one for all others",
             )
 
+    @override
     def domain_names(self) -> Sequence[str] | None:
         if self.domain is None:
             return ()
@@ -124,6 +129,7 @@ class RoutedRows(RowsTask):
         fitting = [prefix for prefix in self.domain or () if row[DATA_SOURCE].startswith(prefix)]
         return self.domain[max(fitting, key=len)] if isinstance(self.domain, Mapping) and fitting else ""
 
+    @override
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
         try:
             row = normalised(row)
@@ -139,6 +145,7 @@ class RoutedRows(RowsTask):
         kept = {name: row[name] for name in self.keep if name in row}
         return replace(made, data={**made.data, **kept}, domain=self._domain(row))
 
+    @override
     def check_demonstrations(self) -> None:
         if self.demonstration_field is None:
             raise ValueError(
@@ -146,6 +153,7 @@ class RoutedRows(RowsTask):
                 " demonstration_field"
             )
 
+    @override
     def demonstration(self, problem: Problem, seed: int) -> str:
         self.check_demonstrations()
         demonstration = problem.data.get(str(self.demonstration_field))
@@ -157,11 +165,12 @@ class RoutedRows(RowsTask):
             )
         return demonstration
 
+    @override
     def alphabet(self) -> str:
         """Returns the characters of prompts, golds and demonstrations, where the files are small and have
         these."""
         files = [Path(name) for name in (*self.train, *self.validation, *self.test)]
-        if absent := self.missing():
+        if absent := self.missing_files():
             raise ValueError(
                 f"{absent[0]} isn't there yet, whose characters the model would need: make it first"
             )

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from typing_extensions import override
+
 from treetune.engine.base import Chunk
 from treetune.engine.client import Address
 from treetune.engine.launch import free_port
@@ -55,13 +57,16 @@ class CudaIpc(ByRoutes):
     _buffer: Tensor | None = None
     _handle = ""
 
+    @override
     def meet(self, address: Address) -> None:
         self._post(address, "/init_weight_transfer_engine", {"init_info": {"packed": True}})
 
+    @override
     def begin(self, address: Address) -> None:
         self._buffer = None  # at the end of an update a worker closes the handle that it had
         super().begin(address)
 
+    @override
     def send(self, address: Address, chunk: Chunk) -> None:
         import torch
 
@@ -74,10 +79,12 @@ class CudaIpc(ByRoutes):
             info = described(chunk.tensors) | {"tensor_sizes": sizes, "ipc_handles_pickled": self._handle}
             self._post(address, "/update_weights", {"update_info": info})
 
+    @override
     def end(self, address: Address, directory: Path) -> None:
         super().end(address, directory)
         self.close()
 
+    @override
     def close(self) -> None:
         if self._buffer is not None:
             import torch
@@ -110,6 +117,7 @@ class Nccl(ByRoutes):
         # A thread begins on the first GPU, whichever the trainer's is: vLLM binds the group to its thread's.
         self._device = torch.cuda.current_device()
 
+    @override
     def meet(self, address: Address) -> None:
         self.close()
         rendezvous = {
@@ -129,6 +137,7 @@ class Nccl(ByRoutes):
 
         self._beside(join, address, "/init_weight_transfer_engine", {"init_info": info})
 
+    @override
     def send(self, address: Address, chunk: Chunk) -> None:
         def broadcast() -> None:
             import torch
@@ -146,6 +155,7 @@ class Nccl(ByRoutes):
 
         self._beside(broadcast, address, "/update_weights", {"update_info": described(chunk.tensors)})
 
+    @override
     def close(self) -> None:
         if self._group is not None:
             self._group.destroy()

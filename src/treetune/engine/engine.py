@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from typing_extensions import override
+
 from treetune.engine.base import (
     Canary,
     Chunk,
@@ -125,6 +127,7 @@ class VllmEngine(Engine):
         return sum(replica.server.restarts for replica in self._replicas)
 
     @property
+    @override
     def tokens_per_second(self) -> float:  # type: ignore[override]
         """Sampled tokens that arrived in the last few seconds, per second; 0 before any."""
         if len(self._recent) < 2:
@@ -132,16 +135,19 @@ class VllmEngine(Engine):
         seconds = self._recent[-1][0] - self._recent[0][0]
         return sum(count for _, count in self._recent[1:]) / seconds if seconds > 0 else 0.0
 
+    @override
     def wait_ready(self) -> None:
         for replica in self._replicas:
             replica.server.ready()
 
+    @override
     def wait_settled(self) -> None:
         if self._device == "cuda":
             self.wait_ready()
 
     # Sampling
 
+    @override
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
@@ -230,6 +236,7 @@ class VllmEngine(Engine):
 
     # Weights
 
+    @override
     def load(
         self,
         directory: Path,
@@ -351,6 +358,7 @@ class VllmEngine(Engine):
 
     # Memory
 
+    @override
     @contextmanager
     def asleep(self, *, keep_weights: bool = True) -> Iterator[None]:
         if not self._settings.sleep:
@@ -369,6 +377,7 @@ class VllmEngine(Engine):
             for replica in self._replicas:
                 replica.server.hold(False)
 
+    @override
     def close(self) -> None:
         atexit.unregister(self.close)
         for replica in self._replicas:

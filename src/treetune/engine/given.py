@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from typing_extensions import override
+
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import Address, Client
 from treetune.engine.key import ROUTE
@@ -119,6 +121,7 @@ class GivenServer(Server):
         self._thread = threading.Thread(target=self._look_after, name="engine-given", daemon=True)
         self._thread.start()
 
+    @override
     def now(self) -> Address | None:
         with self._changed:
             if self._closed:
@@ -134,6 +137,7 @@ class GivenServer(Server):
                 )
             return self._address
 
+    @override
     def failed(self, address: Address, reason: str) -> None:
         with self._changed:
             if self._address is None or address.epoch != self._epoch:
@@ -147,19 +151,23 @@ class GivenServer(Server):
                 )
             self._lose(reason)
 
+    @override
     def gone(self, address: Address) -> str | None:
         with self._changed:
             return None if self._address == address else self._why
 
+    @override
     def wait_anew(self) -> None:
         self._away_since = time.monotonic()
 
+    @override
     def begin_weights(self, address: Address) -> Address:
         with self._bringing_in:  # older ones, into a server that has just come back
             self._loading = True
         self._name(address, "")
         return replace(address, weights="")
 
+    @override
     def end_weights(self, address: Address, weights: Path) -> Address:
         self._weights = weights
         self._name(address, self._named)
@@ -170,17 +178,20 @@ class GivenServer(Server):
             self._changed.notify_all()
             return self._here()
 
+    @override
     def use(self, weights: Path) -> None:
         with self._changed:
             if weights != self._weights:
                 self._weights = weights
                 self._lose("it has not been asked for the newest weights yet")
 
+    @override
     def start_anew(self, weights: Path, reason: str) -> None:
         with self._changed:
             self._weights, self._loading, self._is_doubted = weights, False, True
             self._lose(reason)
 
+    @override
     def close(self) -> None:
         self.begin_to_close()
         self._thread.join(END_S)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from treetune.architectures import length_rule, probe_rows
 from treetune.engine.base import (
@@ -71,6 +72,7 @@ class InProcessEngine(Engine):
         self._read(launch.weights)
         refuse_unlike_model(self._model, self._device, self._context_length)
 
+    @override
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
@@ -126,6 +128,7 @@ class InProcessEngine(Engine):
         self.tokens_per_second = (self.tokens - before) / max(time.monotonic() - started, 1e-9)
         return results  # type: ignore[return-value]
 
+    @override
     def load(
         self,
         directory: Path,
@@ -147,6 +150,7 @@ class InProcessEngine(Engine):
         self._probes = probes
         return SyncReport(time.monotonic() - started, gap.largest, gap.mean)
 
+    @override
     def close(self) -> None:
         self._closed = True
 

@@ -12,6 +12,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.engine.base import (
     ANSWERS,
     Completion,
@@ -61,6 +63,7 @@ class JournaledEngine(EngineWrapper):
         self._known: dict[str, list[Completion]] = {}
         self._widest: dict[str, tuple[int, str]] = {}
 
+    @override
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:

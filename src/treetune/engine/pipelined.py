@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from treetune.engine.base import Completion, Engine, EngineWrapper, Later, OnResult, Request
 
 Requests = list[Request | Later]
@@ -50,6 +52,7 @@ class PipelinedEngine(EngineWrapper):
         or a `Later` of that."""
         self._side.append((requests, _Lane(on_result)))
 
+    @override
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:

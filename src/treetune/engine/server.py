@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.engine.base import EngineLaunch
 from treetune.engine.client import SAMPLES, Address, Client
 from treetune.engine.launch import (
@@ -132,6 +134,7 @@ class OwnServer(Server):
         self._thread = threading.Thread(target=self._supervise, name="engine-server", daemon=True)
         self._thread.start()
 
+    @override
     def now(self) -> Address | None:
         with self._changed:
             if self._address is None:
@@ -141,6 +144,7 @@ class OwnServer(Server):
                     raise EngineError("the engine was closed")
             return self._address
 
+    @override
     def failed(self, address: Address, reason: str) -> None:
         with self._changed:
             if address.epoch == self._epoch and self._address is not None:
@@ -148,14 +152,17 @@ class OwnServer(Server):
                 self._address = None
                 self._changed.notify_all()
 
+    @override
     def hold(self, held: bool) -> None:
         with self._changed:
             self._held = held
             self._changed.notify_all()
 
+    @override
     def use(self, weights: Path) -> None:
         self._weights = weights
 
+    @override
     def start_anew(self, weights: Path, reason: str) -> None:
         with self._changed:
             self._weights = weights
@@ -164,6 +171,7 @@ class OwnServer(Server):
             self._start_wanted = True
             self._changed.notify_all()
 
+    @override
     def close(self) -> None:
         self.begin_to_close()
         self._thread.join(END_S * 3)
@@ -314,10 +322,12 @@ class RemoteServer(Server):
         self._bad_epoch = 0
         self._missed_since: float | None = None
 
+    @override
     def ready(self) -> Address:
         self.wait_anew()
         return super().ready()
 
+    @override
     def now(self) -> Address | None:
         if self._closed:
             raise EngineError("the engine was closed")
@@ -336,17 +346,21 @@ class RemoteServer(Server):
             raise EngineError(f"the first rank's server was not there in time; its log is {self._log}")
         return None
 
+    @override
     def failed(self, address: Address, reason: str) -> None:
         self._bad_epoch = max(self._bad_epoch, address.epoch)
         self.wait_anew()
         poison_file(self._file, address.epoch).write_text(reason)
 
+    @override
     def succeeded(self) -> None:
         self.wait_anew()  # the first rank's own work decides about restarts
 
+    @override
     def wait_anew(self) -> None:
         self._missed_since = None
 
+    @override
     def hold(self, held: bool) -> None:
         if not held:  # the first rank's decides about restarts
             self.wait_anew()

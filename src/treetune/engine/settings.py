@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding, Part
@@ -194,6 +195,7 @@ class VllmSettings(EngineSettings):
                     " leave one of them out"
                 )
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if self.addresses is not None and _sends_adapters(experiment):
             yield Finding(
@@ -244,6 +246,7 @@ class VllmSettings(EngineSettings):
                 "raise it, or lower max_num_seqs",
             )
 
+    @override
     def tolerance(self, device: str) -> Tolerance:
         exact = self.resolved_dtype(device) == "float32"
         mean = self.canary_tolerance or (1e-4 if exact else 5e-2)
@@ -253,6 +256,7 @@ class VllmSettings(EngineSettings):
         return Tolerance(mean, times * mean)
 
     @property
+    @override
     def weights_in_memory(self) -> bool:
         return self.weight_transfer != "file" and self.addresses is None
 
@@ -270,6 +274,7 @@ class VllmSettings(EngineSettings):
         """Returns whether a server keeps the keys and values of earlier prompts."""
         return self.prefix_caching if self.prefix_caching is not None else device == "cuda"
 
+    @override
     def threads(self, ranks: int) -> int:
         # One core is left to the server's HTTP side and its clients: more threads than free cores wait for
         # each other, spinning.
@@ -281,9 +286,11 @@ class VllmSettings(EngineSettings):
         """Returns the precision that the server computes in on `device`."""
         return self.dtype or ("bfloat16" if device == "cuda" else "float32")
 
+    @override
     def computes_in(self, device: str) -> str:
         return "quantised" if is_quantised(self.extra_arguments) else self.resolved_dtype(device)
 
+    @override
     def transfer_method(
         self, *, device: str, machines: Sequence[str], adapters: bool
     ) -> tuple[TransferMethod, str]:
@@ -365,6 +372,7 @@ class InProcessSettings(EngineSettings):
     canary_tolerance: Annotated[float, Ge(0)] | None = None
     """Largest mean difference between log-probs of engine and trainer after a sync; null is 1e-4."""
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if _sends_adapters(experiment):
             yield Finding(
@@ -373,6 +381,7 @@ class InProcessSettings(EngineSettings):
                 "set trainer.lora.send to 'merged'",
             )
 
+    @override
     def tolerance(self, device: str) -> Tolerance:
         mean = 1e-4 if self.canary_tolerance is None else self.canary_tolerance
         return Tolerance(mean, mean if device == "cpu" else 100 * mean)
@@ -397,6 +406,7 @@ class Engines(Part):
     """The model that judges answers, where a grader asks it."""
 
     @classmethod
+    @override
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         return frozenset({"policy"})
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.engine.base import Chunk
 from treetune.engine.client import MODEL_NAME, Address, Client
 from treetune.engine.launch import ADAPTER_CONFIG
@@ -55,6 +57,7 @@ class WeightTransfer:
 class FromFolder(WeightTransfer):
     """The server reads the folder when it is whole: weights, or adapters on the model that it serves."""
 
+    @override
     def end(self, address: Address, directory: Path) -> None:
         if (directory / ADAPTER_CONFIG).is_file():
             adapters = {"lora_name": MODEL_NAME, "lora_path": str(directory), "load_inplace": True}
@@ -75,6 +78,7 @@ class ByRoutes(WeightTransfer):
     _begun: int | None = None
     """The epoch of the server that an update was begun with."""
 
+    @override
     def begin(self, address: Address) -> None:
         self._begun = address.epoch
         if address.epoch != self._met:
@@ -82,9 +86,11 @@ class ByRoutes(WeightTransfer):
             self._met = address.epoch
         self._post(address, "/start_weight_update")
 
+    @override
     def end(self, address: Address, directory: Path) -> None:
         self._post(address, "/finish_weight_update")
 
+    @override
     def give_up(self, address: Address) -> None:
         if address.epoch == self._begun:
             self.close()
@@ -102,9 +108,11 @@ class SharedMemory(ByRoutes):
     """The server maps each chunk's file as soon as it is written, and checks it. The files lie in /dev/shm,
     in a folder that is this run's."""
 
+    @override
     def meet(self, address: Address) -> None:
         self._post(address, "/init_weight_transfer_engine", {"init_info": {}})
 
+    @override
     def send(self, address: Address, chunk: Chunk) -> None:
         info = {
             "path": str(chunk.path),

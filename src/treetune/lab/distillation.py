@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from treetune.contracts import Advantages, Experiment, Finding
 from treetune.models.sources import ModelSource
 from treetune.rollouts.base import Credit, GroupCredit
@@ -26,12 +28,15 @@ class Distillation(GroupCredit):
     gives = (Advantages(before_training=True),)
 
     @property
+    @override
     def reference(self) -> ModelSource:
         return self.teacher
 
+    @override
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
         return [0.0] * len(rewards)
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         objective = experiment.trainer.objective
         if objective.kl_coef <= 0 or objective.kl_placement == "loss" or objective.kl_estimator != "k1":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding, Need, StaleAnswers
 from treetune.engine.base import Completion, Request, SamplingParams
@@ -59,9 +60,11 @@ class PartialAnswers(RolloutAround):
     carries = True
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (Need(StaleAnswers(), "it trains on answers that earlier weights have begun"),)
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if experiment.rollout is not self:
             yield Finding(
@@ -102,6 +105,7 @@ class PartialAnswers(RolloutAround):
                 "set it to 'between_iterations'",
             )
 
+    @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         carry_over = context.get(CarryOver)
         in_flight: dict[str, Answers] = {}  # by problem, in the order in which they were begun

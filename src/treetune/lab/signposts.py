@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from annotated_types import Ge, Gt, Le, MinLen
+from typing_extensions import override
 
 from treetune.contracts import Answers, Need
 from treetune.rollouts.context import RolloutContext
@@ -59,12 +60,14 @@ class SignpostsGrader(Grader):
 
     isolation = "inline"
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         if self.whole and len(response) != problem.data["length"]:
             return None
         said = [line[1:2] or BLANK for line in lines_of(problem, response)]
         return "".join(said) if response.strip() else None
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> float:
         right = [said == gold for said, gold in zip(extracted, problem.gold)]
         return float(
@@ -133,6 +136,7 @@ class Signposts(GeneratedTask):
     seed: int = 0
     grader: Grader = SignpostsGrader()
 
+    @override
     def __post_init__(self) -> None:
         needed, there_are = sum(self.sizes().values()), self.prompts()
         if needed > there_are:
@@ -148,9 +152,11 @@ class Signposts(GeneratedTask):
         """Returns how many different prompts there are."""
         return self.signs**self.period * self.letters**self.names
 
+    @override
     def generate(self, count: int) -> Sequence[int]:
         return _prompts(self)[:count]
 
+    @override
     def problem(self, id: str, generated: int) -> Problem:
         signs = tuple(generated // self.signs**digit % self.signs for digit in range(self.period))
         other = generated // self.signs**self.period
@@ -182,6 +188,7 @@ class Signposts(GeneratedTask):
         lines = {"all": range(self.steps), "first": [0], "last": [self.steps - 1]}[self.rule]
         return tuple((line,) for line in lines)
 
+    @override
     def demonstration(self, problem: Problem, seed: int) -> str:
         """The teacher's way. Choices and chatter are drawn from `seed` and the problem."""
         generator = derived_random(seed, problem.id, "demonstration")
@@ -242,6 +249,7 @@ class Signposts(GeneratedTask):
         shown: Sequence[int] = problem.data["signs"]
         return [shown[line % self.period] for line in range(self.steps)]
 
+    @override
     def alphabet(self) -> str:
         directions = "".join(str(one) for one in range(1, self.options + 1))
         return SIGNS[: self.signs] + directions + CHATTER[: self.letters] + BLANK + "\n"
@@ -261,9 +269,11 @@ class Decided(ValueEstimator):
     needs = (Need(Answers(2), "before anything is decided it takes the mean of the others"),)
 
     @property
+    @override
     def continues(self) -> bool:
         return False
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         return [
             self._of_tree(valuation.context, tree, states_of_tree)

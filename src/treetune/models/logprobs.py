@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from typing_extensions import override
 
 from treetune.architectures import LengthRule, length_rule, probe_rows
 from treetune.models.attention import PACKED, attention_arguments
@@ -50,6 +51,7 @@ class ModelInputs(NamedTuple):
     max_positions: int = 0
     """The largest N that any rank has at this turn. Ranks run their heads on equally many chunks."""
 
+    @override
     def __eq__(self, other: object) -> bool:
         # DeepSpeed compares what the ranks of a tensor-parallel group are given. Tuples would ask
         # `tensor == tensor` for one truth value.
@@ -60,6 +62,7 @@ class ModelInputs(NamedTuple):
             for a, b in zip(self, other, strict=True)
         )
 
+    @override
     def __ne__(self, other: object) -> bool:
         return not self == other
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.architectures import length_rule, longest_context
 from treetune.contracts import Experiment, Finding
@@ -97,9 +98,11 @@ class PretrainedModel(ModelSource):
             raise ValueError("attention 'flash_attention_2' has no float32 kernels: set dtype to 'bfloat16'")
 
     @property
+    @override
     def longest(self) -> int | None:
         return longest_context(self._local("config.json"))
 
+    @override
     def prompt_tokens(self, prompts: Sequence[str]) -> list[int] | None:
         vocabulary = self._characters()
         if vocabulary is None or self.chat is not None:
@@ -107,10 +110,12 @@ class PretrainedModel(ModelSource):
         added = [token for token in vocabulary if len(token) > 1]
         return character_tokens(prompts, [*added, *self.added_tokens])
 
+    @override
     def single_tokens(self) -> frozenset[str] | None:
         vocabulary = self._characters()
         return None if vocabulary is None else frozenset([*vocabulary, *self.added_tokens])
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
         rule = length_rule(self._local("config.json"))
@@ -158,6 +163,7 @@ class PretrainedModel(ModelSource):
         added = [token["content"] for token in described.get("added_tokens", ())]
         return [*model.get("vocab", ()), *added]
 
+    @override
     def require(self) -> None:
         resolve_policy(self.name_or_path)
         to_sdpa = "set model.attention to 'sdpa'"
@@ -179,20 +185,24 @@ class PretrainedModel(ModelSource):
                     f"{setting} needs the package {_PACKAGES[module]}, which is not installed: {remedy}"
                 )
 
+    @override
     def identity(self) -> Mapping[str, str]:
         return model_digest(self.name_or_path, self.revision)
 
+    @override
     def shape(self, alphabet: Alphabet) -> Shape | None:
         path = resolve_policy(self.name_or_path)
         if not Path(path).is_dir():
             return published_shape(path)
         return shape_of(json.loads(Path(path, "config.json").read_text()), f"{path}/config.json")
 
+    @override
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         tokenizer = self._own_tokenizer()
         add_tokens(tokenizer, self.added_tokens)
         return tokenizer
 
+    @override
     def unlearned_tokens(self) -> tuple[str, ...]:
         return missing_tokens(self._own_tokenizer(), self.added_tokens) if self.added_tokens else ()
 
@@ -216,6 +226,7 @@ class PretrainedModel(ModelSource):
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
 
+    @override
     def codec(self, tokenizer: PreTrainedTokenizerBase) -> TextCodec:
         from transformers import AutoConfig, GenerationConfig
 
@@ -227,6 +238,7 @@ class PretrainedModel(ModelSource):
         end_ids = () if end_ids is None else [end_ids] if isinstance(end_ids, int) else end_ids
         return codec_of(tokenizer, begin_of_text=self.begin_of_text, chat=self.chat, end_ids=end_ids)
 
+    @override
     def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
         import torch
         from transformers import AutoModelForCausalLM
@@ -255,6 +267,7 @@ class PretrainedModel(ModelSource):
             _apply_liger(model)
         return model.train()
 
+    @override
     def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel:
         import torch
         from transformers import AutoConfig, GenerationConfig

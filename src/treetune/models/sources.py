@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Gt, MinLen
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
@@ -54,6 +55,7 @@ class ModelSource(Registrable):
         """The texts, such as tags, that are one token beside the vocabulary. None: nobody knows yet."""
         return None
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         longest = self.longest
         if longest is not None and longest < experiment.context_length:
@@ -152,15 +154,19 @@ class TinyModel(ModelSource):
             )
 
     @property
+    @override
     def longest(self) -> int:
         return self.context_length
 
+    @override
     def prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
         return character_tokens(prompts, self.added_tokens)
 
+    @override
     def single_tokens(self) -> frozenset[str]:
         return frozenset(self.added_tokens)
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
         more_tasks = [held_out.task for held_out in experiment.evaluation.sets if held_out.task is not None]
@@ -183,6 +189,7 @@ class TinyModel(ModelSource):
                     "add them to model.alphabet, or set it to null for the task's own",
                 )
 
+    @override
     def shape(self, alphabet: Alphabet) -> Shape:
         characters = len(set(self.alphabet or alphabet()))
         return Shape(
@@ -197,11 +204,13 @@ class TinyModel(ModelSource):
             source="the configuration",
         )
 
+    @override
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         tokenizer = character_tokenizer(self.alphabet or alphabet(), self.context_length)
         add_tokens(tokenizer, self.added_tokens)
         return tokenizer
 
+    @override
     def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, final
+
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Need, SampledAnswers, UseOfAdvantages, UseOfPairs
@@ -118,15 +120,18 @@ class Objective(Registrable):
     none)."""
 
     @property
+    @final
     def needs_advantages(self) -> bool:
         return UseOfAdvantages() in self.gives
 
     @property
+    @final
     def needs_pairs(self) -> bool:
         """Returns whether answers are compared: `selection` makes pairs then, which no cut separates."""
         return UseOfPairs() in self.gives
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         if self.importance_cap is None:
             return ()

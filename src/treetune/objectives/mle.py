@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding, SampledAnswers, StaleAnswers, WholeBatch
 from treetune.objectives.base import Aggregation, Objective, TokenBatch, check_aggregation
@@ -36,6 +37,7 @@ class MaximumLikelihood(Objective):
     def __post_init__(self) -> None:
         check_aggregation(self.aggregation, self.constant_length)
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if SampledAnswers() in experiment.rollout.gives and WholeBatch() in experiment.selection.gives:
             yield Finding(
@@ -45,5 +47,6 @@ class MaximumLikelihood(Objective):
                 "choose the selection 'correct_only', or an objective that learns from advantages",
             )
 
+    @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return -(batch.weights_N * logprobs_N).sum(), {}  # the trainer reports every loss

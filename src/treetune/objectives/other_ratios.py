@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Gt, Le, Lt
+from typing_extensions import override
 
 from treetune.objectives.base import Aggregation, Objective, TokenBatch, ratio_of
 from treetune.objectives.policy_gradient import PolicyGradient, given_advantages
@@ -27,6 +28,7 @@ class ClippedImportance(PolicyGradient):
     clip_high: Annotated[float, Gt(0)] = 0.28
     """The weight is at most 1 + this."""
 
+    @override
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         ratio_N = ratio_of(log_ratio_N.detach())
         weight_N = ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
@@ -52,9 +54,11 @@ class SequencePolicyGradient(PolicyGradient):
     aggregation: Aggregation = "sequence"
 
     @property
+    @override
     def needs_whole_sequences(self) -> bool:  # type: ignore[override]
         return True
 
+    @override
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         import torch
 

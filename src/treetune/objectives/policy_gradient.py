@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
+from typing_extensions import override
 
 from treetune.contracts import (
     Advantages,
@@ -80,15 +81,18 @@ class PolicyGradient(Objective):
     measures_kl = True
 
     @property
+    @override
     def needs_whole_sequences(self) -> bool:  # type: ignore[override]
         return self.importance_sequence is not None
 
     @property
+    @override
     def gives(self) -> tuple[Feature, ...]:
         weighs = self.importance_cap is not None or self.importance_band is not None
         return (UseOfAdvantages(), StaleAnswers()) if weighs else (UseOfAdvantages(),)
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (
             *super().needs,
@@ -111,9 +115,11 @@ class PolicyGradient(Objective):
             )
 
     @property
+    @override
     def needs_reference(self) -> bool:  # type: ignore[override]
         return self.kl_coef > 0
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if experiment.restart == "every_iteration":
             yield Finding(
@@ -129,6 +135,7 @@ class PolicyGradient(Objective):
         """
         raise NotImplementedError
 
+    @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         # With a single update per iteration the policy is its own old policy: the ratio is 1 in
         # value and carries the policy gradient.
@@ -210,6 +217,7 @@ class ClippedPolicyGradient(PolicyGradient):
     """For positive advantages the gradient ends where the ratio is above 1 + this."""
     dual_clip: Annotated[float, Gt(1)] | None = None
 
+    @override
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         advantages_N, ratio_N = given_advantages(batch), ratio_of(log_ratio_N)
         unclipped_N = -advantages_N * ratio_N

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
+from typing_extensions import override
 
 from treetune.contracts import Need, Pairs, StaleAnswers, UseOfPairs
 from treetune.objectives.base import Objective, TokenBatch
@@ -64,6 +65,7 @@ class Preference(Objective):
     gives = (UseOfPairs(), StaleAnswers())
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (*super().needs, Need(Pairs(), "it compares answers in pairs"))
 
@@ -71,6 +73,7 @@ class Preference(Objective):
         """The loss of each pair and the loss's own metrics, all of shape [P]."""
         raise NotImplementedError
 
+    @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         import torch
 
@@ -124,6 +127,7 @@ class DirectPreference(Preference):
         if self.form == "ipo" and self.label_smoothing:
             raise ValueError("label_smoothing belongs to the form 'sigmoid'; 'ipo' has none")
 
+    @override
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
         if self.form == "ipo":
             z_P = (
@@ -159,6 +163,7 @@ class DpoPositive(Preference):
     label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
     """Probability that a pair is the wrong way round."""
 
+    @override
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
         shortfall_P = hinge(pairs.reference_chosen_P - pairs.chosen_P, self.penalty_band)
         z_P = pairs.margin_P - self.positive_penalty * shortfall_P

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.contracts import Need, StaleAnswers, WholeBatch
 from treetune.objectives.base import Objective, TokenBatch, ratio_of
@@ -142,6 +143,7 @@ class CorrectPaths(Objective):
             )
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         whole = Need(
             WholeBatch(),
@@ -150,6 +152,7 @@ class CorrectPaths(Objective):
         )
         return (*super().needs, whole) if self.normalise_by == "batch" else super().needs
 
+    @override
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
         taken = [self.loss_on == "all" or score >= self.score_threshold for score in scores]
         count = len(lengths) if self.normalise_by == "batch" else max(1, sum(taken))
@@ -157,6 +160,7 @@ class CorrectPaths(Objective):
             1 / (count * length) if is_taken else 0.0 for is_taken, length in zip(taken, lengths, strict=True)
         ]
 
+    @override
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
         """The divergence at each position, and without gradient p_c and p_m."""
         total_C = logits_CV.logsumexp(-1)
@@ -187,6 +191,7 @@ class CorrectPaths(Objective):
             cost_C = cost_C.where(above_C if self.mask == "above" else ~above_C, 0.0)
         return cost_C, logp_c.detach().exp(), logp_m.detach().exp()
 
+    @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         cost_N, p_c_N, p_m_N = batch.terms
         metrics = {

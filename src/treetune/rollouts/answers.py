@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, NamedTuple, TypeVar
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding
 from treetune.engine.base import Completion, Later, Request, SamplingParams
@@ -54,6 +55,7 @@ class SampledRollout(Rollout):
         if "" in self.sampling.stop:
             raise ValueError("stop has an empty string, which would end at once all that is sampled")
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         context, longest = experiment.context_length, self.max_prompt_tokens
         yield from check_lengths(self, context)
@@ -78,6 +80,7 @@ class SampledRollout(Rollout):
                 )
 
     @property
+    @override
     def sampling(self) -> SamplingParams:
         return SamplingParams(
             max_tokens=self.max_tokens,
@@ -126,6 +129,7 @@ class GrowingRollout(SampledRollout):
     """Sets the seeds of its answers apart from those of other rollouts."""
 
     @property
+    @override
     def sampler(self) -> Rollout | None:
         return self
 
@@ -146,6 +150,7 @@ class GrowingRollout(SampledRollout):
             context.engine.generate(growth.requests, growth.on_result)
         return growth.answers()
 
+    @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         prompts = self.encoded_prompts(context, problems)
         starts = [

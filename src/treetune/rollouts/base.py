@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune import contracts
 from treetune.config.registrable import Registrable
@@ -44,6 +45,7 @@ class Rollout(Registrable):
     """Whether it keeps answers from one iteration to the next, in its context's `CarryOver`."""
 
     @property
+    @final
     def needs_engine(self) -> bool:
         return contracts.SampledAnswers() in self.gives
 
@@ -61,10 +63,6 @@ class Rollout(Registrable):
     def most_answers(self, problems: int) -> int:
         """Returns how many answers there may be at most to an iteration of so many problems."""
         return problems * self.samples
-
-    def missing(self, task: Task) -> Sequence[str]:
-        """Returns messages about what it needs for the task's problems and isn't there, with remedies."""
-        return ()
 
     def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:
         """Returns the JSON schemas of the tools that all prompts of a run offer through the model's chat
@@ -96,6 +94,7 @@ class Shaping(Registrable):
         return next(name for name, part in Shaping.registered().items() if part is type(self))
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (
             Need(
@@ -169,18 +168,22 @@ class Credit(Registrable):
     """
 
     @property
+    @override
     def gives(self) -> tuple[contracts.Feature, ...]:
         return contracts.Advantages(before_training=True), contracts.CreditForRewards()
 
     @property
+    @final
     def needs_engine(self) -> bool:
         return contracts.Continuations() in self.gives
 
     @property
+    @final
     def needs_critic(self) -> bool:
         return contracts.CriticValues() in self.gives
 
     @property
+    @final
     def asks_critic(self) -> bool:
         """True where `assign` asks the critic, rather than leave its values to the trainer."""
         return self.needs_critic and contracts.Advantages(before_training=True) in self.gives
@@ -191,6 +194,7 @@ class Credit(Registrable):
         return None
 
     @property
+    @final
     def leaves_values_to_trainer(self) -> bool:
         """True where the trainer makes the advantages, with `from_values`, once its critic has valued the
         answers."""
@@ -247,6 +251,7 @@ class GroupCredit(Credit):
         """Returns one advantage for each answer to a problem, from what they earned."""
         raise NotImplementedError
 
+    @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         from treetune.rollouts.credit import whole_answer
 
@@ -274,6 +279,7 @@ class TokenCredit(Credit):
         of injected tokens, which nobody trains, don't count."""
         raise NotImplementedError
 
+    @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         import numpy as np
 

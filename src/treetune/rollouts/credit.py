@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.contracts import (
     Advantages,
@@ -166,6 +167,7 @@ class Group(GroupCredit):
     gives = (Advantages(before_training=True), CreditForRewards())
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
+    @override
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
         return group_advantages(rewards, self.std, self.eps)
 
@@ -196,9 +198,11 @@ class Rloo(GroupCredit):
     gives = (Advantages(before_training=True), CreditForRewards())
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
+    @override
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
         return leave_one_out_advantages(rewards)
 
+    @override
     def is_unbiased(self, context: RolloutContext) -> bool:
         return type(self).advantages is Rloo.advantages  # a class built on this one may give others
 
@@ -227,9 +231,11 @@ class Outcome(GroupCredit):
 
     gives = (Advantages(before_training=True), CreditForRewards())
 
+    @override
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
         return rewards
 
+    @override
     def is_unbiased(self, context: RolloutContext) -> bool:
         return type(self).advantages is Outcome.advantages  # a class built on this one may give others
 
@@ -241,6 +247,7 @@ class NoCredit(Credit):
 
     gives = (CreditForRewards(),)
 
+    @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         return [episode_of(context, answer) for answer in answers_of(trees)], {}
 
@@ -273,18 +280,22 @@ class Gae(Credit):
     )
 
     @property
+    @override
     def critic_settings(self) -> CriticSettings | None:
         return self.critic
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         remedy = "choose a credit without a critic, such as 'none'"
         yield from check_critic_goes_on(experiment, "credit 'gae'", remedy)
 
+    @override
     def from_values(
         self, rewards: Sequence[float], values: Sequence[float]
     ) -> tuple[Sequence[float], Sequence[float]]:
         return gae(rewards, values, self.gamma, self.lam)
 
+    @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         return [episode_of(context, answer) for answer in answers_of(trees)], {}
 

@@ -8,6 +8,7 @@ from itertools import accumulate, chain
 from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine
 from treetune.rollouts.answers import EXAMPLES, encoded_prompt, measured_trees, rank_share, steps_of
@@ -49,9 +50,11 @@ class Demonstrations(Rollout):
     ``episodes/left_out``)."""
 
     @property
+    @override
     def gives(self) -> tuple[Feature, ...]:
         return Answers(self.samples), OneLine()
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         try:
             experiment.task.check_demonstrations()
@@ -76,6 +79,7 @@ class Demonstrations(Rollout):
                 f"raise it to {max(lengths) + 1} or more, or set the rollout's too_long to 'leave_out'",
             )
 
+    @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         """Raises ValueError for a demonstration that does not fit into the context, or whose threads
         a rollout couldn't make."""

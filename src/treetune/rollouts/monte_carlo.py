@@ -9,6 +9,7 @@ from statistics import pstdev
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.contracts import (
     Advantages,
@@ -115,20 +116,24 @@ class MonteCarlo(Credit):
     before a selection leaves any out (those of groups that ``until_mixed`` counts as dropped too)."""
 
     @classmethod
+    @override
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         return frozenset({"pipelined"})
 
     @property
+    @override
     def gives(self) -> tuple[Feature, ...]:
         sampled = (Continuations(),) if self.values.continues else ()
         learnt = () if self.critic_settings is None else (CriticValues(),)
         return (Advantages(before_training=True), CreditForTrees(), *sampled, *learnt)
 
     @property
+    @override
     def critic_settings(self) -> CriticSettings | None:
         return self.values.critic_settings
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         needs = (
             Need(SampledAnswers(), "it goes on from them as the policy sampled them"),
@@ -141,6 +146,7 @@ class MonteCarlo(Credit):
         )
         return (*needs, siblings) if self.siblings_count_into_prompt_value else needs
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         sampling = experiment.rollout.sampling
         if sampling is not None and self.values.continues:
@@ -162,6 +168,7 @@ class MonteCarlo(Credit):
                 f"sampled otherwise ({', '.join(self._overrides())}); give up one of the two"
             )
 
+    @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         if not self.values.continues:
             return 0, 0
@@ -170,6 +177,7 @@ class MonteCarlo(Credit):
         least, most = self.values.budget(self.samples).bounds
         return round(answers * states * least), answers * min(bound, limit) * most
 
+    @override
     def is_unbiased(self, context: RolloutContext) -> bool:
         """Every part has to be: the values, the choice of states, what is credited behind the last of them,
         and continuations, which have to be sampled as the answers are."""
@@ -186,6 +194,7 @@ class MonteCarlo(Credit):
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {name: value for name, value in given.items() if value is not None}
 
+    @override
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
         if not (self.pipelined and self.states.opens_early(context) and self.values.first_states(1)):
             return None
@@ -197,6 +206,7 @@ class MonteCarlo(Credit):
             least=least_answers(self),
         )
 
+    @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         sampling = self._sampling(context)
         valuation = Valuation(context, trees, self.states, sampling, self.samples, self.max_states)

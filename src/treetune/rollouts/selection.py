@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Gt, Le
+from typing_extensions import override
 
 from treetune.contracts import (
     Advantages,
@@ -55,6 +56,7 @@ class All(Selection):
 
     gives = (WholeBatch(),)
 
+    @override
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         return list(episodes), selection_metrics(episodes, episodes)
 
@@ -72,12 +74,15 @@ class CorrectOnly(Selection):
 
     keeps_groups = False
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         return unreachable(self.reward_threshold, experiment)
 
+    @override
     def most_kept(self, answers: int, problems: int) -> int:
         return answers if self.max_per_problem is None else min(answers, self.max_per_problem * problems)
 
+    @override
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         taken: Counter[str] = Counter()
         kept = []
@@ -109,10 +114,12 @@ class MixedGroups(Selection):
 
     needs = (Need(Answers(2), "it looks for problems whose answers differ"),)
 
+    @override
     def most_kept(self, answers: int, problems: int) -> int:
         groups = problems if self.at_most is None else min(problems, self.at_most)
         return groups * (answers // max(1, problems))
 
+    @override
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         scores: dict[str, set[float]] = {}
         for episode in episodes:
@@ -151,15 +158,18 @@ class PreferencePairs(Selection):
         Need(Answers(2), "it pairs answers to the same problem"),
     )
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         return unreachable(self.reward_threshold, experiment)
 
+    @override
     def most_kept(self, answers: int, problems: int) -> int:
         each = answers // max(1, problems)
         pairs = (each // 2) * (each - each // 2)
         bound = self.max_pairs_per_problem
         return problems * (pairs if bound is None else min(pairs, bound))
 
+    @override
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         groups: dict[str, list[Episode]] = {}
         for episode in episodes:
@@ -208,6 +218,7 @@ class SomeTokens(Selection):
         Need(SampledAnswers(), "it looks at the probabilities that tokens were sampled with"),
     )
 
+    @override
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         kept = []
         for episode in episodes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Ge, Gt
+from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Finding, Need, SampledAnswers
 from treetune.rollouts.base import Shaping
@@ -66,9 +67,11 @@ class LengthPenalty(Shaping):
     beginning down."""
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (*super().needs, Need(Answers(2), "it compares the answers to a problem"))
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if self.from_iteration >= experiment.iterations:
             yield Finding(
@@ -78,6 +81,7 @@ class LengthPenalty(Shaping):
                 "lower it, or leave the penalty out",
             )
 
+    @override
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         bonuses = [0.0] * len(trajectories)
         if context.iteration < self.from_iteration:
@@ -118,9 +122,11 @@ class OverlongPenalty(Shaping):
     """The whole penalty."""
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (*super().needs, Need(SampledAnswers(), "it is about the rollout's max_tokens"))
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         sampling = experiment.rollout.sampling
         if sampling is not None and self.cache > sampling.max_tokens:
@@ -131,6 +137,7 @@ class OverlongPenalty(Shaping):
                 "make it smaller",
             )
 
+    @override
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         sampling = context.settings.sampling
         assert sampling is not None, "`check` has seen that something is sampled"
@@ -162,5 +169,6 @@ class WrongAnswers(Shaping):
     penalty: Annotated[float, Gt(0)] = 1.0
     """How much less. With 1 and a grader of 0 and 1, rewards are 1 and −1."""
 
+    @override
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         return [0.0 if trajectory.grade.correct else -self.penalty for trajectory in trajectories]

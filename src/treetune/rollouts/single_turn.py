@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
+from typing_extensions import override
+
 from treetune.contracts import Answers, Feature, OneLine, SampledAnswers
 from treetune.engine.base import Completion, Request, SamplingParams
 from treetune.rollouts.answers import (
@@ -22,7 +24,6 @@ from treetune.rollouts.answers import (
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.seeds import derive_seed
-from treetune.tasks.base import Task
 from treetune.tree import Tree
 from treetune.vocabulary import Grade, Metrics, Problem, TextCodec, Trajectory
 
@@ -44,9 +45,11 @@ class SingleTurn(SampledRollout):
     """Strings that end an answer, and stay in it."""
 
     @property
+    @override
     def gives(self) -> tuple[Feature, ...]:
         return SampledAnswers(), Answers(self.samples), OneLine()
 
+    @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         self.encoded_prompts(context, problems)
         trees = sample_answers(
@@ -171,31 +174,35 @@ class RolloutAround(Rollout):
     rollout: Rollout
 
     @property
+    @override
     def gives(self) -> tuple[Feature, ...]:
         return self.rollout.gives
 
     @property
+    @override
     def samples(self) -> int:  # type: ignore[override]
         return self.rollout.samples
 
     @property
+    @override
     def unfinished_reward(self) -> float | None:  # type: ignore[override]
         return self.rollout.unfinished_reward
 
     @property
+    @override
     def max_prompt_tokens(self) -> int | None:  # type: ignore[override]
         return self.rollout.max_prompt_tokens
 
     @property
+    @override
     def sampling(self) -> SamplingParams | None:
         return self.rollout.sampling
 
     @property
+    @override
     def sampler(self) -> Rollout:
         return for_fixed_problems(self.rollout)
 
-    def missing(self, task: Task) -> Sequence[str]:
-        return self.rollout.missing(task)
-
+    @override
     def prepare(self, codec: TextCodec) -> None:
         self.rollout.prepare(codec)

@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from typing_extensions import override
+
 from treetune.contracts import Need, OneLine
 from treetune.engine.base import CONTINUATIONS, Completion, Later, Request, SamplingParams
 from treetune.rollouts.answers import GrowingRollout, Growth, Start, before_stop
@@ -34,15 +36,18 @@ class OneLineStates(StateRule):
 
     needs = (Need(OneLine(), "it continues answers from their beginnings", STATES_REMEDY),)
 
+    @override
     def opens_early(self, context: RolloutContext) -> bool:
         return True
 
+    @override
     def open(self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan) -> OneLineState:
         state = OneLineState(context, prefix, plan)
         # What services do for values is counted with the values, whose phase comes later.
         state.ungraded = [] if context.grader.has_services else None
         return state
 
+    @override
     def estimate(
         self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
     ) -> list[Estimate]:
@@ -92,9 +97,11 @@ class OneLineStates(StateRule):
 class StepBoundaries(OneLineStates):
     """A state before every step of the answer (Kazemnejad et al., arXiv:2410.01679, section 4)."""
 
+    @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return (0, *trajectory.step_ends[:-1])
 
+    @override
     def looks_back(self, task: Task) -> bool:
         return task.boundaries_look_back
 
@@ -146,6 +153,7 @@ class OneLineState(OpenState):
         # The problem's own: domains have stop strings and budgets of their own.
         self.sampling = self.context.task.of(self.prefix.problem).sampling(self.plan.sampling)
 
+    @override
     def ask(self) -> list[Request | Later]:
         if self.is_over or self.ungraded:
             return []
@@ -172,6 +180,7 @@ class OneLineState(OpenState):
             )
         ]
 
+    @override
     def answered(self, index: int, completions: list[Completion]) -> list[Request | Later]:
         self.take(completions)
         return self.ask()
@@ -228,10 +237,12 @@ class WholeAnswers(StateRule):
         """Returns the seed of a state's continuations, which derives from the state alone."""
         raise NotImplementedError
 
+    @override
     def opens_early(self, context: RolloutContext) -> bool:
         # What services do for values is counted with the values, whose phase comes later.
         return not context.grader.has_services
 
+    @override
     def open(self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan) -> ContinuedAnswers:
         # The progress is that of the rollout's answers.
         quiet = replace(context, log=replace(context.log, progress=lambda done, total: None))
@@ -239,6 +250,7 @@ class WholeAnswers(StateRule):
         rollout = _rollout(context, plan.sampling)
         return ContinuedAnswers(partial(rollout.growing, _only_graded(quiet), starts))
 
+    @override
     def estimate(
         self, context: RolloutContext, prefixes: Sequence[AnswerPrefix], plan: ContinuationPlan
     ) -> list[Estimate]:
@@ -285,12 +297,14 @@ class ContinuedAnswers(OpenState):
     grow: partial[Growth]
     growth: Growth | None = None
 
+    @override
     def ask(self) -> list[Request | Later]:
         if self.growth is not None:
             return []
         self.growth = self.grow()
         return _behind_answers(self.growth.requests)
 
+    @override
     def answered(self, index: int, completions: list[Completion]) -> list[Request | Later]:
         assert self.growth is not None, "asked before it was answered"
         return _behind_answers(self.growth.on_result(index, completions))

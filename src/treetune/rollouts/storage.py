@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from typing_extensions import override
+
 from treetune.exceptions import Damaged
 from treetune.rollouts.numbers import by_group
 from treetune.store.checksums import SEALED, SealingFile, verify_once, verify_stream
@@ -68,15 +70,18 @@ class StoredEpisodes(Collection[Episode]):
             with _stream(file, str(path), "episodes", REMEDY) as (_, self._count):
                 pass
 
+    @override
     def __len__(self) -> int:
         return self._count
 
+    @override
     def __iter__(self) -> Iterator[Episode]:
         from treetune.rollouts.rows import episodes_of
 
         with self.path.open("rb") as file:
             yield from _read_stream(file, str(self.path), "episodes", episodes_of, REMEDY)
 
+    @override
     def __contains__(self, episode: object) -> bool:
         return any(episode == other for other in self)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Finding, Need, SampledAnswers, UseOfAdvantages
 from treetune.rollouts.answers import contiguous_share, rank_share
@@ -47,6 +48,7 @@ class UntilMixed(RolloutAround):
     """Problems of a further round; None: as many as the first has."""
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (
             Need(SampledAnswers(), "it samples until answers differ"),
@@ -58,6 +60,7 @@ class UntilMixed(RolloutAround):
             ),
         )
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if isinstance(self.rollout, UntilMixed):
             yield Finding(
@@ -94,10 +97,12 @@ class UntilMixed(RolloutAround):
                 "make the two equal",
             )
 
+    @override
     def most_answers(self, problems: int) -> int:
         further = (self.max_rounds - 1) * (self.problems_per_round or problems)
         return (problems + further) * self.samples
 
+    @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         trees: list[Tree] = []
         asked: list[Problem] = []

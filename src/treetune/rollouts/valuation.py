@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from treetune.config.registrable import Registrable
 from treetune.contracts import Answers, Finding, Need
 from treetune.engine.base import SamplingParams
@@ -346,13 +348,16 @@ class FreshContinuations(ValueEstimator):
     count_siblings: bool = False
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         more = Need(Answers(2), "count_siblings counts the other answers", "set it to false")
         return (more,) if self.count_siblings else ()
 
+    @override
     def first_states(self, states: int) -> Sequence[int]:
         return range(states)
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         valuation.sample_first(self)
         if not self.count_siblings:

@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from treetune.config.registrable import Registrable
 from treetune.engine.base import Completion, Later, Request, SamplingParams
 from treetune.engine.pipelined import PipelinedEngine
@@ -105,6 +107,7 @@ class FixedBudget(Budget):
 
     adaptive = False
 
+    @override
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
         return self.samples if turn == 0 else 0
 

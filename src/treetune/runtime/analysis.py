@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
 from treetune.store.checksums import digest_of, read_record, verify_once, write_record
@@ -66,6 +68,7 @@ class Analyzer(Registrable):
     name: str | None
     needs_engine: bool = False
 
+    @override
     def check(self, experiment: Any) -> Iterable[Finding]:
         if self.name is not None and (
             self.name.startswith(".") or "/" in self.name or not self.name.isprintable()

@@ -9,10 +9,12 @@ from itertools import chain
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Finding, Need, Part, SampledAnswers, StaleAnswers
+from treetune.contracts import Finding, Need, Part, Root, SampledAnswers, StaleAnswers
 from treetune.engine.settings import Engines
+from treetune.findings import missing_requirements
 from treetune.models.sources import ModelSource
 from treetune.rollouts.answers import check_lengths
 from treetune.rollouts.base import Credit, Rollout, Selection, Shaping
@@ -26,7 +28,7 @@ from treetune.tasks.drawing import Replacement
 from treetune.trainer.base import Trainer
 
 
-class Runtime(Registrable, root="an experiment"):
+class Runtime(Registrable, Root, root="an experiment"):
     """The root of an experiment's configuration."""
 
 
@@ -80,6 +82,7 @@ class EvaluationSet(Part):
         known = {field.name for field in fields(rollout)}  # type: ignore[arg-type]
         return replace(rollout, **{k: v for k, v in given.items() if v is not None and k in known})  # type: ignore[type-var]
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from unfit_name(self.label, "name", "a plain folder name", nested=False)
         yield from unfit_split(self.task or experiment.task, self.split, self.problems, "problems")
@@ -111,6 +114,7 @@ class Evaluation(Part):
     rollout: Rollout | None = None
     """How answers are made where the run's own rollout samples nothing (supervised training)."""
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from twice("sets", [one.label for one in self.sets])
         if self.sets and not (self.rollout or experiment.rollout).needs_engine:
@@ -150,6 +154,7 @@ class ChooseCheckpoint(Part):
     every: Annotated[int, Gt(0)] | None = None
     """Steps between candidates; None: after every epoch."""
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         labels = [one.label for one in experiment.evaluation.sets]
         if self.set not in labels:
@@ -203,6 +208,7 @@ class Preset(Part):
     after: tuple[str, ...] = ()
     """The experiment's parts that stood on its left."""
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         here = "sampled answers" if experiment.rollout.needs_engine else "demonstrations"
         if not {"rollout", "trainer"}.issubset(self.after):
@@ -234,9 +240,11 @@ class StopAfter(Part):
     """Tokens of answers and continuations together."""
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (Need(SampledAnswers(), "it counts sampled tokens", "leave stop_after out"),)
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         if experiment.length_matters is not None:
             yield Finding(
@@ -341,19 +349,20 @@ class PolicyIteration(Runtime):
     def missing_for_grades(self) -> list[str]:
         """Returns what graders and environments of all tasks need and isn't there."""
         tasks = [self.task, *(one.task for one in self.evaluation.sets if one.task is not None)]
-        for_grades = (words for task in tasks for part in task.grader.parts() for words in part.missing())
-        rollouts = (self.rollout, for_fixed_problems(self.evaluation.rollout or self.rollout))
-        parts = [part for task in tasks for part in task.parts()]
-        for_turns = (words for one in rollouts for part in parts for words in one.missing(part))
-        return list(dict.fromkeys([*for_grades, *for_turns]))
+        graders = [part for task in tasks for part in task.grader.parts()]
+        rollouts = [rollout for rollout in (self.rollout, self.evaluation.rollout) if rollout is not None]
+        return missing_requirements([*graders, *rollouts], self)
 
+    @override
     def examine(self, plain: Mapping[str, Any]) -> Iterator[str]:
-        yield from (f"the task reads {name}, which isn't there yet" for name in self.task.missing())
-        yield from (f"what answers need isn't here: {missing}" for missing in self.missing_for_grades())
+        """Yields what this machine lacks, what runs without a sandbox, and the first prompt."""
+        yield from missing_requirements([self.task], self, Task)
+        yield from (f"what answers need isn't here: {what}" for what in self.missing_for_grades())
         yield from unsafe_remarks(plain)
         yield from prompt_remarks(self)
 
     @classmethod
+    @override
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         keys = {
             "analyzers",
@@ -380,6 +389,7 @@ class PolicyIteration(Runtime):
         not."""
         return None if self.restart == "every_iteration" else self.trainer.length_matters
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from unfit_name(self.experiment_name, "experiment_name", "a relative folder name")
         yield from unfit_split(self.task, "train", self.problems_per_iteration, "problems_per_iteration")

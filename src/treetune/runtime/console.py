@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from typing_extensions import override
+
 from treetune.store.timeline import Timeline
 from treetune.vocabulary import Metrics
 
@@ -122,6 +124,7 @@ class LogFile(logging.FileHandler):
 
     _was_told = False
 
+    @override
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not self._was_told:
@@ -145,6 +148,7 @@ class PhaseStatus:
     def set(self, done: int, total: int) -> None:
         self.done, self.total = done, total
 
+    @override
     def __str__(self) -> str:
         passed = time.monotonic() - self._started
         parts = [self.what]

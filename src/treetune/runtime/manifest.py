@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.config.build import part_at
 from treetune.config.explain import as_plain
 from treetune.config.folders import own_modules, searched
@@ -320,6 +322,7 @@ class ChangedKey:
     def name(self) -> str:
         return ".".join(self.key)
 
+    @override
     def __str__(self) -> str:
         return f"{self.name} was {_in_words(self.before)} and is {_in_words(self.now)}"
 

@@ -18,6 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.config.registrable import Registrable
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.files import write_text
@@ -101,6 +103,7 @@ class TrackioSink(Sink):
     project: str = "treetune"
     """The project's name there."""
 
+    @override
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         trackio = import_module("trackio")  # in no lock file
         kept = _Kept.read(directory, "trackio", project=self.project, name=name)
@@ -114,6 +117,7 @@ class TrackioSink(Sink):
         kept.write(first_missing=first_missing)
         return _CountedRun(run, kept, first_missing)
 
+    @override
     def first_missing(self, handle: _CountedRun) -> int:
         return handle.first_missing
 
@@ -139,6 +143,7 @@ class WandbSink(Sink):
     entity: str | None = None
     """User or team; null: the default of the user who is logged in."""
 
+    @override
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         import wandb
 
@@ -171,6 +176,7 @@ class WandbSink(Sink):
         kept.write(began=first_missing, first_missing=first_missing, folder=where)
         return _CountedRun(run, kept, first_missing)
 
+    @override
     def first_missing(self, handle: _CountedRun) -> int:
         return handle.first_missing
 
@@ -248,6 +254,7 @@ class TensorboardSink(Sink):
     """Names under which metrics are written as well, each with the metric's own name: for dashboards of
     another program. Metrics that a run doesn't record are left out."""
 
+    @override
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -255,9 +262,11 @@ class TensorboardSink(Sink):
         points = _points_in(folder)
         return _EventFiles(SummaryWriter(str(folder)), points)
 
+    @override
     def first_missing(self, handle: _EventFiles) -> int:
         return 0  # each point that is there is left out by itself
 
+    @override
     def log(self, handle: _EventFiles, iteration: int, metrics: Metrics) -> None:
         names = {key: key for key in metrics} | dict(self.further_names)
         for name, key in names.items():
@@ -267,6 +276,7 @@ class TensorboardSink(Sink):
                 steps.add(iteration)
         handle.writer.flush()  # or a kill would take the points of two minutes along
 
+    @override
     def close(self, handle: _EventFiles) -> None:
         handle.writer.close()
 

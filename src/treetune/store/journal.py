@@ -15,6 +15,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.exceptions import Damaged
 from treetune.store.files import sync
 
@@ -61,6 +63,7 @@ class Journal(AbstractContextManager["Journal"]):
         if exclusive:
             self._open()
 
+    @override
     def __exit__(self, *error: object) -> None:
         self.close()
 

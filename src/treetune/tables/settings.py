@@ -8,17 +8,19 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MaxLen, MinLen
+from typing_extensions import override
 
 from treetune.config.errors import did_you_mean
 from treetune.config.registrable import Registrable
-from treetune.contracts import Finding
+from treetune.contracts import Finding, Root
 from treetune.tables.columns import MeasuredColumn, Name, Panel
 from treetune.tables.statistics import LEVEL, MeanWithInterval, confidence_sequence, normal_sequence
 
 
-class Table(Registrable, root="a table"):
+class Table(Registrable, Root, root="a table"):
     """The root of a table's configuration."""
 
+    @override
     def examine(self, plain: Mapping[str, Any]) -> Iterable[str]:
         self.check_experiments()
         return ()
@@ -62,6 +64,7 @@ class ExperimentsTable(Table):
     best_on: str = "validation"
     """Another set: to choose on the set that is reported would flatter every row."""
 
+    @override
     def check(self, table: ExperimentsTable) -> Iterable[Finding]:
         names = [row.name for row in self.rows]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -241,6 +244,7 @@ class Reproduction(Table):
     notes: tuple[str, ...] = ()
     """Stand below the table."""
 
+    @override
     def check(self, table: Reproduction) -> Iterable[Finding]:
         rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
         named = {"rows": rows, "columns": columns, "seeds": list(map(str, self.seeds))}
@@ -404,6 +408,7 @@ class Reproduction(Table):
                 did_you_mean(name, list(self.experiments)),
             )
 
+    @override
     def check_experiments(self) -> None:
         from treetune.tables.check import check
 

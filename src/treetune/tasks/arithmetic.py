@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Task
@@ -85,6 +86,7 @@ class WrittenArithmetic(GeneratedTask):
 
     operator: ClassVar[str]
 
+    @override
     def __post_init__(self) -> None:
         needed, there_are = sum(self.sizes().values()), selections(*self._operands())
         if needed > there_are:
@@ -111,17 +113,21 @@ class WrittenArithmetic(GeneratedTask):
     def _answer(self, numbers: Sequence[int]) -> int:
         raise NotImplementedError
 
+    @override
     def generate(self, count: int) -> Sequence[tuple[int, ...]]:
         values, numbers, first = self._operands()
         return distinct_operands(values, numbers, count, self.seed, first)
 
+    @override
     def problem(self, id: str, generated: tuple[int, ...]) -> Problem:
         gold = str(self._answer(generated))
         return Problem(id=id, prompt=self._prompt(generated), gold=gold, data={"numbers": generated})
 
+    @override
     def examples(self, count: int) -> Sequence[Problem]:
         return super().examples(min(count, selections(*self._operands())))
 
+    @override
     def demonstration(self, problem: Problem, seed: int) -> str:
         """Returns the teacher's solution. Slips are drawn from `seed` and the problem."""
         generator = derived_random(seed, problem.id, "demonstration")
@@ -183,6 +189,7 @@ class WrittenArithmetic(GeneratedTask):
         except StopIteration:
             return lines
 
+    @override
     def alphabet(self) -> str:
         return f"0123456789{self.operator}={MARKER}\n"
 
@@ -201,14 +208,17 @@ class AdditionChain(WrittenArithmetic):
 
     operator: ClassVar[str] = "+"
 
+    @override
     def _operands(self) -> tuple[range, int, range | None]:
         return range(10 ** (self.digits - 1), 10**self.digits), self.count, None
 
+    @override
     def _solution(self, numbers: Sequence[int]) -> Solution:
         total = numbers[0]
         for number in numbers[1:]:
             total = yield Line(lead=f"{total}+{number}=", value=total + number, weight=1)
 
+    @override
     def _answer(self, numbers: Sequence[int]) -> int:
         return sum(numbers)
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.tasks.drawing import Drawing, draw_problems, further_problems
@@ -72,10 +73,6 @@ class Task(Registrable):
     def drawing_metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
         """Returns metrics of how problems are drawn."""
         return {}
-
-    def missing(self) -> Sequence[str]:
-        """Returns the files that the task reads and that don't exist."""
-        return ()
 
     def examples(self, count: int) -> Sequence[Problem]:
         """Returns up to `count` problems of this kind that are made or read at once; perhaps none."""
@@ -165,9 +162,11 @@ class GeneratedTask(Task):
     def sizes(self) -> dict[Split, int]:
         return {"test": self.test_size, "validation": self.validation_size, "train": self.train_size}
 
+    @override
     def size(self, split: Split) -> int:
         return self.sizes()[split]
 
+    @override
     def problems(self, split: Split) -> Sequence[Problem]:
         if split not in get_args(Split):
             raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
@@ -183,9 +182,11 @@ class GeneratedTask(Task):
         generated = self.generate(sum(self.sizes().values()))[start : start + self.size(split)]
         return [self.problem(f"{split}/{index}", one) for index, one in enumerate(generated)]
 
+    @override
     def examples(self, count: int) -> Sequence[Problem]:
         return [self.problem(f"example/{index}", one) for index, one in enumerate(self.generate(count))]
 
+    @override
     def step_boundaries(self, response: str) -> list[int]:
         """Returns the ends of lines: a step is a line with the newline that ends it."""
         return ends_of_lines(response)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
+from typing_extensions import override
 
 from treetune.exceptions import BadRow
 from treetune.seeds import derived_random
@@ -93,22 +94,26 @@ class Countdown(GeneratedTask):
 
     ranges: ClassVar[tuple[str, ...]] = ("numbers", "operands", "targets")
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         check_template(self.prompt)
         if len(set(self.operators)) != len(self.operators):
             raise ValueError(f"operators {list(self.operators)} names one of them twice")
 
+    @override
     def generate(self, count: int) -> Sequence[Puzzle]:
         return _distinct(
             self.numbers, self.operands, self.targets, self.operators, self.natural, count, self.seed
         )
 
+    @override
     def problem(self, id: str, generated: Puzzle) -> Problem:
         numbers, target = generated
         prompt, data = prompted(self.prompt, numbers, target), {"numbers": numbers, "target": target}
         return Problem(id=id, prompt=prompt, gold=gold_of(target, numbers), data=data)
 
+    @override
     def check_demonstrations(self) -> None:
         # Without + some differences need brackets, which signed sums don't have.
         if set(self.operators) not in ({"+"}, {"+", "-"}):
@@ -118,6 +123,7 @@ class Countdown(GeneratedTask):
                 " that samples, such as 'single_turn'"
             )
 
+    @override
     def demonstration(self, problem: Problem, seed: int) -> str:
         """Returns the teacher's search. Order and mistakes are drawn from `seed` and the problem.
 
@@ -136,6 +142,7 @@ class Countdown(GeneratedTask):
                 return f"{text}{self.grader.opening}{expression}{self.grader.closing}".rstrip("\n")
         raise AssertionError(f"{problem.gold} has no solution among {len(tries)} sums")
 
+    @override
     def alphabet(self) -> str:
         """Returns the characters of prompts and demonstrations."""
         template = self.prompt.replace(NUMBERS, ", ").replace(TARGET, "")
@@ -256,11 +263,13 @@ class CountdownRows(RowsTask):
     grader: Grader = GRADER
     steps: StepSplitter = STEPS
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompt is not None:
             check_template(self.prompt)
 
+    @override
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
         numbers, target = self._value(row, self.numbers_field), self._value(row, self.target_field)
 

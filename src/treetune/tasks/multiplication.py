@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.seeds import derived_random
 from treetune.tasks.arithmetic import (
@@ -73,6 +74,7 @@ class Multiplication(WrittenArithmetic):
 
     operator: ClassVar[str] = "*"
 
+    @override
     def __post_init__(self) -> None:
         fewest, most = self._factor_counts()
         if not FACTORS.start <= fewest <= most < FACTORS.stop:
@@ -104,6 +106,7 @@ class Multiplication(WrittenArithmetic):
     def _factor_counts(self) -> tuple[int, int]:
         return (self.factors, self.factors) if isinstance(self.factors, int) else self.factors
 
+    @override
     def _operands(self) -> tuple[range, int, range | None]:
         def of_digits(digits: int) -> range:
             return range(2 if digits == 1 else 10 ** (digits - 1), 10**digits)
@@ -114,12 +117,14 @@ class Multiplication(WrittenArithmetic):
         first = None if self.first_digits is None else of_digits(self.first_digits)
         return values, self._factor_counts()[0], first
 
+    @override
     def _described(self) -> str:
         if self.min_value is not None:
             return f"{self._factor_counts()[0]} numbers from {self.min_value} to {self.max_value}"
         first = "" if self.first_digits is None else f", the first of {self.first_digits}"
         return super()._described() + first
 
+    @override
     def generate(self, count: int) -> Sequence[tuple[int, ...]]:
         fewest, most = self._factor_counts()
         if fewest == most:
@@ -133,6 +138,7 @@ class Multiplication(WrittenArithmetic):
         }
         return tuple(next(of_count[factors]) for factors in counts)
 
+    @override
     def _prompt(self, numbers: Sequence[int]) -> str:
         if self.wording == "symbols":
             return super()._prompt(numbers)
@@ -142,14 +148,17 @@ class Multiplication(WrittenArithmetic):
             "final answer within \\boxed{}."
         )
 
+    @override
     def _solution(self, numbers: Sequence[int]) -> Solution:
         if self.form in ("sequential", "digits"):
             return folded(numbers, self.detail)
         return paired(numbers, self.detail, thread_per_pair=self.form == "tree")
 
+    @override
     def _answer(self, numbers: Sequence[int]) -> int:
         return math.prod(numbers)
 
+    @override
     def _text(self, problem: Problem, lines: Sequence[WrittenLine], seed: int) -> str:
         generator = derived_random(seed, problem.id, "threads")
         text = ""
@@ -187,9 +196,11 @@ class Multiplication(WrittenArithmetic):
         # All threads of a fold multiply the same number, which stands right before the block.
         return b if self.form == "digits" else topic
 
+    @override
     def sequential_demonstration(self, problem: Problem, seed: int) -> str:
         return replace(self, form="sequential").demonstration(problem, seed)
 
+    @override
     def teacher_value(self, problem: Problem, prefix: str) -> float:
         """Returns `WrittenArithmetic.teacher_value`, which is known for lines one after the other, in
         symbols, whose number doesn't depend on slips; ValueError for any other form."""
@@ -202,6 +213,7 @@ class Multiplication(WrittenArithmetic):
             )
         return super().teacher_value(problem, prefix)
 
+    @override
     def alphabet(self) -> str:
         """Returns the characters without the tags of threads, which are tokens that a model's `added_tokens`
         names."""

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Gt, MinLen
+from typing_extensions import override
 
 from treetune.config.errors import did_you_mean
-from treetune.contracts import Finding
+from treetune.contracts import Finding, lacking
 from treetune.exceptions import BadRow, NoPlainValue, NoSplit
 from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task
@@ -71,6 +72,7 @@ class RowsTask(Task):
                 "leave one of them out"
             )
 
+    @override
     def size(self, split: Split) -> int | None:
         held_out = self.validation_size if split != "test" else None
         if split == "validation" and held_out is not None:
@@ -80,6 +82,7 @@ class RowsTask(Task):
             return rows
         return rows - held_out if rows > held_out else None  # `check` reports that it holds out too many
 
+    @override
     def check(self, experiment: Any) -> Iterator[Finding]:
         rows = self._count("train") if self.train and self.validation_size else None
         if rows is not None and self.validation_size is not None:
@@ -89,12 +92,12 @@ class RowsTask(Task):
                 yield Finding.of(error, "validation_size")
         for path in self._files_to_look_at():
             yield from self.first_findings(path)
-
-    def remarks(self, experiment: Any) -> Iterator[str]:
+        yield from lacking(f"the task reads {name}, which isn't there yet" for name in self.missing_files())
         if self.source is not None and not isinstance(self.source, InFiles | OnDisk):
-            yield (
+            yield Finding(
                 "whether the rows of the data set are as the task reads them is seen when they are fetched:"
-                " check doesn't fetch them"
+                " check doesn't fetch them",
+                level="warning",
             )
 
     def _files_to_look_at(self) -> Iterator[Path]:
@@ -142,10 +145,12 @@ class RowsTask(Task):
             return None
         return sum(map(count_rows, files))
 
-    def missing(self) -> Sequence[str]:
+    def missing_files(self) -> Sequence[str]:
+        """Returns the files that the task reads and that don't exist."""
         names = () if self.source else (*self.train, *self.validation, *self.test)
         return [name for name in names if not Path(name).is_file()]
 
+    @override
     def examples(self, count: int) -> Sequence[Problem]:
         for name in () if self.source else (*self.train, *self.validation, *self.test):
             if is_quickly_read(path := Path(name)):
@@ -165,6 +170,7 @@ class RowsTask(Task):
         """Returns the row's problem. Raises BadRow for a row that holds none."""
         raise NotImplementedError
 
+    @override
     def problems(self, split: Split) -> Sequence[Problem]:
         """Returns a split. Raises ValueError for one that is missing or holds no problem, and for a bad
         row."""
@@ -172,13 +178,16 @@ class RowsTask(Task):
             raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
         return _problems(self, split)
 
+    @override
     def step_boundaries(self, response: str) -> list[int]:
         return self.steps.boundaries(response)
 
+    @override
     def answer_boundaries(self, response: str) -> list[int]:
         return self.steps.answer_boundaries(response)
 
     @property
+    @override
     def boundaries_look_back(self) -> bool:
         return self.steps.end_token == "own_step"
 
@@ -278,6 +287,7 @@ class JsonLines(RowsTask):
     """The stop strings that go with the template; a rollout names them as its own `stop`."""
     grader: Grader
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompt.count(PROBLEM) != 1:
@@ -285,6 +295,7 @@ class JsonLines(RowsTask):
         if "" in self.stop:
             raise ValueError("stop has an empty string, which would end every answer at once")
 
+    @override
     def check(self, experiment: Any) -> Iterator[Finding]:
         yield from super().check(experiment)
         if isinstance(self.source, OnDisk):
@@ -295,6 +306,7 @@ class JsonLines(RowsTask):
                         where = f"{self.source.path}, split {self.source.name_of(split)}"
                         yield from self._missing_fields(columns, where)
 
+    @override
     def first_findings(self, path: Path) -> Iterator[Finding]:
         rows = _first_rows(path, self.columns)
         missing_fields: list[Finding] = []
@@ -321,6 +333,7 @@ class JsonLines(RowsTask):
         """Returns the problem in the template. (Not by `str.format`: problems are full of braces.)"""
         return self.prompt.replace(PROBLEM, problem.strip())
 
+    @override
     def demonstration(self, problem: Problem, seed: int) -> str:
         """Returns the data set's own solution, on the line below the prompt; the seed changes nothing."""
         return "\n" + self.solution(str(problem.data["solution"]).strip())
@@ -329,6 +342,7 @@ class JsonLines(RowsTask):
         """Returns the data set's solution as a model should write it."""
         return text
 
+    @override
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
         gold_field, other = self.gold_field, self.gold_fallback
         if other is not None and missing(row, gold_field) and not missing(row, other):
@@ -404,5 +418,6 @@ class Gsm8k(JsonLines):
     validation_size: Annotated[int, Gt(0)] | None = 373
     grader: Grader = NUMERIC
 
+    @override
     def solution(self, text: str) -> str:
         return _CALCULATION.sub("", text)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.exceptions import NoSplit
@@ -71,6 +72,7 @@ class OnDisk(Source):
             return None
         return list(features) if isinstance(features, dict) else None
 
+    @override
     def rows(self, split: Split) -> Iterator[Row]:
         name = self.name_of(split)
         folder = Path(self.path)
@@ -104,6 +106,7 @@ class OnHub(Source):
     files: Mapping[str, str] | None = field(default=None, hash=False)
     """A pattern in its repository for each split, where the data set has no splits of its own."""
 
+    @override
     def rows(self, split: Split) -> Iterator[Row]:
         name = self.name_of(split)
         from datasets import load_dataset
@@ -133,6 +136,7 @@ class InFiles(Source):
     validation: str | None = None
     test: str | None = None
 
+    @override
     def rows(self, split: Split) -> Iterator[Row]:
         for path in self.files(split):
             yield from read_rows(path)

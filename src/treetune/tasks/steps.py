@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 
@@ -66,6 +67,7 @@ class Lines(StepSplitter):
     is followed by a newline or the end. Where it ``ends`` one, a boundary depends on the text before it
     alone, and the gradient is unbiased without a condition."""
 
+    @override
     def boundaries(self, response: str) -> list[int]:
         if not response:
             return [0]
@@ -99,6 +101,7 @@ class Gsm8kReference(StepSplitter):
 
     end_token: Literal["own_step", "last_step"] = "last_step"
 
+    @override
     def boundaries(self, response: str) -> list[int]:
         if not response:
             return [0]

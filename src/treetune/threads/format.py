@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from typing_extensions import override
+
 from treetune.contracts import Finding
 from treetune.rollouts.demonstrations import DemonstrationFormat
 from treetune.vocabulary import Branch, Problem, Segment, TextCodec, joined, token_array
@@ -383,12 +385,14 @@ _REMEDY = f"name them there: {', '.join(TAGS)}"
 class ThreadedDemonstration(DemonstrationFormat):
     """Demonstrations with threads."""
 
+    @override
     def check(self, texts: Sequence[str], single_tokens: frozenset[str] | None) -> Iterator[Finding]:
         if any(map(has_threads, texts)) and single_tokens is not None and not single_tokens.issuperset(TAGS):
             yield Finding(
                 f"demonstrations of this task have threads, {_MANY_TOKENS}", "$.model.added_tokens", _REMEDY
             )
 
+    @override
     def segments(self, codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...] | None:
         if not has_threads(text):
             return None

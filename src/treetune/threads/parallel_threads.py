@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Annotated
 
 from annotated_types import Gt
+from typing_extensions import override
 
 import treetune.threads.numbers  # noqa: F401  (declares what is counted here)
 from treetune.contracts import Answers, Experiment, Feature, Finding, Forks, Need, OneLine, SampledAnswers
@@ -92,9 +93,11 @@ class ParallelThreads(GrowingRollout):
     """Whether a join begins the text that concludes a block."""
 
     @property
+    @override
     def gives(self) -> tuple[Feature, ...]:
         return SampledAnswers(), Answers(self.samples), Forks() if self.parallel else OneLine()
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
         single = experiment.model.single_tokens()
@@ -107,6 +110,7 @@ class ParallelThreads(GrowingRollout):
                 " trained with them",
             )
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.thread_tokens is not None and self.thread_tokens >= self.max_tokens:
@@ -117,6 +121,7 @@ class ParallelThreads(GrowingRollout):
 
     seed_name = "threads"
 
+    @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         if self.parallel:
             return super().run(context, problems)
@@ -131,6 +136,7 @@ class ParallelThreads(GrowingRollout):
         )
         return measured_trees(context, trees)
 
+    @override
     def growing(self, context: RolloutContext, starts: Sequence[Start]) -> Growth:
         glue, observer = Glue.of(context.codec, self.conclusion), context.find(AnswerObserver)
         known = [_known_calls(start.segments) for start in starts]
@@ -250,14 +256,17 @@ class ThreadStates(WholeAnswers):
         ),
     )
 
+    @override
     def looks_back(self, task: Task) -> bool:
         return True
 
+    @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         ends = accumulate(len(segment.token_ids) for segment in trajectory.segments)
         of_samples = [end for end, one in zip(ends, trajectory.segments) if one.origin == "sampled"]
         return (0, *of_samples[:-1])
 
+    @override
     def step_rows(
         self,
         trajectory: Trajectory,
@@ -281,6 +290,7 @@ class ThreadStates(WholeAnswers):
             sample += sampled
         return StepRows(ends, of_segments, value_of, error_of)
 
+    @override
     def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
         samples = [segment for segment in prefix.segments if segment.origin == "sampled"]
         known = repr(tuple((segment.branch, tuple(segment.token_ids.tolist())) for segment in samples))

@@ -11,6 +11,7 @@ from statistics import fmean, median
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Answers, Experiment, Finding, Need
@@ -51,6 +52,7 @@ class Total(ReferenceLength):
     A thread that adds nothing makes it longer and the critical path not much, so it pays to open some.
     """
 
+    @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
         return [float(of_answer.total_num_tokens) for of_answer in counts]
 
@@ -66,6 +68,7 @@ class OfGroup(ReferenceLength):
 
     needs = (Need(Answers(2), "it compares the answers to a problem"),)
 
+    @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
         lengths: Lengths = [None] * len(answers)
         for indices in groups_of(answers).values():
@@ -82,12 +85,14 @@ class OfDemonstration(ReferenceLength):
     """The task's sequential solution of the problem, with its end token: one and the same in all
     iterations, though a noisy teacher wrote it."""
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         try:
             experiment.task.check_demonstrations()
         except ValueError as error:
             yield Finding(str(error), "type", "choose another reference, such as 'group'")
 
+    @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
         lengths: dict[str, float] = {}
         for problem in {answer.problem.id: answer.problem for answer in answers}.values():
@@ -112,6 +117,7 @@ class Running(ReferenceLength):
 
     remembers = True
 
+    @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
         memory = context.get(ShapingMemory).setdefault("acceleration", {})
         changed: dict[str, float] = {}
@@ -143,6 +149,7 @@ class Measured(ReferenceLength):
     """The evaluation's file (``…/evaluations/0400/train/answers.jsonl``), of the problems that are trained
     on."""
 
+    @override
     def prepare(self, problems: Sequence[Problem]) -> None:
         if all(length is None for length in self._of(problems)):
             measured = measured_lengths(self.answers).values()
@@ -152,6 +159,7 @@ class Measured(ReferenceLength):
                 " experiment on the split 'train' (evaluation.sets) and name that set's answers.jsonl"
             )
 
+    @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
         return self._of([answer.problem for answer in answers])
 
@@ -244,15 +252,19 @@ class Acceleration(Shaping):
     measures = ("without_reference", "reference_tokens", "unclipped", "at_clip")
 
     @property
+    @override
     def remembers(self) -> bool:  # type: ignore[override]
         return self.reference.remembers
 
+    @override
     def prepare(self, problems: Sequence[Problem]) -> None:
         self.reference.prepare(problems)
 
+    @override
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         return self.assess(context, trajectories)[0]
 
+    @override
     def assess(
         self, context: RolloutContext, trajectories: Sequence[Trajectory]
     ) -> tuple[list[float], Mapping[str, Sequence[float]]]:
@@ -310,9 +322,11 @@ class GroupLengthPenalty(Shaping):
     """Tokens beyond the shortest correct answer at which the penalty is whole."""
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (*super().needs, Need(Answers(2), "it compares the answers to a problem"))
 
+    @override
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         tags = TagIds.of(context.codec.encode)
         bonuses = [0.0] * len(trajectories)

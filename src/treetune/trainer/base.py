@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Advantages, Experiment, Feature, Finding, Need, Part, Turns, UseOfAdvantages
@@ -15,6 +16,8 @@ from treetune.models.lora import Lora
 from treetune.objectives.base import Objective
 
 Layout = Literal["padded", "packed", "tree"]
+
+AdamBeta = Annotated[float, Ge(0), Lt(1)]
 
 
 class Schedule(Registrable):
@@ -53,15 +56,18 @@ class Warmup(Schedule):
             raise ValueError("give the warm-up as steps or as ratio, not as both")
 
     @property
+    @override
     def warmup_steps(self) -> int:  # type: ignore[override]
         return 0 if self.may_outlast_training else self.steps
 
     @property
+    @override
     def length_matters(self) -> str | None:  # type: ignore[override]
         if self.decay != "constant":
             return f"its {self.decay} decay spans the whole of it"
         return "its warm-up is a part of the whole of it (ratio)" if self.ratio and not self.steps else None
 
+    @override
     def factor(self, step: int, total_steps: int) -> float:
         warmup = self.steps or math.ceil(self.ratio * total_steps)
         if step < warmup:
@@ -86,6 +92,7 @@ class DeepSpeedWarmupDecay(Schedule):
     ratio: Annotated[float, Gt(0), Le(1)] = 0.03
     """The warm-up's share of the run's steps."""
 
+    @override
     def factor(self, step: int, total_steps: int) -> float:
         if step == 0:
             return 1.0  # the optimiser's own rate: the scheduler sets none before the first step
@@ -129,7 +136,7 @@ class Trainer(Part):
     learning_rate: Annotated[float, Gt(0)]
     """AdamW's, before the `schedule`."""
     schedule: Schedule = field(default_factory=Warmup)
-    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_betas: tuple[AdamBeta, AdamBeta] = (0.9, 0.999)
     """Decay of the running means of the gradient and of its square."""
     adam_eps: Annotated[float, Gt(0)] = 1e-8
     """Added to the root of the mean square that a step is divided by."""
@@ -206,6 +213,7 @@ class Trainer(Part):
     reference stays whole on each)."""
 
     @classmethod
+    @override
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         """Speed and memory. ZeRO's stage and its offloading are not among them: the optimiser's state lies
         in a checkpoint as the stage cuts it."""
@@ -230,10 +238,12 @@ class Trainer(Part):
         return None if reason is None else f"trainer.schedule depends on the length of training: {reason}"
 
     @property
+    @override
     def gives(self) -> tuple[Feature, ...]:
         return self.objective.gives
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         if not self.skip_without_advantage:
             return ()
@@ -270,6 +280,7 @@ class Trainer(Part):
         """The name of the setting that says so, for messages."""
         return "sequence_parallel_size" if self.sequence_parallel_size > 1 else "tensor_parallel_size"
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if self.reference_scores == "while_sampling":
             yield from self._check_scoring_while_sampling(experiment)
@@ -326,8 +337,6 @@ class Trainer(Part):
                 )
 
     def __post_init__(self) -> None:
-        if not all(0 <= beta < 1 for beta in self.adam_betas):
-            raise ValueError(f"adam_betas {self.adam_betas} must lie in [0, 1)")
         if self.offload_optimizer and self.zero_stage == 0:
             raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
         if self.offload_parameters and self.zero_stage != 3:

@@ -13,6 +13,8 @@ from html import escape
 from itertools import count, pairwise, takewhile
 from typing import TYPE_CHECKING, Any, Literal
 
+from typing_extensions import override
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -367,9 +369,11 @@ def _label_ticks(axis: Axis) -> None:
     from matplotlib.ticker import Formatter
 
     class Labels(Formatter):
+        @override
         def format_ticks(self, values: Sequence[float]) -> list[str]:
             return tick_labels([float(value) for value in values])
 
+        @override
         def __call__(self, x: float, pos: int | None = None) -> str:
             return number(x)
 

@@ -28,6 +28,7 @@ from treetune.domains.graders.judge import JudgeGrader
 from treetune.domains.graders.math import MathGrader
 from treetune.domains.graders.weighted import Weighted
 from treetune.domains.math_tasks import Sentences
+from treetune.findings import missing_requirements
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.row_values import messages_in_text
 from treetune.threads.format import faults, outline_numbers, text_segments
@@ -319,7 +320,7 @@ def readers() -> dict[str, Callable[[str], Any]]:
     weighted = Weighted(graders={"math": MathGrader(), "numeric": LABELLED["numeric"].grader})
     tagged = Tools(tools=(Function(path=HARMLESS_TOOL),))
     native = Tools(tools=(Function(path=HARMLESS_TOOL),), format="hermes")
-    assert not [*tagged.missing(), *native.missing()], "the tool is imported, before anything is watched"
+    assert missing_requirements([tagged, native]) == [], "the tool is imported, before anything is watched"
     instructions = {
         "instruction_id_list": [
             "detectable_format:json_format", "detectable_content:number_placeholders", "startend:quotation",
@@ -423,7 +424,7 @@ def main() -> None:
         watch = Watch()
         graders["evaluates"] = Evaluates(), some_case
         for name, (grader, case) in graders.items():
-            if grader.missing():
+            if missing_requirements([grader]):
                 continue
             grader.prepare()
             report[name] = attacked(grader, case.problem, case.wrong[0], folder, watch)

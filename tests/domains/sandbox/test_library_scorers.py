@@ -28,6 +28,7 @@ from treetune.domains.sandbox.inside.reading import NotAPlainValue, read_formula
 from treetune.domains.sandbox.program import UnsafeLocal
 from treetune.domains.sandbox.served import LibraryScorer
 from treetune.exceptions import SandboxUnavailable
+from treetune.findings import missing_requirements
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
 
@@ -481,14 +482,14 @@ class WholePrograms(Sandbox):
 
 def test_a_sandbox_that_runs_whole_programs_alone_is_refused_by_name() -> None:
     grader = ReasoningGymGrader(sandbox=WholePrograms())
-    assert any("WholePrograms" in lacking for lacking in grader.missing())
+    assert any("WholePrograms" in lacking for lacking in missing_requirements([grader]))
 
 
 @needs_reasoning_gym
 def test_unsafe_local_scores_as_well_where_it_is_named() -> None:
     grader = ReasoningGymGrader(sandbox=UnsafeLocal(), limits=ProgramLimits(seconds=5.0, memory_mib=2048))
     problem = problems("countdown")[0]
-    assert grader.missing() == ()
+    assert missing_requirements([grader]) == []
     assert grader.grade(tagged(problem.gold), problem).reward == 1.0
     assert grader.grade(tagged(POISONS[0]), problem).reward < 1.0
     assert grader.grade(tagged("2+2"), problem).reward < 1.0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt, MinLen
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
@@ -109,6 +110,7 @@ class Served(Policy):
     context_length: Annotated[int, Gt(1)]
     """The most tokens of prompt and answer; a row whose prompt fills them can't be asked, and is named."""
 
+    @override
     def check_answers(self, sampling: SamplingParams) -> Iterable[Finding]:
         longest = self.model.longest
         if longest is not None and longest < self.context_length:
@@ -125,9 +127,11 @@ class Served(Policy):
                 "lower it, or raise policy.context_length",
             )
 
+    @override
     def identity(self) -> object:
         return self.model, self.context_length
 
+    @override
     @contextmanager
     def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
         import torch
@@ -234,9 +238,11 @@ class AtAddresses(Policy):
     leaves the thought in the answer. An answer without the thought's end, since it was cut off, is all
     thought then. Of ``completions`` the prompt itself says it."""
 
+    @override
     def identity(self) -> object:
         return [(one.model, one.api, one.extra) for one in self.addresses]
 
+    @override
     @contextmanager
     def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
         chosen = self.addresses[place.shard % len(self.addresses)]

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.data.difficulty.shard import (
     ANSWERS,
     GRADES,
@@ -144,6 +146,7 @@ class _Repeatable(Iterable[Row]):
 
     rows: Callable[[], Iterator[Row]]
 
+    @override
     def __iter__(self) -> Iterator[Row]:
         return self.rows()
 

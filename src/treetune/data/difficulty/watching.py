@@ -23,6 +23,7 @@ from treetune.data.making_threads import content_hash
 from treetune.data.pipelines import EstimateDifficulty
 from treetune.data.preparing import alone, file_hashes
 from treetune.exceptions import Stopped
+from treetune.findings import missing_requirements
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Console
 from treetune.store.files import write_json
@@ -50,8 +51,8 @@ def estimate(
     """
     with alone(output, "estimate_difficulty"):
         assert isinstance(pipeline.task, RowsTask)
-        if missing := pipeline.task.grader.missing():
-            raise ValueError(f"answers can't be graded here: {'; '.join(missing)}")
+        if absent := missing_requirements(pipeline.task.grader.parts()):
+            raise ValueError(f"answers can't be graded here: {'; '.join(absent)}")
         rows = 0
         for one in input_rows(source):
             pipeline.task.problem_of(one.row, f"row/{one.index}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import regex
 from annotated_types import Ge, Gt, Le, MinLen
+from typing_extensions import override
 
 from treetune.data.rules.base import Rows, Rule, RuleContext, Verdict
 from treetune.data.templates import check_text, text_of
@@ -140,6 +141,7 @@ class ExactDuplicates(Rule):
     """Ignores punctuation and capitals."""
     name: str | None = None
 
+    @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         first: dict[int, tuple[str, str]] = {}
         found = {}
@@ -185,6 +187,7 @@ class NearDuplicates(Rule):
         for what in missing_extras("the rule near_duplicates", "datasketch"):
             raise ValueError(f"what it needs isn't here: {what}")
 
+    @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         import numpy as np
         from datasketch import MinHash, MinHashLSH
@@ -299,12 +302,14 @@ class Contamination(Rule):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"against has {', '.join(twice)} more than once: give each set its own name")
 
+    @override
     def reads(self) -> Sequence[Path]:
         sources = [(one.source, one.split) for one in self.against]
         return [
             path for source, split in sources if isinstance(source, InFiles) for path in source.files(split)
         ]
 
+    @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         problems = _Problems(self)
         matches: Counter[str] = Counter()

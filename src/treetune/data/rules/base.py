@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.config.registrable import Registrable
 from treetune.domains.domain_rows import Row
 
@@ -28,6 +30,7 @@ class Rows(Iterable[Numbered]):
     def __len__(self) -> int:
         raise NotImplementedError
 
+    @override
     def __iter__(self) -> Iterator[Numbered]:
         raise NotImplementedError
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
+from typing_extensions import override
 
 from treetune.data.difficulty.merging import RATES_FILE, rates_by_key
 from treetune.data.rules.base import Rows, Rule, RuleContext, Verdict
@@ -46,6 +47,7 @@ class KeepWhere(Rule):
     def __post_init__(self) -> None:
         check_value(self.where, "where")
 
+    @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         found = {}
         for one in rows:
@@ -87,6 +89,7 @@ class Length(Rule):
         if not any(bounds) and not self.min_prompt_characters:
             raise ValueError("the rule 'length' bounds nothing: set max_prompt_tokens, or leave it out")
 
+    @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         codec = self.model.codec(self.model.load_tokenizer(_no_alphabet)) if self.model else None
         found = {}
@@ -146,6 +149,7 @@ class Quotas(Rule):
         if not self.most and self.total is None:
             raise ValueError("quotas bound nothing: set most, e.g. {math: 5000}, or total, or leave them out")
 
+    @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for one in rows:
@@ -213,9 +217,11 @@ class PassRates(Rule):
         if self.low is None and self.high is None:
             raise ValueError("low and high are both null, so that no row would go: set one, or leave it out")
 
+    @override
     def reads(self) -> Sequence[Path]:
         return [_file(name) for name in (self.strong, self.weak) if name is not None]
 
+    @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         wanted: list[tuple[str, str, str | None, float | None]] = [
             (LOW_PASS_RATE, "strong", self.strong, self.low),

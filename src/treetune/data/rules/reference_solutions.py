@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, MinLen
+from typing_extensions import override
 
 from treetune.data.rules.base import Numbered, Rows, Rule, RuleContext, Verdict
 from treetune.data.templates import check_text, check_value, text_of, value_of
 from treetune.domains.domain_rows import problem_of, row_key
 from treetune.exceptions import MissingField
+from treetune.findings import missing_requirements
 from treetune.store.journal import Journal
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.pool import GraderPool
@@ -51,9 +53,10 @@ class ReferenceSolutions(Rule):
         check_value(self.reference, "reference")
         check_text(self.answer, "answer")
 
+    @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        if missing := self.grader.missing():
-            raise ValueError(f"reference solutions can't be graded here: {'; '.join(missing)}")
+        if absent := missing_requirements(self.grader.parts()):
+            raise ValueError(f"reference solutions can't be graded here: {'; '.join(absent)}")
         found: dict[int, str] = {}
         without = 0
         settings = repr((self.grader, self.deadline))

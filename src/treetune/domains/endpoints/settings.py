@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from annotated_types import Ge, Gt, MinLen
+from typing_extensions import override
 
 Message = tuple[Literal["system", "user", "assistant"], str]
 """Who says it, and what. A conversation ends with the user's."""
@@ -115,6 +116,7 @@ class EndpointSettings(Asking):
     api_key_variable: Annotated[str, MinLen(1)] | None = None
     """The environment variable with the key; null: none is sent."""
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         try:

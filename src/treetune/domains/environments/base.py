@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
@@ -83,10 +84,6 @@ class Environment(Registrable):
         """Called once, before the deadlines begin, in the process that all answers' processes are forked off:
         slow imports belong here, and threads don't."""
 
-    def missing(self) -> Sequence[str]:
-        """Returns messages about missing requirements (a package, a sandbox), each with its remedy."""
-        return ()
-
     def offered(self) -> Sequence[Mapping[str, Any]]:
         """Returns the JSON schemas of the tools that prompts offer through the model's chat template."""
         return ()
@@ -121,9 +118,11 @@ class NoEnvironment(Environment):
     isolation: ClassVar[Isolation] = "inline"
     earns: ClassVar[Reward] = "grader"
 
+    @override
     def reset(self, problem: Problem, seed: int) -> None:
         return None
 
+    @override
     def step(self, state: None, action: str) -> Turn:
         return Turn(done=True)
 
@@ -160,6 +159,7 @@ class EarnedInTurns(Grader):
 
     isolation: ClassVar[Isolation] = "inline"
 
+    @override
     def grade(self, response: str, problem: Problem) -> Grade:
         return Grade(reward=0.0, outcome="no_answer", message="an environment says what its answers earn")
 
@@ -178,6 +178,7 @@ class EnvironmentTask(GeneratedTask):
     test_size: Annotated[int, Gt(0)] = 200
     grader: Grader = field(default_factory=EarnedInTurns)
 
+    @override
     def check(self, experiment: Any) -> Iterable[Finding]:
         there = self.environment.levels
         needed = sum(self.sizes().values())
@@ -189,18 +190,23 @@ class EnvironmentTask(GeneratedTask):
                 "lower the sizes, or make the environment larger",
             )
 
+    @override
     def generate(self, count: int) -> Sequence[int]:
         return range(count)
 
+    @override
     def problem(self, id: str, generated: int) -> Problem:
         return self.environment.problem(id, generated)
 
+    @override
     def examples(self, count: int) -> Sequence[Problem]:
         return super().examples(count) if self.environment.quick else ()
 
+    @override
     def step_boundaries(self, response: str) -> list[int]:
         """Returns one step for a response; the rollout knows its turns."""
         return [0, len(response)] if response else [0]
 
+    @override
     def alphabet(self) -> str:
         return self.environment.alphabet()

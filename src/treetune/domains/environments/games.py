@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.domains.environments.base import Environment, Game, Turn
 from treetune.seeds import derived_random
@@ -55,6 +56,7 @@ class Maze(Game):
         if self.gems >= self.size**2:
             raise ValueError(f"{self.gems} gems don't fit beside the start into a maze of size {self.size}")
 
+    @override
     def problem(self, id: str, level: int) -> Problem:
         walk = self._walk(level)
         gems = " ".join(map(_name, walk.gems))
@@ -62,12 +64,15 @@ class Maze(Game):
             id=id, prompt=f"{self._position(walk)} {gems}\n", gold=str(self.gems), data={"level": level}
         )
 
+    @override
     def alphabet(self) -> str:
         return f"{COLUMNS[: self.size]}{ROWS[: self.size]}{''.join(DIRECTIONS)}: \n"
 
+    @override
     def reset(self, problem: Problem, seed: int) -> Walk:
         return self._walk(problem.data["level"])
 
+    @override
     def step(self, state: Walk, action: str) -> Turn:
         state.steps += 1
         dx, dy = DIRECTIONS.get(after_thought(action).strip(), (0, 0))
@@ -134,6 +139,7 @@ class GuessNumber(Game):
 
     isolation: ClassVar[Isolation] = "inline"
 
+    @override
     def problem(self, id: str, level: int) -> Problem:
         number = derived_random(level, "hidden number").randint(0, self.most)
         prompt = f"0-{self.most}\n"
@@ -144,14 +150,17 @@ class GuessNumber(Game):
             )
         return Problem(id=id, prompt=prompt, gold=str(number))
 
+    @override
     def alphabet(self) -> str:
         if self.form == "words":
             return super().alphabet()
         return f"0123456789-{LOWER}{HIGHER}{UNREAD}\n"
 
+    @override
     def reset(self, problem: Problem, seed: int) -> dict[str, int]:
         return {"number": int(problem.gold), "guesses": 0}
 
+    @override
     def step(self, state: dict[str, int], action: str) -> Turn:
         state["guesses"] += 1
         guess = after_thought(action).strip()

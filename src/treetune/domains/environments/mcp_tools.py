@@ -18,7 +18,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -27,7 +27,9 @@ from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt
+from typing_extensions import override
 
+from treetune.contracts import Finding, lacking
 from treetune.domains.environments.tools import Functions, Tool
 from treetune.exceptions import Unavailable
 from treetune.processes.pool import call_clock
@@ -89,27 +91,35 @@ class Mcp(Tool):
             raise ValueError("headers are for an MCP server at an address: a command gets variables")
 
     @property
+    @override
     def name(self) -> str:  # type: ignore[override]
         """The command, or the address without what may be secret in it: a user, a query."""
         if self.address is None:
             return " ".join(self.command)
         return re.sub(r"//[^/@]*@", "//", self.address.partition("?")[0])
 
-    def missing(self) -> Sequence[str]:
+    @override
+    def check(self, experiment: Any) -> Iterable[Finding]:
         if find_spec("mcp") is None:
-            return ["mcp, which tools of MCP servers need, isn't installed: pip install 'treetune[mcp]'"]
-        if self.command and shutil.which(self.command[0]) is None:
-            return [f"{self.command[0]}, which is to be started as an MCP server, isn't there"]
-        return [
-            f"the environment variable {name}, which headers of the MCP server {self.name} name, isn't set"
-            for value in self.headers.values()
-            for name in _VARIABLE.findall(value)
-            if name not in os.environ
-        ]
+            what = "mcp, which tools of MCP servers need, isn't installed: pip install 'treetune[mcp]'"
+            yield Finding(what, level="missing")
+        elif self.command and shutil.which(self.command[0]) is None:
+            what = f"{self.command[0]}, which is to be started as an MCP server, isn't there"
+            yield Finding(what, level="missing")
+        else:
+            for value in self.headers.values():
+                yield from lacking(
+                    f"the environment variable {name}, which headers of the MCP server {self.name} name,"
+                    " isn't set"
+                    for name in _VARIABLE.findall(value)
+                    if name not in os.environ
+                )
 
+    @override
     def functions(self) -> Functions:
         return {tool.name: partial(self.call_server, tool.name) for tool in self._offered()}
 
+    @override
     def schemas(self) -> Sequence[Mapping[str, Any]]:
         try:
             offered = self._offered()

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.domains.environments.base import Environment, Turn
 from treetune.domains.environments.worlds import (
     ForkedProcesses,
@@ -273,5 +275,6 @@ class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
         for site, _ in self._sites.values():
             site.close()
 
+    @override
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -7,7 +7,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,8 +16,10 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Gt, MinLen
 from pydantic import ValidationError, validate_call
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
+from treetune.contracts import Finding, lacking
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Again, Environment, Reward, Turn
 from treetune.domains.environments.calls import NATIVE_FORMATS, ToolCall, calls_in, calls_of_turn
 from treetune.domains.extras import missing_extras
@@ -55,10 +57,6 @@ class Tool(Registrable):
         """Called once in each worker process, before the deadlines begin: slow imports and indices belong
         here."""
 
-    def missing(self) -> Sequence[str]:
-        """Returns messages about missing requirements, each with its remedy."""
-        return ()
-
     def call(self, argument: str) -> str:
         """Returns the result as the policy reads it.
 
@@ -95,16 +93,18 @@ class Function(Tool):
     """Its module and name, ``my_package.tools.weather``."""
 
     @property
+    @override
     def name(self) -> str:  # type: ignore[override]
         return self.path.rpartition(".")[2]
 
-    def missing(self) -> Sequence[str]:
+    @override
+    def check(self, experiment: Any) -> Iterable[Finding]:
         try:
             self.functions()
         except (ImportError, AttributeError, ValueError) as error:
-            return [f"the function {self.path} can't be imported: {error}"]
-        return ()
+            yield Finding(f"the function {self.path} can't be imported: {error}", level="missing")
 
+    @override
     def functions(self) -> Functions:
         module, _, name = self.path.rpartition(".")
         return {name: getattr(importlib.import_module(module), name)}
@@ -126,12 +126,15 @@ class Python(Tool):
         if self.state:
             self.console.session()  # refuses sandboxes that keep nothing
 
-    def missing(self) -> Sequence[str]:
-        return self.console.sandbox.missing()
+    @override
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        yield from lacking(self.console.sandbox.missing())
 
+    @override
     def functions(self) -> Functions:
         return {self.name: self.console.session().run if self.state else self.call}
 
+    @override
     def call(self, code: str) -> str:
         """Runs Python code and returns what it printed, and the value of its last line.
 
@@ -157,14 +160,18 @@ class Search(Tool):
     text: str = "text"
     """The key of a passage in its row."""
 
-    def missing(self) -> Sequence[str]:
-        absent = missing_extras("the tool search", "bm25s")
-        files = [name for name in self.corpus if not Path(name).is_file()]
-        return [*absent, *(f"{name} isn't there, which is searched" for name in files)]
+    @override
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        yield from lacking(missing_extras("the tool search", "bm25s"))
+        for name in self.corpus:
+            if not Path(name).is_file():
+                yield Finding(f"{name} isn't there, which is searched", level="missing")
 
+    @override
     def prepare(self) -> None:
         _index(self.corpus, self.text)
 
+    @override
     def call(self, query: str) -> str:
         """Searches passages of text for words.
 
@@ -285,15 +292,14 @@ class Tools(Environment):
         # The end tag may be the stop string, which isn't shown.
         return re.compile(rf"<(?P<tool>{names})>(?P<argument>.*?)(?:</(?P=tool)>|\Z)", re.DOTALL)
 
+    @override
     def prepare(self) -> None:
         for tool in self.tools:
             tool.prepare()
         if self.tokenizer is not None:
             self.calls("")  # imports the parser
 
-    def missing(self) -> Sequence[str]:
-        return [words for tool in self.tools for words in tool.missing()]
-
+    @override
     def offered(self) -> Sequence[Mapping[str, Any]]:
         schemas = [schema for tool in self.tools for schema in tool.schemas()] if self.is_native else []
         names = [schema["function"]["name"] for schema in schemas]
@@ -326,6 +332,7 @@ class Tools(Environment):
         groups = call.groupdict()
         return [ToolCall(groups.get("tool") or self.tools[0].name, groups["argument"] or "")], action
 
+    @override
     def message(self, action: str) -> dict[str, Any]:
         calls, said = self._told_apart(action)
         functions = [{"name": call.tool, "arguments": call.arguments} for call in calls if call.fault is None]
@@ -334,10 +341,12 @@ class Tools(Environment):
         named = [{"id": "", "type": "function", "function": function} for function in functions]
         return {"role": "assistant", "content": said, "tool_calls": named}
 
+    @override
     def reset(self, problem: Problem, seed: int) -> SimpleNamespace:
         kept = {name: one for tool in self.tools if tool.state for name, one in tool.functions().items()}
         return SimpleNamespace(made=0, kept=kept)
 
+    @override
     def step(self, state: SimpleNamespace, action: str) -> Turn:
         results = []
         for call in self.calls(action):

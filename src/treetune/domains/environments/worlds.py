@@ -24,6 +24,8 @@ from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe
 from typing import Any, Literal
 
+from typing_extensions import override
+
 from treetune.domains.environments.base import LONGEST_OBSERVATION, Environment, Turn
 from treetune.exceptions import Unavailable, WorkerStartError
 from treetune.processes.pool import START_SECONDS, call_clock, exit_words, pickled_servant, start_worker
@@ -132,9 +134,11 @@ class Loaded(Servant):
 
     environment: Environment
 
+    @override
     def prepare(self) -> None:
         self.environment.prepare()
 
+    @override
     def answer(self, world: World, method: str, *arguments: Any) -> Played:
         played = world.call(math.inf, method, *arguments)
         return replace(played, waited=call_clock().stood_s)

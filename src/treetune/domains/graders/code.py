@@ -6,14 +6,16 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, MinLen
+from typing_extensions import override
 
+from treetune.contracts import Finding, lacking
 from treetune.domains.sandbox import inside
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
@@ -43,19 +45,23 @@ class SandboxedGrader(Grader):
     limits: ProgramLimits
 
     @property
+    @override
     def isolation(self) -> Isolation:  # type: ignore[override]
         return self.sandbox.isolation
 
     @property
+    @override
     def deadline(self) -> float | None:  # type: ignore[override]
         return self.limits.seconds + SPARE_SECONDS
 
     @property
+    @override
     def concurrency(self) -> int:  # type: ignore[override]
         return self.sandbox.concurrency
 
-    def missing(self) -> Sequence[str]:
-        return self.sandbox.missing()
+    @override
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        yield from lacking(self.sandbox.missing())
 
 
 @Grader.register("code")
@@ -97,6 +103,7 @@ class Code(SandboxedGrader):
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
     (`tasks.thoughts`). null: all of a response counts."""
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         if self.blocks == "whole":
             return response if response.strip() else None
@@ -106,6 +113,7 @@ class Code(SandboxedGrader):
         chosen = {"all": blocks, "last": blocks[-1:], "first": blocks[:1]}[self.blocks]
         return "\n".join(chosen) if any(block.strip() for block in chosen) else None
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = _gold_of(problem)
         prefix = str(problem.data.get("prefix") or "")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Lt, MinLen
+from typing_extensions import override
 
+from treetune.contracts import Finding, lacking
 from treetune.domains.graders.code import SPARE_SECONDS
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
@@ -81,22 +83,28 @@ class CodeIO(Grader):
             raise ValueError(f"entry is {self.entry!r}, which is no name of a function")
 
     @property
+    @override
     def isolation(self) -> Isolation:  # type: ignore[override]
         return self.sandbox.isolation if self.program else "process"
 
     @property
+    @override
     def deadline(self) -> float | None:  # type: ignore[override]
         return self.limits.seconds + SPARE_SECONDS if self.program else None
 
-    def missing(self) -> Sequence[str]:
-        return self.sandbox.missing() if self.program else ()
+    @override
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        if self.program:
+            yield from lacking(self.sandbox.missing())
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         blocks = [block for block in fenced_blocks(response) if block.strip()]
         if blocks:
             return blocks[0 if self.block == "first" else -1].strip()
         return next((text for text, _ in find_values(response)), None)
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold, key = read_gold(problem.gold)
         try:
@@ -109,6 +117,7 @@ class CodeIO(Grader):
             right = self._same_output(readings[0], gold, problem)
         return Grade(reward=float(right), outcome="ok")
 
+    @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         """Returns whether two answers are one value. Different inputs for which the program returns the same
         are different answers."""

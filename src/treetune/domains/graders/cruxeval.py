@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.domains.graders.code import SandboxedGrader
 from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome, Sandbox
@@ -43,11 +44,13 @@ class CruxEval(SandboxedGrader):
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
     (`tasks.thoughts`). null: all of a response counts."""
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         blocks = fenced_blocks(response)
         answer = blocks[-1] if blocks else last_between(response)
         return (answer or "").strip() or None
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> float:
         gold = _gold_of(problem)
         asked_output = "input" in gold
@@ -69,6 +72,7 @@ class CruxEval(SandboxedGrader):
         outcome = self._value_of(gold["code"], call)
         return float(outcome.ok and _same(outcome.stdout, gold["output"]))
 
+    @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         """Returns whether two answers predict the same value, or the same arguments; nothing is called."""
         asked_output = "input" in _gold_of(problem)

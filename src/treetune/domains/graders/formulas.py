@@ -12,6 +12,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.domains.graders.residues import Residue, prime_for
 from treetune.exceptions import Absurd, NotAFormula
 
@@ -436,37 +438,47 @@ class _ResidueParser(_FormulaParser):
         super().__init__(tokens)
         self._prime = prime
 
+    @override
     def _number(self, digits: str) -> Residue:
         return Residue.of(Fraction(digits), self._prime)
 
+    @override
     def _symbol(self, name: str) -> Residue:
         raise Absurd("an unknown in a formula of huge numbers")
 
+    @override
     def _constant(self, letter: str) -> Residue:
         raise Absurd(f"{letter} in a formula of huge numbers")
 
+    @override
     def _command(self, name: str, depth: int) -> Any:
         if name not in ("frac", "dfrac", "tfrac", "cfrac", "binom", "dbinom", "tbinom"):
             raise Absurd(f"\\{name} in a formula of huge numbers")
         return super()._command(name, depth)
 
+    @override
     def _atom(self, depth: int) -> Any:
         if self._is("|"):
             raise Absurd("an absolute value in a formula of huge numbers")
         return super()._atom(depth)
 
+    @override
     def _binomial(self, top: Residue, bottom: Residue) -> Residue:
         return top.choose(bottom)
 
+    @override
     def _factorial(self, value: Residue) -> Residue:
         return value.factorial()
 
+    @override
     def _raised(self, base: Residue, exponent: Residue) -> Residue:
         return base.power(exponent)
 
+    @override
     def _divided(self, above: Residue, below: Residue) -> Residue:
         return above.divide(below)
 
+    @override
     def _checked(self, value: Any) -> Any:
         return value
 

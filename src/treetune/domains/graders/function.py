@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.config import folders
 from treetune.config.imports import function_at
@@ -74,12 +75,14 @@ class FunctionGrader(Grader):
         elif shutil.which(self.python) is None:
             raise ValueError(f"python is {self.python!r}, which can't be run: give the path of a Python")
 
+    @override
     def prepare(self) -> None:
         if self.python is None:
             _function(self.path)
         else:
             _started(self.python, self.path)
 
+    @override
     def grade(self, response: str, problem: Problem) -> Grade:
         row = {name: getattr(problem, name) for name in ("prompt", "gold", "domain")}
         row |= {"data": dict(problem.data), "messages": [vars(message) for message in problem.messages]}

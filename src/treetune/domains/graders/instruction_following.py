@@ -7,7 +7,7 @@ import os
 import random
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
+from typing_extensions import override
 
+from treetune.contracts import Finding, lacking
 from treetune.domains.extras import missing_extras
 from treetune.exceptions import Unavailable
 from treetune.tasks.graders.base import Grader
@@ -65,23 +67,27 @@ class InstructionFollowing(Grader):
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
     (`tasks.thoughts`). null: all of a response counts."""
 
-    def missing(self) -> Sequence[str]:
+    @override
+    def check(self, experiment: Any) -> Iterable[Finding]:
         if absent := missing_extras("the grader instruction_following", "lm_eval", "nltk", "langdetect"):
-            return absent
+            yield from lacking(absent)
+            return
         import nltk
 
         try:
             nltk.data.find("tokenizers/punkt_tab/english/")
         except LookupError:
-            return (NO_SENTENCES,)
-        return ()
+            yield from lacking([NO_SENTENCES])
 
+    @override
     def prepare(self) -> None:
         _library()
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         return response.strip() or None
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         texts = [extracted]
         if not self.strict:  # the eight texts that IFEval's loose accuracy tries

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from annotated_types import Ge, Gt, MinLen
+from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal, Asker
@@ -117,37 +118,42 @@ class JudgeGrader(Grader):
         if self.when == "rule_rejects" and self.rule is None:
             raise ValueError("when 'rule_rejects' needs a rule: name a grader, e.g. rule: {type: 'math'}")
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        if self.endpoint is None and experiment.engines.judge is None:
+        if self.endpoint is not None:
+            yield from self._check_endpoint(self.endpoint)
+        elif experiment.engines.judge is None:
             yield Finding(
                 "the judge has no endpoint, and the run serves none",
                 "endpoint",
                 "give {base_url: …, model: …}, or set engines.judge to a model that the run is to serve",
             )
 
-    def remarks(self, experiment: Experiment) -> Iterable[str]:
-        if self.endpoint is not None and (why := self.endpoint.unreachable()) is not None:
-            yield (
-                f"the judge at {self.endpoint.base_url} is not there now ({why}): answers wait for it, each"
-                f" for up to {self.deadline:g} s, and are left out where it doesn't come"
+    def _check_endpoint(self, endpoint: EndpointSettings) -> Iterator[Finding]:
+        """Yields what keeps the judge from answering now. A server that is down may be up when answers come,
+        and they wait for it; a key that isn't set never comes."""
+        try:
+            endpoint.key()
+        except ValueError as error:
+            yield Finding(str(error), level="missing")
+        why = endpoint.unreachable()
+        if why is not None:
+            yield Finding(
+                f"the judge at {endpoint.base_url} is not there now ({why}): answers wait for it, each"
+                f" for up to {self.deadline:g} s, and are left out where it doesn't come",
+                level="warning",
             )
 
     @property
+    @override
     def best(self) -> float:
         return 1.0 if self.scores is None else max(self.scores.values())
 
-    def missing(self) -> Sequence[str]:
-        missing = [] if self.rule is None else list(self.rule.missing())
-        if self.endpoint is not None:
-            try:
-                self.endpoint.key()
-            except ValueError as error:
-                missing.append(str(error))
-        return missing
-
+    @override
     def serve(self, context: ServiceContext, grade_by: GradeBy) -> Service:
         return Judge(self, context, grade_by)
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         """Returns the part of the response that the judge is shown; None where that is nothing."""
         return response.strip()[-self.last_characters :] or None
@@ -346,6 +352,7 @@ class _Question(Asker):
         self._tried = []
         self.is_new = False
 
+    @override
     async def _ask(
         self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[AnsweredRequest], bool]
     ) -> AnsweredRequest:
@@ -378,6 +385,7 @@ class _Question(Asker):
                 judge.count(dollars=judge.grader.prices.dollars(answer.input_tokens, answer.output_tokens))
         return answer
 
+    @override
     def estimated_tokens(self, content: Mapping[str, Any] | str) -> int:
         return 0  # nobody counts with them
 
@@ -536,10 +544,12 @@ class JudgeModel(Asking, ServedModel):
     timeout: Annotated[float, Gt(0)] = 120.0
 
     @classmethod
+    @override
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         # Who judges, and how it is asked, decides on rewards.
         return frozenset({"server", "timeout"})
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         tasks = [
             experiment.task,

@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.domains.graders.tagged import plain
 from treetune.exceptions import UnreadableValue
@@ -52,6 +53,7 @@ class LiveBench(Grader):
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
     (`tasks.thoughts`). null: all of a response counts."""
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         text, task = response, self._task(problem)
         if task == "plot_unscrambling" and "<PLOT_SUMMARY>" in text:
@@ -69,10 +71,12 @@ class LiveBench(Grader):
         # A tab at the end is an empty cell.
         return answer.strip(" \r\n") if answer.strip() else None
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         score = SCORES[self._task(problem)](extracted[:LONGEST], problem.gold)
         return Grade(reward=score, outcome="ok")
 
+    @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         # Some scorers look for the gold within the answer: the one has to be in the other, and the other way.
         return super().same_answer(answer, other, problem) and super().same_answer(other, answer, problem)
@@ -308,6 +312,7 @@ class _Html(HTMLParser):
         self.rows: list[list[str]] = []
         self._in_cell = False
 
+    @override
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "tr":
             self.rows.append([])
@@ -315,10 +320,12 @@ class _Html(HTMLParser):
         if self._in_cell:
             self.rows[-1].append("")
 
+    @override
     def handle_endtag(self, tag: str) -> None:
         if tag in ("td", "th"):
             self._in_cell = False
 
+    @override
     def handle_data(self, data: str) -> None:
         if self._in_cell:
             self.rows[-1][-1] += data

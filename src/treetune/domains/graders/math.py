@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Annotated, ClassVar
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.domains.graders.formulas import (
     Absurd,
@@ -72,6 +73,7 @@ class MathGrader(Grader):
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
     (`tasks.thoughts`). null: all of a response counts."""
 
+    @override
     def prepare(self) -> None:
         import math_verify  # noqa: F401
         import sympy
@@ -81,16 +83,19 @@ class MathGrader(Grader):
 
         sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # what it imports when it is first asked
 
+    @override
     def grade(self, response: str, problem: Problem) -> Grade:
         if len(response) > LONGEST_RESPONSE:
             return _refused(None, f"{len(response)} characters, more than {LONGEST_RESPONSE}")
         return super().grade(response, problem)
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         gold = _read_gold(problem.gold).answer
         parts = len(gold.parts) if isinstance(gold, BracketGroup) and gold.kind == "list" else 1
         return find_answer(response, parts)
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade | float:
         gold = _read_gold(problem.gold)
         if not gold.plain:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.domains.graders.formulas import (
     Absurd,
@@ -65,11 +66,13 @@ class Minerva(Grader):
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
     (`tasks.thoughts`). null: all of a response counts."""
 
+    @override
     def prepare(self) -> None:
         import sympy
 
         sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # what it imports when it is first asked
 
+    @override
     def grade(self, response: str, problem: Problem) -> Grade:
         if len(response) > LONGEST:
             message = f"not read: {len(response)} characters, more than {LONGEST}"
@@ -82,6 +85,7 @@ class Minerva(Grader):
         correct = lists_agree(given, gold)
         return Grade(reward=float(correct), outcome="ok", extracted=_BETWEEN.join(given))
 
+    @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         # Of each of the two as many count as the gold has.
         count = len(set(_gold_answers(problem)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from annotated_types import Le, MinLen
+from typing_extensions import override
 
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import boxes
@@ -109,6 +110,7 @@ class MultipleChoice(Grader):
 
     isolation: ClassVar[Isolation] = "inline"
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         answer = response.translate(_WIDTH)
         stated: list[tuple[int, str | None, str]] = []
@@ -172,6 +174,7 @@ class MultipleChoice(Grader):
         letters = {letter for _, letter in named}
         return named[-1][0], (letters.pop() if len(letters) == 1 else None), ""
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold, _ = self._letter(problem.gold)
         if gold is None:

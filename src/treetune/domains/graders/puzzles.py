@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
+from typing_extensions import override
+
 from treetune.domains.graders.tagged import Tagged, all_plain, of_parts, plain
 from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader
@@ -46,6 +48,7 @@ class ZebraGrader(Tagged):
     score: Literal["exact", "cells"] = "cells"
     """The reward of a table that isn't right all over: nothing, or the share of asked cells that are."""
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_table(problem.gold)
         known, asked = self._told_and_asked(gold)
@@ -62,6 +65,7 @@ class ZebraGrader(Tagged):
         )
         return of_parts(right, len(asked) * len(gold.rows), pays=self.score == "cells")
 
+    @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         # The gold's columns and positions say how each of the two is read.
         gold = gold_table(problem.gold)
@@ -252,6 +256,7 @@ class OrderingGrader(Tagged):
     score: Literal["exact", "places"] = "exact"
     """The reward of another order: nothing, or the share of places that hold the right name."""
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_names(problem.gold)
         given = read_names(extracted, gold)
@@ -262,6 +267,7 @@ class OrderingGrader(Tagged):
         right = sum(one == other for one, other in zip(gold, given, strict=True))
         return of_parts(right, len(gold), pays=self.score == "places")
 
+    @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         # The gold's names say how each of the two is read.
         gold = gold_names(problem.gold)
@@ -339,6 +345,7 @@ class GridGrader(Tagged):
     score: Literal["exact", "cells"] = "exact"
     """The reward of a grid that is not right all over: nothing, or the share of cells that are."""
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_grid(problem.gold)
         given = read_grid(extracted)

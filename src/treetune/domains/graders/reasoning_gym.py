@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import MinLen
+from typing_extensions import override
 
+from treetune.contracts import Finding, lacking
 from treetune.domains.sandbox.base import ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap
 from treetune.domains.sandbox.served import LibraryScorer, scorer
@@ -53,23 +55,30 @@ class ReasoningGymGrader(Grader):
     """Limits for the scoring of one answer, together with the library."""
 
     @property
+    @override
     def deadline(self) -> float | None:  # type: ignore[override]
         return self.limits.seconds + SPARE_SECONDS
 
-    def missing(self) -> Sequence[str]:
-        if not self.sandbox.can_begin:
+    @override
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        if self.sandbox.can_begin:
+            yield from lacking(self.sandbox.missing())
+        else:
             name = type(self.sandbox).__name__
-            return (
+            yield Finding(
                 f"reasoning_gym's scorers need the sandbox 'bubblewrap'; {name} runs whole programs alone",
+                level="missing",
             )
-        return self.sandbox.missing()
 
+    @override
     def prepare(self) -> None:
         self._scorer().prepare()
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         asked = {name: problem.data[name] for name in ("dataset", "config", "question", "entry")}
         scored = self._scorer().score(extracted, asked)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from typing_extensions import override
+
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem
 
@@ -12,23 +14,25 @@ from treetune.vocabulary import Grade, Problem
 class RoutedGrader(Grader):
     """Grades nothing by itself: `of` says who does. No configuration names one; tasks make them."""
 
+    @override
     def of(self, problem: Problem) -> Grader:
         raise NotImplementedError
 
+    @override
     def parts(self) -> Sequence[Grader]:
         raise NotImplementedError
 
     @property
+    @override
     def best(self) -> float:
         return max(part.best for part in self.parts())
 
-    def missing(self) -> Sequence[str]:
-        return list(dict.fromkeys(what for part in self.parts() for what in part.missing()))
-
+    @override
     def prepare(self) -> None:
         for part in self.parts():
             part.prepare()
 
+    @override
     def grade(self, response: str, problem: Problem) -> Grade:
         return self.of(problem).grade(response, problem)
 
@@ -39,6 +43,7 @@ class ByDomain(RoutedGrader):
 
     graders: Mapping[str, Grader] = field(hash=False)
 
+    @override
     def of(self, problem: Problem) -> Grader:
         """Raises ValueError for a problem of no domain."""
         if problem.domain not in self.graders:
@@ -50,6 +55,7 @@ class ByDomain(RoutedGrader):
             )
         return self.graders[problem.domain].of(problem)
 
+    @override
     def parts(self) -> Sequence[Grader]:
         return [part for grader in self.graders.values() for part in grader.parts()]
 
@@ -64,6 +70,7 @@ class BySource(RoutedGrader):
         fitting = [prefix for prefix in self.routes if source.startswith(prefix)]
         return self.routes[max(fitting, key=len)] if fitting else None
 
+    @override
     def of(self, problem: Problem) -> Grader:
         """Raises ValueError for a source without a route."""
         source = str(problem.data.get("data_source", ""))
@@ -77,5 +84,6 @@ class BySource(RoutedGrader):
             )
         return grader
 
+    @override
     def parts(self) -> Sequence[Grader]:
         return tuple(self.routes.values())

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Lt, MinLen
+from typing_extensions import override
 
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import last_box
@@ -51,9 +52,11 @@ class TableGrader(Grader):
 
     isolation: ClassVar[Isolation] = "inline"
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         return last_box(response)
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         golds = list(gold_answers(problem.gold))
         given = split_answers(extracted[: LONGEST * 10], len(golds))
@@ -62,6 +65,7 @@ class TableGrader(Grader):
         right = self._matches(given, golds, problem)
         return Grade(reward=float(right == len(golds)), outcome="ok", numbers={"answers": right / len(golds)})
 
+    @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         # Both are read as answers: a gold may be JSON.
         count = len(gold_answers(problem.gold))

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.exceptions import UnreadableValue
 from treetune.tasks.graders.base import Grader, Isolation
@@ -44,6 +45,7 @@ class Tagged(Grader):
     # Searches and comparisons in linear time, of values that are bounded in size.
     isolation: ClassVar[Isolation] = "inline"
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
 
@@ -83,6 +85,7 @@ class OneWord(Tagged):
 
     votes_by_value: ClassVar[bool] = True
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         word = bare(problem.gold)
         if not word:
@@ -118,6 +121,7 @@ class ExactMatch(Tagged):
 
     votes_by_value: ClassVar[bool] = True
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         answer = words(extracted)
         right = bool(answer) and any(answer == gold for gold in gold_words(problem.gold))
@@ -134,6 +138,7 @@ class F1(Tagged):
 
     votes_by_value: ClassVar[bool] = True
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> float:
         answer = words(extracted)
         return max(overlap(answer, gold) for gold in gold_words(problem.gold))

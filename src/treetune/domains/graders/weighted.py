@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Annotated, ClassVar
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.exceptions import Unavailable
 from treetune.rollouts.numbers import NumberGroup
@@ -50,16 +51,20 @@ class Weighted(Grader):
             raise ValueError(f"weights has {', '.join(unknown)}: there is {', '.join(sorted(self.graders))}")
 
     @property
+    @override
     def best(self) -> float:
         weights = {name: self.weights.get(name, 1.0) for name in self.graders}
         return sum(max(0.0, weights[name] * one.best) for name, one in self.graders.items())
 
+    @override
     def parts(self) -> Sequence[Grader]:
         return [self, *(part for one in self.graders.values() for part in one.parts())]
 
+    @override
     def serve(self, context: ServiceContext, grade_by: GradeBy) -> AtWork:
         return AtWork(self, grade_by)
 
+    @override
     def grade(self, response: str, problem: Problem) -> Grade:
         return AtWork(self, lambda one, said, about: one.of(about).grade(said, about)).grade(
             response, problem

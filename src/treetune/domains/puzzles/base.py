@@ -10,6 +10,7 @@ from operator import and_
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.domains.graders.tagged import Tagged
 from treetune.seeds import derived_random
@@ -71,17 +72,21 @@ class Puzzles(GeneratedTask):
     def slips(self, generator: random.Random) -> bool:
         return generator.random() < self.demonstration_noise
 
+    @override
     def generate(self, count: int) -> Sequence[Puzzle]:
         return _distinct(self, count)
 
+    @override
     def problem(self, id: str, generated: Puzzle) -> Problem:
         return Problem(id=id, prompt=generated.prompt, gold=generated.gold, data=generated.data)
 
+    @override
     def demonstration(self, problem: Problem, seed: int) -> str:
         generator = derived_random(seed, problem.id, "demonstration")
         *lines, answer = self.solution(problem, generator)
         return "".join(f"{line}\n" for line in lines) + self.grader.tagged(answer)
 
+    @override
     def alphabet(self) -> str:
         if self.wording == "words":
             return super().alphabet()

@@ -10,6 +10,7 @@ from itertools import permutations
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from annotated_types import Ge, Le, MinLen
+from typing_extensions import override
 
 from treetune.domains.graders.puzzles import LARGEST, Grid, GridGrader, written
 from treetune.domains.puzzles.base import Puzzle, Puzzles
@@ -91,6 +92,7 @@ class GridTransformation(NamedTuple):
     def __call__(self, grid: Grid) -> Grid:
         return _RULES[self.name][2](grid, *self.colours)
 
+    @override
     def __str__(self) -> str:
         return _RULES[self.name][1].format(*self.colours)
 
@@ -168,6 +170,7 @@ class GridPuzzles(Puzzles):
     kind: ClassVar[str] = "grid puzzles"
     ranges: ClassVar[tuple[str, ...]] = ("rows", "columns", "steps")
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(set(self.rules)) != len(self.rules):
@@ -179,6 +182,7 @@ class GridPuzzles(Puzzles):
                 "choose smaller rows, columns or steps"
             )
 
+    @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle | None:
         every = rules_of(self.rules, self.colours)
         chain = [generator.choice(every) for _ in range(generator.randint(*self.steps))]
@@ -216,6 +220,7 @@ class GridPuzzles(Puzzles):
             f" of rows: {self.grader.tagged('[[…], […]]')}"
         )
 
+    @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         grid: Grid = problem.data["grid"]
         for name, colours in problem.data["rules"]:
@@ -233,6 +238,7 @@ class GridPuzzles(Puzzles):
                 yield f"{str(rule).capitalize()}: {json.dumps(grid)}"
         yield written(grid) if self.wording == "symbols" else json.dumps(grid)
 
+    @override
     def symbols(self) -> str:
         symbols = "".join(rule.symbol for rule in rules_of(self.rules, self.colours))
         return symbols + "0123456789"[: self.colours] + "/=;:>"

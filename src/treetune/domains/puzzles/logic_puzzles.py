@@ -11,6 +11,7 @@ from itertools import permutations
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from annotated_types import Ge, Le, MinLen
+from typing_extensions import override
 
 from treetune.domains.graders.puzzles import OrderingGrader
 from treetune.domains.graders.tagged import OneWord
@@ -71,6 +72,7 @@ class OrderingPuzzles(Puzzles):
     kind: ClassVar[str] = "ordering puzzles"
     ranges: ClassVar[tuple[str, ...]] = ("objects",)
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         most = self.objects[1]
@@ -79,6 +81,7 @@ class OrderingPuzzles(Puzzles):
         if self.wording == "symbols" and self.letters < most:
             raise ValueError(f"letters is {self.letters}, too few to name {most} objects")
 
+    @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle:
         count = generator.randint(*self.objects)
         theme = generator.choice(list(THEMES))
@@ -102,6 +105,7 @@ class OrderingPuzzles(Puzzles):
         key = (frozenset(names), frozenset(_symbol(clue, names) for clue in chosen))
         return Puzzle(prompt, json.dumps(solution), key, {"names": names, "clues": [*map(tuple, chosen)]})
 
+    @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         names: Sequence[str] = problem.data["names"]
         clues = [OrderingClue(*clue) for clue in problem.data["clues"]]
@@ -120,6 +124,7 @@ class OrderingPuzzles(Puzzles):
                 yield f"Not {', '.join(tried)}: {_sentence(broken, names, mirrored=False)}"
             left = [one for one in left if _fits(broken, one)]
 
+    @override
     def symbols(self) -> str:
         return LETTERS[: self.letters] + "</!:,>0123456789"
 
@@ -225,6 +230,7 @@ class GraphPaths(Puzzles):
     kind: ClassVar[str] = "graph paths"
     ranges: ClassVar[tuple[str, ...]] = ("lookahead",)
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         most = self.lookahead[1]
@@ -235,6 +241,7 @@ class GraphPaths(Puzzles):
                 " to name them: choose fewer paths or a smaller lookahead"
             )
 
+    @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle:
         length = generator.randint(*self.lookahead)
         names = self._names(generator, 1 + self.paths * length)
@@ -288,6 +295,7 @@ class GraphPaths(Puzzles):
             names["".join(generator.choice(SYLLABLES) for _ in range(3))] = None
         return list(names)
 
+    @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         edges, start, node = (problem.data[key] for key in ("edges", "start", "goal"))
         # From the goal back there is one edge into each node; a slip may lead to where there are several.
@@ -301,5 +309,6 @@ class GraphPaths(Puzzles):
             yield "".join(edge) if self.wording == "symbols" else f"{edge[1]} follows from {edge[0]}"
             node = edge[0]
 
+    @override
     def symbols(self) -> str:
         return NODES[: 1 + self.paths * self.lookahead[1]] + ",:>"

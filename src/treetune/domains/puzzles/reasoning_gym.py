@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
+from typing_extensions import override
 
 import treetune
 from treetune.config.errors import nearest
@@ -102,6 +103,7 @@ class ReasoningGym(GeneratedTask):
     page of instructions.)"""
     grader: ReasoningGymGrader = GRADER
 
+    @override
     def __post_init__(self) -> None:
         if self.prompt.count(QUESTION) != 1:
             raise ValueError(f"prompt needs {QUESTION} exactly once, where the question goes")
@@ -112,6 +114,7 @@ class ReasoningGym(GeneratedTask):
         if groups != 1:
             raise ValueError(f"question needs one group, for what the prompt holds, and has {groups}")
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         lacking = missing_packages()
         if lacking:
@@ -123,15 +126,18 @@ class ReasoningGym(GeneratedTask):
             key, what, remedy = error.args
             yield Finding(what, key, remedy)
 
+    @override
     def made(self, split: Split) -> Sequence[Problem]:
         return self._problems(self.sizes(), split)
 
+    @override
     def examples(self, count: int) -> Sequence[Problem]:
         try:
             return self._examples(max(count, _CHECKED))[:count]
         except Refused:
             return ()
 
+    @override
     def check_demonstrations(self) -> None:
         if any(not problem.gold for problem in self.examples(1)):
             raise ValueError(
@@ -139,6 +145,7 @@ class ReasoningGym(GeneratedTask):
                 " rollout that samples, such as 'single_turn'"
             )
 
+    @override
     def demonstration(self, problem: Problem, seed: int) -> str:
         """Returns the answer between the grader's signs; the errors of a noisy teacher are drawn from
         `seed`."""
@@ -148,6 +155,7 @@ class ReasoningGym(GeneratedTask):
             gold = generator.choice(self.problems("train")).gold
         return f"{self.grader.opening}{gold}{self.grader.closing}".rstrip("\n")
 
+    @override
     def alphabet(self) -> str:
         """Returns all that can be typed. Raises ValueError where a question or an answer has other signs."""
         typed = set(string.printable) - set("\r\x0b\x0c\t")

@@ -17,6 +17,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from treetune.config.errors import did_you_mean
 from treetune.domains.sandbox.inside.reasoning_gym_scores import as_settings, import_data_set, packed
 from treetune.processes.worker import die_with_parent
@@ -34,6 +36,7 @@ _OWN = {"seed": "the task's own `seed`", "size": "the task's `train_size`, `vali
 class Refused(ValueError):
     """Settings that the library doesn't take. The arguments: the key of the task, the fault, the remedy."""
 
+    @override
     def __str__(self) -> str:
         return ": ".join(self.args[1:])
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import Ge, Le
+from typing_extensions import override
 
 from treetune.domains.graders.code import Code
 from treetune.domains.puzzles.base import Puzzle, Puzzles
@@ -69,6 +70,7 @@ class ShortPrograms(Puzzles):
     kind: ClassVar[str] = "short programs"
     ranges: ClassVar[tuple[str, ...]] = ("steps",)
 
+    @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle:
         program = generator.choices(STEPS, k=generator.randint(*self.steps))
         names = tuple(step.symbols for step in program)
@@ -82,12 +84,14 @@ class ShortPrograms(Puzzles):
         data = {"steps": names} | ({"prefix": _HEAD} if self.wording == "symbols" else {})
         return Puzzle(prompt, gold_of(program), names, data)
 
+    @override
     def demonstration(self, problem: Problem, seed: int) -> str:
         generator = derived_random(seed, problem.id, "demonstration")
         *lines, answer = self.solution(problem, generator)
         program = "".join(f"{line}\n" for line in lines) + answer
         return program if self.wording == "symbols" else f"```python\n{_HEAD}\n{program}\n```"
 
+    @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         for name in problem.data["steps"]:
             step = _KNOWN[name]
@@ -99,6 +103,7 @@ class ShortPrograms(Puzzles):
             yield step.line
         yield _TAIL
 
+    @override
     def alphabet(self) -> str:
         if self.wording == "words":
             return super().alphabet()

@@ -17,6 +17,7 @@ from operator import or_
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from annotated_types import Ge, Le
+from typing_extensions import override
 
 from treetune.domains.graders.puzzles import ZebraGrader
 from treetune.domains.puzzles.base import Puzzle, Puzzles, needed_clues
@@ -263,6 +264,7 @@ class ZebraPuzzles(Puzzles):
     kind: ClassVar[str] = "zebra puzzles"
     ranges: ClassVar[tuple[str, ...]] = ("objects", "attributes")
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         count = arrangements(self.objects[1], self.attributes[1])
@@ -274,6 +276,7 @@ class ZebraPuzzles(Puzzles):
         if POSITION not in self.grader.given:
             raise ValueError(f"the grader's given columns lack {POSITION!r}, which these puzzles tell")
 
+    @override
     def draw_puzzle(self, generator: random.Random) -> Puzzle | None:
         shape = ZebraShape(generator.randint(*self.objects), generator.randint(*self.attributes))
         arrangement = generator.randrange(arrangements(shape.objects, shape.attributes))
@@ -328,6 +331,7 @@ class ZebraPuzzles(Puzzles):
         text = template.format(*map(name, clue.items), p=p, q=q, r=int(odd), parity="odd" if odd else "even")
         return text if symbols else text[0].upper() + text[1:]
 
+    @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         shape, values = ZebraShape(*problem.data["shape"]), problem.data["values"]
         clues: Sequence[ZebraClue] = problem.data["clues"]
@@ -345,6 +349,7 @@ class ZebraPuzzles(Puzzles):
             yield f"{table}:{clue}" if symbols else f"Not {table}: {clue}"
             left &= shape.true_of(broken)
 
+    @override
     def symbols(self) -> str:
         letters = "".join(LETTERS[number][: self.objects[1]] for number in range(self.attributes[1]))
         signs = set("".join(SYMBOLS.values())) - set("{}pqr")

@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from typing_extensions import override
+
 from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome, Sandbox
 from treetune.domains.sandbox.program import (
     BOOT,
@@ -69,9 +71,11 @@ class Bubblewrap(Sandbox):
     """Lets programs import what is installed beside this package (numpy, pytest, …)."""
     has_own_processes: ClassVar[bool] = True
 
+    @override
     def missing(self) -> Sequence[str]:
         return _missing(self)
 
+    @override
     def run(
         self,
         code: str,
@@ -98,6 +102,7 @@ class Bubblewrap(Sandbox):
                 return outcome
         return once()
 
+    @override
     def begin(self, code: str, limits: ProgramLimits) -> Started:
         return Started(replace(self, packages=True), code, {}, limits, stdin=subprocess.PIPE)
 

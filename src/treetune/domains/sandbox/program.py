@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from treetune.domains.sandbox.base import KilledBy, ProgramLimits, ProgramOutcome, Sandbox
 from treetune.exceptions import SandboxUnavailable
 
@@ -300,9 +302,11 @@ class UnsafeLocal(Sandbox):
     lose.
     """
 
+    @override
     def missing(self) -> Sequence[str]:
         return ()
 
+    @override
     def run(
         self,
         code: str,
@@ -320,6 +324,7 @@ class UnsafeLocal(Sandbox):
         with started.work:
             return follow(started.process, limits, time.monotonic(), started.usage, started.kill)
 
+    @override
     def begin(self, code: str, limits: ProgramLimits) -> _StartedAsYou:
         return _StartedAsYou(code, {}, limits, stdin=subprocess.PIPE)
 

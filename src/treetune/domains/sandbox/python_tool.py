@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from annotated_types import Ge
+from typing_extensions import override
 
 from treetune.domains.sandbox.base import KilledBy, ProgramLimits, Sandbox
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, Started
@@ -112,6 +113,7 @@ class PythonSession(AbstractContextManager["PythonSession"]):
         self._calls = []
         return _stopped(killed_by, limits) if killed_by else _ENDED
 
+    @override
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_started": None, "_calls": list(self._calls)}
 
@@ -126,6 +128,7 @@ class PythonSession(AbstractContextManager["PythonSession"]):
             return
         end(started)
 
+    @override
     def __exit__(self, *error: object) -> None:
         self.close()
 

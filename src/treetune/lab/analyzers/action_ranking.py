@@ -11,6 +11,7 @@ from statistics import pvariance
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt, MinLen
+from typing_extensions import override
 
 from treetune.contracts import Need, OneLine
 from treetune.engine.base import Request
@@ -78,6 +79,7 @@ class ActionRanking(OfCheckpoints):
         if self.at_least > self.alternatives:
             raise ValueError(f"at_least {self.at_least} of {self.alternatives} alternatives can't be had")
 
+    @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.lab.analyzers.stored import context_at, judged_at
 
@@ -174,6 +176,7 @@ class ActionRanking(OfCheckpoints):
             for k, (start, end) in zip(self.samples, parts, strict=True)
         }
 
+    @override
     def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Shares right of every estimator, at every checkpoint and over all of them together."""
         points = sorted({row["checkpoint"] for row in rows})
@@ -214,6 +217,7 @@ class ActionRanking(OfCheckpoints):
         }
 
     @staticmethod
+    @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         figure, axes = panels(["Pairs of next steps in the right order", "The best next step found"])
         numbers = {name: result["numbers"]["all"] for name, result in results.items()}

@@ -11,6 +11,7 @@ from statistics import fmean, pstdev, quantiles
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.contracts import Advantages, Need
 from treetune.lab.analyzers.figures import COLOURS, legend_below, panels
@@ -53,6 +54,7 @@ class AdvantageDistribution(OfIterations):
         Need(Advantages(), "it shows them", "leave the analysis out, or choose a credit such as 'group'"),
     )
 
+    @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.rollouts.storage import read_episodes
 
@@ -76,6 +78,7 @@ class AdvantageDistribution(OfIterations):
             )
         return Findings({**counts, **self.summarise(rows)}, rows)
 
+    @override
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
         if not _leaves_values_to_trainer(config) or self.iterations != "all":
             return super().points(config, directory)
@@ -121,6 +124,7 @@ class AdvantageDistribution(OfIterations):
             for i in range(count)
         ]
 
+    @override
     def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
         edges = [i / self.bins for i in range(self.bins + 1)]
         parts: list[list[Row]] = [[] for _ in range(self.bins)]
@@ -144,6 +148,7 @@ class AdvantageDistribution(OfIterations):
         return {"edges": edges.tolist(), "shares": (counts / len(values)).tolist()}
 
     @staticmethod
+    @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         figure, (shares, along, values) = panels(
             ["Advantages of steps", "… by relative step: median and 5 – 95 %", "Values by relative step"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.contracts import Finding, Need, OneLine
 from treetune.engine.base import Engine
@@ -55,6 +56,7 @@ class CreditBench(OfCheckpoints):
     needs_engine = True
     needs = (Need(OneLine(), "it continues answers from their beginnings", ONE_LINE_REMEDY),)
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from super().check(experiment)
         if not self.methods:
@@ -67,6 +69,7 @@ class CreditBench(OfCheckpoints):
             yield from self.truth.check(experiment)
         yield from required_critics(self.methods, experiment)
 
+    @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         return Findings(
             {
@@ -125,6 +128,7 @@ class CreditBench(OfCheckpoints):
         }
 
     @staticmethod
+    @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         from treetune.lab.arena.gain import draw_gain
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt
+from typing_extensions import override
 
 from treetune.contracts import Finding, Need, OneLine
 from treetune.lab.analyzers.credit_bench import required_critics
@@ -98,16 +99,19 @@ class CreditMicroscope(OfIterations):
     file = "episodes.arrow"
 
     @property
+    @override
     def needs_engine(self) -> bool:  # type: ignore[override]
         return self.truth > 0 or any(credit.needs_engine for credit in self.methods.values())
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         if not self.truth:
             return super().needs
         one_line = Need(OneLine(), "its truth continues answers from their beginnings", ONE_LINE_REMEDY)
         return (*super().needs, one_line)
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from super().check(experiment)
         yield from required_critics(self.methods, experiment)
@@ -117,6 +121,7 @@ class CreditMicroscope(OfIterations):
         if self.needs_engine:
             yield from unanswered(experiment)
 
+    @override
     def kept(self, directory: ExperimentDirectory) -> list[int]:
         """Returns the iterations whose answers are there, with the weights of then where something is to be
         sampled."""
@@ -134,6 +139,7 @@ class CreditMicroscope(OfIterations):
             )
         return kept
 
+    @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         found = {str(point): self._of_iteration(sampler, point, work) for point in points}
         return Findings({"truth": self.truth, "by_iteration": found})
@@ -233,6 +239,7 @@ class CreditMicroscope(OfIterations):
         return found
 
     @staticmethod
+    @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
 
         return draw_microscope(

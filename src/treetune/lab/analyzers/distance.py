@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.lab.analyzers.figures import (
     Bootstrap,
@@ -49,6 +50,7 @@ class WeightDistance(OfCheckpoints):
 
     checkpoints: Chosen = "all"
 
+    @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.models.policy_files import read_policy
 
@@ -63,6 +65,7 @@ class WeightDistance(OfCheckpoints):
         return Findings({"by_checkpoint": numbers})
 
     @staticmethod
+    @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         figure, (along, groups) = panels(
             ["Distance to the start weights, relative", "… of the last checkpoint, by group"]
@@ -148,6 +151,7 @@ class KlToReference(OfCheckpoints):
 
     needs_engine = True
 
+    @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.lab.analyzers.stored import context_at, rollout_that_samples
         from treetune.rollouts.single_turn import sample_answers
@@ -199,6 +203,7 @@ class KlToReference(OfCheckpoints):
             for i, answer in enumerate(answers)
         ]
 
+    @override
     def summarise(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         numbers: dict[str, dict[str, Any]] = {}
         for point in sorted({row["checkpoint"] for row in rows}):
@@ -214,6 +219,7 @@ class KlToReference(OfCheckpoints):
         return {"by_checkpoint": numbers}
 
     @staticmethod
+    @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         figure, (along, gain) = panels(
             ["KL of an answer to the start, in nats", "Mean reward against KL (k1)"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.lab.analyzers.figures import (
     Bootstrap,
@@ -51,6 +52,7 @@ class Diversity(OfIterations):
 
     order: Annotated[int, Gt(0)] = 4
 
+    @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.rollouts.storage import read_trajectories
 
@@ -74,6 +76,7 @@ class Diversity(OfIterations):
                 )
         return Findings(self.summarise(rows), rows)
 
+    @override
     def summarise(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         numbers = {}
         for point in sorted({row["iteration"] for row in rows}):
@@ -87,6 +90,7 @@ class Diversity(OfIterations):
         return {"by_iteration": numbers}
 
     @staticmethod
+    @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         titles = [
             "Different answers",

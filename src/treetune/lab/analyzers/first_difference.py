@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from treetune.engine.base import Completion
 from treetune.engine.journal import completions_of_row
 from treetune.exceptions import Damaged
@@ -48,6 +50,7 @@ class FirstDifference:
     first: str
     second: str
 
+    @override
     def __str__(self) -> str:
         return (
             f"the runs part in iteration {self.iteration}, {self.phase}: {self.place} is {self.first} in the"

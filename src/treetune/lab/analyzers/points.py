@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Ge, Gt
+from typing_extensions import override
 
 from treetune.contracts import Finding, Need, SampledAnswers
 from treetune.runtime.analysis import Analyzer
@@ -34,12 +35,14 @@ class OfCheckpoints(Analyzer):
 
     judges_critic = False
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from super().check(experiment)
         if self.needs_engine:
             yield from unanswered(experiment)
         yield from never_there("checkpoints", self.checkpoints, experiment.iterations)
 
+    @override
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
         kept = directory.checkpoints()
         remedy = (
@@ -73,15 +76,18 @@ class OfIterations(Analyzer):
     file = "trajectories.arrow"
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         if self.file != "trajectories.arrow":
             return ()
         return (Need(SampledAnswers(), "it looks at answers that iterations left", "leave the analysis out"),)
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from super().check(experiment)
         yield from never_there("iterations", self.iterations, experiment.iterations - 1)
 
+    @override
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
         what = f"an iteration with {self.file} in {directory.path}"
         kept = self.kept(directory)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
@@ -51,6 +52,7 @@ class EstimatedValue(NamedTuple):
 class TrueValues(Registrable):
     """A way to find the true values of states."""
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         """Yields what is wrong with it in an experiment."""
         return ()
@@ -74,12 +76,14 @@ class ByEngine(TrueValues):
 
     samples: Annotated[int, Gt(1)] = 512
 
+    @override
     def find(
         self, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
     ) -> list[EstimatedValue]:
 
         return [mean_and_noise(one.rewards) for one in continued_states(context, states, self.samples, TRUTH)]
 
+    @override
     def described(self) -> str:
         return f"continuations {self.samples} {self.samples}"
 
@@ -274,6 +278,7 @@ class InProcess(TrueValues):
 
     samples: Annotated[int, Gt(1)] = 256
 
+    @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         sampling = experiment.rollout.sampling
         if sampling is not None and (sampling.top_p < 1 or sampling.top_k != -1 or sampling.stop):
@@ -284,6 +289,7 @@ class InProcess(TrueValues):
                 "choose truth: {type: 'continuations'}",
             )
 
+    @override
     def find(
         self, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
     ) -> list[EstimatedValue]:
@@ -293,6 +299,7 @@ class InProcess(TrueValues):
         steps = PolicySteps(policy_at(session, point), context.settings.sampling.temperature)
         return expanded(steps, context, states, self.samples)
 
+    @override
     def described(self) -> str:
         return f"in_process {self.samples}"
 

@@ -11,6 +11,7 @@ from statistics import pstdev
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Gt, MinLen
+from typing_extensions import override
 
 from treetune.contracts import Need, OneLine
 from treetune.lab.analyzers.figures import (
@@ -135,6 +136,7 @@ class ValueAccuracy(OfCheckpoints):
     judges_critic = True
     needs = (Need(OneLine(), "it continues answers from their beginnings", ONE_LINE_REMEDY),)
 
+    @override
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.lab.analyzers.stored import context_at, judged_at
 
@@ -188,6 +190,7 @@ class ValueAccuracy(OfCheckpoints):
             for k in self.samples
         }
 
+    @override
     def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Errors of every estimator, at every checkpoint and over all of them together."""
         points = sorted({row["checkpoint"] for row in rows})
@@ -223,6 +226,7 @@ class ValueAccuracy(OfCheckpoints):
         }
 
     @staticmethod
+    @override
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
 
         return draw_values(results)

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from typing_extensions import override
 
 from treetune.engine.base import Completion, Engine, Later, OnResult, Request, SamplingParams
 from treetune.lab.literature.token_level import Distributions
@@ -344,6 +345,7 @@ class LastStatus(Grader):
 
     isolation = "inline"
 
+    @override
     def grade(self, response: str, problem: Problem) -> Grade:
         language: Language = problem.data["language"]
         status = (int(response.rsplit(" ", 1)[-1]) - 1) // language.most_wordings
@@ -358,11 +360,13 @@ class LanguageTask(Task):
     count: int
     grader: Grader = field(default_factory=LastStatus)
 
+    @override
     def step_boundaries(self, response: str) -> list[int]:
         words = response.split(" ")
         starts = range(self.language.step, len(words), self.language.step)
         return [0, *(len(" ".join(words[:start])) for start in starts), len(response)] if response else [0]
 
+    @override
     def problems(self, split: Split) -> list[Problem]:
         data = {"language": self.language}
         return [Problem(id=f"{number:05d}", prompt="1", gold="", data=data) for number in range(self.count)]
@@ -377,6 +381,7 @@ class TableEngine(Engine):
         self._language = language
         self.tokens = 0
 
+    @override
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
@@ -422,6 +427,7 @@ def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
 class TrueAdvantages(TokenCredit):
     """The ceiling: what each step changed about the probability of a correct answer, at no cost."""
 
+    @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         language: Language = answers[0].problem.data["language"]
         places = np.arange(language.length + 1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Lt
+from typing_extensions import override
 
 from treetune.lab.values.over_another import OverAnother
 from treetune.rollouts.valuation import StepValues, Valuation, Value, ValueEstimator
@@ -29,13 +30,16 @@ class CompoundValues(OverAnother):
     """c."""
 
     @property
+    @override
     def unbiased(self) -> bool:  # type: ignore[override]
         return self.over.unbiased
 
     @property
+    @override
     def learns_from_others(self) -> bool:  # type: ignore[override]
         return self.over.learns_from_others
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         return [
             [self._mixed(one, leaf.reward) for one, leaf in zip(of_tree, tree.leaves, strict=True)]

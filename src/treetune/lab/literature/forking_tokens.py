@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Gt, Le
+from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding
 from treetune.lab.literature.token_level import Distributions, OverAnotherCredit
@@ -30,6 +31,7 @@ class ForkingTokens(OverAnotherCredit):
     share: Annotated[float, Gt(0), Le(1)] = 0.2
     """Share of the tokens that keep their advantages."""
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if experiment.credit is self:
             yield Finding(
@@ -38,6 +40,7 @@ class ForkingTokens(OverAnotherCredit):
                 "choose the credit 'probability_mask'",
             )
 
+    @override
     def weighed(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
         entropies = [entropy for _, entropy in context.get(Distributions).along(episodes)]
         pairs = zip(entropies, episodes, strict=True)

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.contracts import Answers, Need, OneLine
 from treetune.rollouts.base import THREADS_REMEDY, Credit, TokenCredit
@@ -43,6 +44,7 @@ class GroupInGroup(TokenCredit):
         Need(OneLine(turns=True), "it goes along an answer turn by turn", THREADS_REMEDY),
     )
 
+    @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         turns = [turns_of(answer) for answer in answers]
         rewards = [answer.reward for answer in answers]

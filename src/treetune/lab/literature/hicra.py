@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Annotated
 
 from annotated_types import Gt, Le
+from typing_extensions import override
 
 from treetune.lab.literature.token_level import OverAnotherCredit
 from treetune.models.tokenizer import token_offsets
@@ -33,6 +34,7 @@ class HierarchyAware(OverAnotherCredit):
     alpha: Annotated[float, Gt(0), Le(1)] = 0.2
     """α: with 1, a planning token is never punished."""
 
+    @override
     def weighed(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
         import numpy as np
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import variance
 
+from typing_extensions import override
+
 from treetune.contracts import Answers, Need
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
@@ -33,6 +35,7 @@ class JamesStein(Credit):
 
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
+    @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         own = [[leaf.reward for leaf in tree.leaves] for tree in trees]
         of_ranks = context.ranks.exchange("shrinkage-rewards", own)

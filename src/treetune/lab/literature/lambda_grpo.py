@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.contracts import Answers, Need, OneLine
 from treetune.lab.literature.token_level import beginnings
@@ -38,6 +39,7 @@ class LambdaGrpo(TokenCredit):
         Need(OneLine(turns=True), "it looks for equal beginnings", THREADS_REMEDY),
     )
 
+    @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         advantages = group_advantages([one.reward for one in answers], self.std, self.eps)
         return [

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from typing_extensions import override
+
 from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, SampledAnswers
 from treetune.lab.literature.token_level import Distributions
 from treetune.rollouts.base import Credit
@@ -43,6 +45,7 @@ class OptimalTokenBaseline(Credit):
         Need(SampledAnswers(), "it weighs answers by the probabilities of their tokens"),
     )
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if self.squared_norms == "exact" and experiment.credit is self:
             yield Finding(
@@ -51,6 +54,7 @@ class OptimalTokenBaseline(Credit):
                 "set it to 'of_sampled'",
             )
 
+    @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         import numpy as np
 

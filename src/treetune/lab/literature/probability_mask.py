@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Gt, Le
+from typing_extensions import override
 
 from treetune.contracts import Need, SampledAnswers
 from treetune.lab.literature.token_level import OverAnotherCredit
@@ -30,12 +31,14 @@ class ProbabilityMask(OverAnotherCredit):
     """Keeps tokens that were sampled with a smaller probability."""
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (
             *super().needs,
             Need(SampledAnswers(), "it looks at the probabilities that tokens were sampled with"),
         )
 
+    @override
     def weighed(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
         rows = []
         for episode in episodes:

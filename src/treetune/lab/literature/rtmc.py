@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
+from typing_extensions import override
 
 from treetune.lab.values.sampled import Siblings
 from treetune.rollouts.metrics import mean
@@ -32,6 +33,7 @@ class RolloutTree(Siblings):
     prior: Annotated[float, Ge(0)] = 2.0
     """Answers that earned the group's mean, beside those that came to a state."""
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         found = []
         for tree, of_tree in zip(valuation.trees, valuation.sibling_rewards(), strict=True):

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import Annotated
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.contracts import Answers, Need, OneLine
 from treetune.lab.literature.token_level import beginnings
@@ -37,6 +38,7 @@ class Tempo(TokenCredit):
         Need(OneLine(turns=True), "it looks for equal beginnings", THREADS_REMEDY),
     )
 
+    @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         import numpy as np
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from typing_extensions import override
+
 from treetune.contracts import Advantages, Feature, Need
 from treetune.rollouts.base import Credit, CriticSettings
 from treetune.rollouts.context import RolloutContext
@@ -48,20 +50,25 @@ class OverAnotherCredit(Credit):
     """The credit whose advantages it works on."""
 
     @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         return (Need(Advantages(before_training=True), "it weighs the advantages of tokens"),)
 
     @property
+    @override
     def gives(self) -> tuple[Feature, ...]:
         return self.over.gives
 
     @property
+    @override
     def critic_settings(self) -> CriticSettings | None:
         return self.over.critic_settings
 
+    @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         return self.over.continuations(answers, tokens, limit)
 
+    @override
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
         return self.over.early_continuations(context)
 
@@ -69,6 +76,7 @@ class OverAnotherCredit(Credit):
         """Returns the episodes with other advantages, or with fewer trained tokens. Collective."""
         raise NotImplementedError
 
+    @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes, metrics = self.over.assign(context, trees)
         episodes = self.weighed(context, episodes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune import contracts
 from treetune.contracts import Experiment, Finding, Need
@@ -44,12 +45,15 @@ class FusedBaseline(Credit):
     )
 
     @property
+    @override
     def critic_settings(self) -> CriticSettings | None:
         return self.critic
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         return check_critic_goes_on(experiment, "the credit 'v0_5'", "choose the credit 'james_stein'")
 
+    @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         answers = answers_of(trees)
         guesses = iter(context.get(Critic).values(answers))

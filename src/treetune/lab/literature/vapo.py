@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
+from typing_extensions import override
 
 from treetune.rollouts.base import Credit
 from treetune.rollouts.credit import Gae, gae
@@ -34,6 +35,7 @@ class DecoupledGae(Gae):
     alpha: Annotated[float, Gt(0)] | None = 0.05
     """Makes the policy's λ 1 − 1/(α l); null: it is `lam`."""
 
+    @override
     def from_values(
         self, rewards: Sequence[float], values: Sequence[float]
     ) -> tuple[Sequence[float], Sequence[float]]:

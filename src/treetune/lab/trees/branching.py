@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from annotated_types import Gt, MinLen
+from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.rollouts.values import StateRule
@@ -92,9 +93,11 @@ class AtStates(Branching):
     ways: Annotated[tuple[Annotated[int, Gt(1)], ...], MinLen(1)]
     """In how many ways an answer goes on from its first state, from its second, …"""
 
+    @override
     def most_answers(self, samples: int) -> int:
         return samples * math.prod(self.ways)
 
+    @override
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
         if number == len(self.ways):
             return []
@@ -124,9 +127,11 @@ class UpToWidth(Branching):
     most_ways: Annotated[int, Gt(1)] = 2
     """Answers that go on from a state at most."""
 
+    @override
     def most_answers(self, samples: int) -> int:
         return max(samples, self.width)
 
+    @override
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
         going_on = next_states(self.states, answers, number)
         left = self.width - len(answers)
@@ -161,9 +166,11 @@ class LeastSure(Branching):
     rounds: Annotated[int, Gt(0)] = 1
     """Rounds of branching."""
 
+    @override
     def most_answers(self, samples: int) -> int:
         return samples * (1 + self.rounds * self.positions * self.ways)
 
+    @override
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
         if number == self.rounds:
             return []

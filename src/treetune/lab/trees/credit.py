@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Annotated, Literal
 
 from annotated_types import Ge
+from typing_extensions import override
 
 from treetune.contracts import Advantages, Answers, CreditForRewards, CreditForTrees, Need, OneLine
 from treetune.rollouts.base import THREADS_REMEDY, Credit
@@ -69,6 +70,7 @@ class TreeCredit(Credit):
         Need(OneLine(), "it looks at what answers begin with alike", THREADS_REMEDY),
     )
 
+    @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes = [episode for tree in trees for episode in self._episodes(context, tree)]
         return episodes, advantage_metrics(context, episodes)

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Annotated, NamedTuple
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.contracts import (
     Answers,
@@ -96,6 +97,7 @@ class TreeRollout(SampledRollout):
     stop: tuple[str, ...] = ()
     """Strings that end an answer, and stay in it."""
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         least = self.samples * self.max_tokens
@@ -107,6 +109,7 @@ class TreeRollout(SampledRollout):
             )
 
     @property
+    @override
     def gives(self) -> tuple[Feature, ...]:
         return SampledAnswers(), Answers(self.samples), OneLine()
 
@@ -115,6 +118,7 @@ class TreeRollout(SampledRollout):
         Need(Answers(2), "branches are compared", "set the rollout's samples to 2 or more"),
     )
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
         if not experiment.selection.keeps_groups:
@@ -139,9 +143,11 @@ class TreeRollout(SampledRollout):
                 "choose 'token' or 'constant'",
             )
 
+    @override
     def most_answers(self, problems: int) -> int:
         return problems * self.branching.most_answers(self.samples)
 
+    @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         assert context.engine is not None, "a rollout that samples needs an engine"
         prompts = self.encoded_prompts(context, problems)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from typing_extensions import override
+
 from treetune.contracts import Experiment, Finding, Need, OneLine
 from treetune.lab.values.over_another import OverAnother, Sums
 from treetune.rollouts.base import Critic, CriticSettings, check_critic_goes_on
@@ -48,17 +50,21 @@ class CriticEstimator(ValueEstimator):
 
     needs = CRITIC_NEEDS
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         return check_critic_goes_on(experiment, "the values 'critic'", "choose the values 'continuations'")
 
     @property
+    @override
     def continues(self) -> bool:
         return False
 
     @property
+    @override
     def critic_settings(self) -> CriticSettings:
         return self.critic
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         return [
             [
@@ -115,19 +121,23 @@ class ControlVariate(OverAnother):
 
     needs = CRITIC_NEEDS
 
+    @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         return check_critic_goes_on(
             experiment, "the values 'control_variate'", "choose the values 'continuations'"
         )
 
     @property
+    @override
     def unbiased(self) -> bool:  # type: ignore[override]
         return self.over.unbiased and not self.over.learns_from_others
 
     @property
+    @override
     def critic_settings(self) -> CriticSettings:
         return self.critic
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         values, of_critic = self.over.values(valuation), critic_values(valuation)
         moments = []

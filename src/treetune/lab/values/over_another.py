@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Annotated
 
 from annotated_types import Ge, Lt
+from typing_extensions import override
 
 from treetune.rollouts.base import CriticSettings
 from treetune.rollouts.metrics import mean, pooled
@@ -24,16 +25,20 @@ class OverAnother(ValueEstimator):
     """The estimator whose values it works on."""
 
     @property
+    @override
     def continues(self) -> bool:
         return self.over.continues
 
     @property
+    @override
     def critic_settings(self) -> CriticSettings | None:
         return self.over.critic_settings
 
+    @override
     def budget(self, samples: int) -> Budget:
         return self.over.budget(samples)
 
+    @override
     def first_states(self, states: int) -> Sequence[int]:
         return self.over.first_states(states)
 
@@ -81,6 +86,7 @@ class Smoothed(OverAnother):
     unbiased = False
     learns_from_others = True
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         estimates = self.over.values(valuation)
         squares = {
@@ -196,14 +202,17 @@ class Filtered(OverAnother):
     """The gain h; None: it is learnt."""
 
     @property
+    @override
     def learns_from_others(self) -> bool:  # type: ignore[override]
         return self.over.learns_from_others or None in (self.behind, self.before)
 
     @property
+    @override
     def unbiased(self) -> bool:  # type: ignore[override]
         learns = None in (self.behind, self.before)
         return self.over.unbiased and not (learns and self.over.learns_from_others)
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         estimates = self.over.values(valuation)
         own = [

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Gt
+from typing_extensions import override
 
 from treetune.contracts import Answers, Need, OneLine
 from treetune.rollouts.base import THREADS_REMEDY
@@ -36,9 +37,11 @@ class Siblings(ValueEstimator):
     )
 
     @property
+    @override
     def continues(self) -> bool:
         return False
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         return [
             [[mean_of(rewards) for rewards in of_answer] for of_answer in of_tree]
@@ -59,6 +62,7 @@ class ToppedUp(ValueEstimator):
 
     needs = (Need(Answers(2), "it counts the other answers"),)
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         others = valuation.sibling_rewards()
         # By tree; where answers through a state count others differently, the most that one lacks.
@@ -95,11 +99,13 @@ class UntilSure(Budget):
     pilot: bool = False
 
     @property
+    @override
     def bounds(self) -> tuple[int, int]:
         if self.pilot:
             return self.first + 1, self.first + self.most
         return self.first, max(self.first, self.most)
 
+    @override
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
         if turn == 0:
             return self.first
@@ -114,6 +120,7 @@ class UntilSure(Budget):
             return 0
         return max(0, min(self.first, self.most - turn * self.first))
 
+    @override
     def counted(self, rewards: Sequence[float]) -> Sequence[float]:
         return rewards[self.first :] if self.pilot else rewards
 
@@ -137,15 +144,19 @@ class Sequential(ValueEstimator):
     their price."""
 
     @property
+    @override
     def unbiased(self) -> bool:  # type: ignore[override]
         return self.pilot
 
+    @override
     def budget(self, samples: int) -> Budget:
         return UntilSure(samples, self.error, max(self.most, samples), self.pilot)
 
+    @override
     def first_states(self, states: int) -> Sequence[int]:
         return range(states)
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         valuation.sample_first(self)
         return valuation.values()
@@ -170,9 +181,11 @@ class Bisect(ValueEstimator):
     """Bounds the continuations of an answer: no part is halved once they have so many tokens. Those of a
     state that it shares with others count for each. None: there is no bound."""
 
+    @override
     def first_states(self, states: int) -> Sequence[int]:
         return (0,)
 
+    @override
     def values(self, valuation: Valuation) -> list[list[StepValues]]:
         searches = [
             [

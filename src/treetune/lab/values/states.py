@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Gt, Le
+from typing_extensions import override
 
 from treetune.rollouts.states import OneLineStates
 from treetune.rollouts.values import StateRule
@@ -24,12 +25,15 @@ class EveryNTokens(OneLineStates):
     tokens: Annotated[int, Gt(0)]
     """Tokens of a step."""
 
+    @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return range(0, trajectory.step_ends[-1], self.tokens)
 
+    @override
     def looks_back(self, task: Task) -> bool:
         return True
 
+    @override
     def usual_states(self, tokens: float) -> float:
         return max(1.0, tokens / self.tokens)
 
@@ -53,6 +57,7 @@ class LowProbability(OneLineStates):
     """Whether steps begin with the first, the (n + 1)-th, … such token, as in the public code of SPO-chain,
     which values no prompt: what lies before the first one is none of its mask's."""
 
+    @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         unsure, at = list[int](), 0
         for segment in trajectory.segments:
@@ -64,5 +69,6 @@ class LowProbability(OneLineStates):
         starts = unsure[:: self.every] if self.begin_with else behind
         return sorted({0, *(start for start in starts if start < at)})
 
+    @override
     def looks_back(self, task: Task) -> bool:
         return not self.begin_with

@@ -149,10 +149,6 @@ class Grader(Registrable):
         """
         return None
 
-    def missing(self) -> Sequence[str]:
-        """Says what it needs and isn't there (a package, a sandbox), and what to do about it."""
-        return ()
-
     def prepare(self) -> None:
         """Called once in each worker process before its first answer. Imports that take seconds belong
         here: in `grade` they would be taken off the first answer's deadline."""

@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, MinLen
+from typing_extensions import override
 
 from treetune.exceptions import NotAnExpression
 from treetune.tasks.graders.base import Grader
@@ -104,13 +105,16 @@ class CountdownGrader(Grader):
     scores: CountdownScores = field(default_factory=CountdownScores)
     """The rewards of the four verdicts."""
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         read_gold(problem.gold)  # one that is none is told whatever the response says
         return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
 
+    @override
     def without_answer(self, problem: Problem) -> Grade:
         return Grade(reward=self.scores.no_answer, outcome="no_answer")
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         target, given = read_gold(problem.gold)
         text, equals, _ = extracted.partition("=")
@@ -129,6 +133,7 @@ class CountdownGrader(Grader):
         reward = self.scores.correct if expression.value == target else self.scores.wrong
         return Grade(reward=reward, outcome="ok", extracted=text.strip())
 
+    @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         """Returns whether two expressions have one value, as all right ones have."""
         try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.thoughts import THINK_END
@@ -35,10 +36,12 @@ class FinalAnswer(Grader):
     # process would only cost time.
     isolation: ClassVar[Isolation] = "inline"
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         _, marker, answer = response.rpartition(self.marker)
         return answer.strip() or None if marker else None
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> float:
         return float(_canonical(extracted) == _canonical(problem.gold.strip()))
 

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import MinLen
+from typing_extensions import override
 
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.extraction import boxes
@@ -56,14 +57,17 @@ class Numeric(Grader):
         if self.require_think_end and self.think_end is None:
             raise ValueError("require_think_end needs think_end, the text that ends a thought: '</think>'")
 
+    @override
     def grade(self, response: str, problem: Problem) -> Grade:
         if self._lacks_thought(response, problem):
             return Grade(reward=0.0, outcome="no_answer", message=f"no {self.think_end} in it")
         return super().grade(response, problem)
 
+    @override
     def behind_thought(self, response: str, problem: Problem) -> str | None:
         return None if self._lacks_thought(response, problem) else super().behind_thought(response, problem)
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         answer = after_marker(response, self.marker)
         if not answer and self.without_marker == "last_number":
@@ -73,6 +77,7 @@ class Numeric(Grader):
             answer = in_boxes[-1][2].strip() or None if in_boxes else None
         return None if answer is None or denied(answer) else answer
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = after_marker(problem.gold, self.marker)
         gold = problem.gold.replace(self.marker, "").strip() if gold is None else gold
@@ -107,6 +112,7 @@ class Gsm8kExact(Grader):
     """The text that ends a thought, which is no part of an answer; the default knows other models' tags, too
     (`tasks.thoughts`). null: all of a response counts."""
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         if self.original_format:
             _, marker, text = response.rpartition("####")
@@ -114,10 +120,12 @@ class Gsm8kExact(Grader):
         numbers = _ANY_NUMBER.findall(response.replace(",", ""))
         return numbers[-1] if numbers else None
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> float:
         gold = problem.gold.rpartition("####")[2].strip().lower()
         return float(extracted.replace(",", "").lower() == gold)
 
+    @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         return answer.replace(",", "").lower() == other.replace(",", "").lower()
 
@@ -135,11 +143,13 @@ class Gsm8kLenientSubstring(Grader):
     # Searches in linear time, and nothing read: no process is needed for it.
     isolation: ClassVar[Isolation] = "inline"
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         _, thought, behind = response.partition(THINK_END)
         _, marker, rest = (behind if thought else response).partition("####")
         return rest.partition("\n")[0].strip() if marker else None
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> float:
         return float(problem.gold.rpartition("####")[2].strip() in extracted)
 
@@ -218,6 +228,7 @@ class WrittenNumber:
     value: Fraction
     percent: bool = False
 
+    @override
     def __str__(self) -> str:
         return exactly(self.value) + ("%" if self.percent else "")
 

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from typing_extensions import override
+
 from treetune.exceptions import Unavailable
 from treetune.processes.pool import Pool
 from treetune.processes.worker import Servant
@@ -141,6 +143,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         """Ends the workers; grades that are still missing are cancelled. Safe to call twice."""
         self._pool.close()
 
+    @override
     def __exit__(self, *error: object) -> None:
         self.close()
 
@@ -212,12 +215,15 @@ class Comparing(Grader):
         self.isolation = "inline" if grader.isolation == "inline" else "process"  # type: ignore[misc]
         self.deadline = grader.deadline
 
+    @override
     def prepare(self) -> None:
         self.grader.prepare()
 
+    @override
     def extract(self, response: str, problem: Problem) -> str | None:
         return response
 
+    @override
     def verdict(self, extracted: str, problem: Problem) -> float:
         answer, other = json.loads(extracted)
         return float(self.grader.same_answer(answer, other, problem))
@@ -229,13 +235,16 @@ class Grading(Servant):
 
     grader: Grader | Service
 
+    @override
     def prepare(self) -> None:
         if isinstance(self.grader, Grader):
             self.grader.prepare()
 
+    @override
     def answer(self, response: str, problem: Problem) -> Grade:
         return graded(self.grader, response, problem)
 
+    @override
     def close(self) -> None:
         if not isinstance(self.grader, Grader):
             self.grader.close()

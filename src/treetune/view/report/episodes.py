@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from treetune.runtime.analysis import read_result
 from treetune.view.charts import number
@@ -75,6 +76,7 @@ class MicroscopeSection(ReportSection):
 
     title = "Credit microscope"
 
+    @override
     def html(self, experiment: StoredExperiment) -> str:
         return "".join(render("microscope.html", **look) for look in _looks(experiment))
 
@@ -123,6 +125,7 @@ def _looked_at(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]])
 class TreeSection(ReportSection):
     title = "A problem's tree"
 
+    @override
     def html(self, experiment: StoredExperiment) -> str:
         """The answers to the problem whose rewards differ most, and whose credit is largest among these."""
         if (found := newest(experiment)) is None:
@@ -142,6 +145,7 @@ class TreeSection(ReportSection):
 class EpisodesSection(ReportSection):
     title = "Episodes"
 
+    @override
     def html(self, experiment: StoredExperiment) -> str:
         """Right and wrong answers in equal parts where there are both, no two to one problem while there are
         others: first those with values of their steps, then those with the largest advantages."""

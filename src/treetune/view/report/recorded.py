@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
+from typing_extensions import override
 
 from treetune.rollouts.metrics import PREFIX, name_in
 from treetune.rollouts.numbers import LARGEST, OF_CORRECT, declared, registered
@@ -76,6 +77,7 @@ def _note_and_charts(note: str, charts: Sequence[str]) -> str:
 class TrainingSection(ReportSection):
     title = "Training"
 
+    @override
     def html(self, experiment: StoredExperiment) -> str:
         if not experiment.metrics:
             return ""
@@ -93,6 +95,7 @@ class TrainingSection(ReportSection):
 class DomainsSection(ReportSection):
     title = "By domain"
 
+    @override
     def html(self, experiment: StoredExperiment) -> str:
         """All domains in one chart of each number, and the last measured checkpoint of each set."""
         recorded = {of[0] for row in experiment.metrics for key in row if (of := name_in(key)) is not None}
@@ -160,6 +163,7 @@ def accuracy_charts(title: str, series: Sequence[Series]) -> list[str]:
 class NumbersSection(ReportSection):
     title = "What was counted in answers"
 
+    @override
     def html(self, experiment: StoredExperiment) -> str:
         """A group for each kind of numbers. What was always 0 has no chart."""
         groups = []
@@ -189,6 +193,7 @@ class NumbersSection(ReportSection):
             groups.append(_note_and_charts(note, charts))
         return "".join(groups)
 
+    @override
     def columns(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
         cells = {}
         for full, number in declared().items():
@@ -206,6 +211,7 @@ class NumbersSection(ReportSection):
 class DiagnosticsSection(ReportSection):
     title = "Signs of collapse"
 
+    @override
     def html(self, experiment: StoredExperiment) -> str:
         """A row for each sign that was looked for."""
         looked_for = [sign for sign in SIGNS if experiment.curve(f"{SIGN}{sign}")]
@@ -299,6 +305,7 @@ def _ranges(numbers: Iterable[int]) -> str:
 class TimesSection(ReportSection):
     title = "Time by phase"
 
+    @override
     def html(self, experiment: StoredExperiment) -> str:
         """Shares of the whole run, and a bar per iteration."""
         rows = phase_seconds(experiment)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from treetune.view.experiment import StoredExperiment
 
 
@@ -30,6 +32,7 @@ class ReportSection:
         """Returns further columns of the table of results, from an evaluation's summary: heading and text."""
         return {}
 
+    @override
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         _SECTIONS.append(cls())
