@@ -25,8 +25,9 @@ from treetune.domains.environments.mcp_tools import Mcp, end_servers
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.domains.environments.tools import Call, Function, Python, Tool, Tools
 from treetune.domains.multi_turn import MultiTurn
-from treetune.engine.base import Completion, EngineError, SamplingParams
+from treetune.engine.base import Completion, SamplingParams
 from treetune.engine.journal import JournaledEngine
+from treetune.exceptions import EngineError
 from treetune.findings import missing_requirements
 from treetune.models.chat import Chat
 from treetune.models.tokenizer import codec_of

@@ -17,10 +17,10 @@ from tests.trainer.helpers import tiny_model
 from treetune.engine.base import SamplingParams
 from treetune.lab.analyzers.credit_measures import Credited, Truth, measure, reliability
 from treetune.lab.analyzers.true_values import (
+    AnswerState,
+    EstimatedValue,
     PolicySteps,
-    State,
     TrueValues,
-    Value,
     expand_continuations,
     find_values_once,
     mean_and_noise,
@@ -142,14 +142,14 @@ class Teacher:
         return row
 
 
-def places_of(task: Signposts, context: RolloutContext) -> tuple[list[State], list[float]]:
+def places_of(task: Signposts, context: RolloutContext) -> tuple[list[AnswerState], list[float]]:
     """All prefixes of some demonstrations that end with a line, and what they are worth to the teacher."""
     places, values = [], []
     for problem in task.problems("train")[:4]:
         answer = task.demonstration(problem, 1)
         for end in task.step_boundaries(answer)[:-1]:
             begun = token_array(context.codec.encode(answer[:end]))
-            places.append(State(problem, context.codec.encode_prompt(problem), begun))
+            places.append(AnswerState(problem, context.codec.encode_prompt(problem), begun))
             values.append(task.teacher_value(problem, answer[:end]))
     return places, values
 
@@ -208,9 +208,11 @@ class Counting(TrueValues):
 
     asked: list[int] = field(default_factory=list)
 
-    def find(self, context: Any, session: Any, point: int, places: Sequence[State]) -> list[Value]:
+    def find(
+        self, context: Any, session: Any, point: int, places: Sequence[AnswerState]
+    ) -> list[EstimatedValue]:
         self.asked.append(len(places))
-        return [Value(float(len(place.begun_ids)), 0.25) for place in places]
+        return [EstimatedValue(float(len(place.begun_ids)), 0.25) for place in places]
 
     def described(self) -> str:
         return "counting"
@@ -246,7 +248,7 @@ def test_what_was_found_once_is_not_asked_again_but_for_a_line_that_was_cut_shor
 
 def test_the_noise_of_a_mean_is_its_variance() -> None:
     known = mean_and_noise([0.0, 1.0, 1.0, 0.0])
-    assert known == Value(0.5, pytest.approx(1 / 12))
+    assert known == EstimatedValue(0.5, pytest.approx(1 / 12))
 
 
 def test_truth_that_is_half_noise_is_reliable_by_half() -> None:

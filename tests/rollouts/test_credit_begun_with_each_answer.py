@@ -15,17 +15,9 @@ import pytest
 from tests.columns import plain
 from tests.fake_engine import FakeEngine
 from tests.rollouts import tabular_mdp as mdp
-from treetune.engine.base import (
-    ANSWERS,
-    CONTINUATIONS,
-    Completion,
-    Engine,
-    EngineError,
-    Later,
-    OnResult,
-    Request,
-)
+from treetune.engine.base import ANSWERS, CONTINUATIONS, Completion, Engine, Later, OnResult, Request
 from treetune.engine.journal import JournaledEngine
+from treetune.exceptions import EngineError
 from treetune.lab.values.over_another import Filtered, Smoothed
 from treetune.lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
 from treetune.rollouts.context import FurtherProblems, RolloutContext

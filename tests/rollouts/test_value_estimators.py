@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
-from treetune.lab.values.critic import ControlVariate, CriticValues, critic_values
+from treetune.lab.values.critic import ControlVariate, CriticEstimator, critic_values
 from treetune.lab.values.over_another import Filtered, Smoothed, filter_values, smooth_walk
 from treetune.lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
 from treetune.lab.values.states import EveryNTokens, LowProbability
@@ -164,7 +164,7 @@ def test_bisecting_stops_at_its_bound_of_tokens() -> None:
         Sequential(),
         Siblings(),
         ToppedUp(),
-        CriticValues(),
+        CriticEstimator(),
         ControlVariate(),
         Filtered(),
     ],
@@ -187,7 +187,7 @@ def test_the_critic_is_asked_for_the_state_before_the_next_sampled_token() -> No
     valuation = Valuation(context, trees_of(group), EveryNTokens(tokens=1), mdp.SamplingParams(6), 1)
     assert critic_values(valuation) == [[0.9, 0.4, 0.4, 0.3, 0.2, None]]
     engine = mdp.TabularEngine()
-    credit = MonteCarlo(values=CriticValues())
+    credit = MonteCarlo(values=CriticEstimator())
     (episode,), metrics = mdp.credited(credit, group, services=[critic], engine=engine)
     assert not engine.requests and "credit/value_tokens" not in metrics
     assert episode.step_values == (0.9, 0.4, 0.2)

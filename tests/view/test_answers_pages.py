@@ -39,8 +39,8 @@ from treetune.view.app import SEEN
 from treetune.view.charts import number
 from treetune.view.report import write_report
 from treetune.view.store import Run
-from treetune.view.store.queries import Filter, parse_conditions
-from treetune.view.store.tokens import Step, tokens_of, trained_steps
+from treetune.view.store.queries import ColumnFilter, parse_conditions
+from treetune.view.store.tokens import CreditedStep, tokens_of, trained_steps
 from treetune.view.terminal import newest_answers
 from treetune.vocabulary import Segment, Stretch
 
@@ -49,11 +49,11 @@ COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "
 
 def test_conditions_are_read() -> None:
     assert parse_conditions("tokens >= 300; outcome has Time ;unfinished=true", COLUMNS) == [
-        Filter("tokens", ">=", 300.0),
-        Filter("outcome", "has", "Time"),
-        Filter("unfinished", "=", True),
+        ColumnFilter("tokens", ">=", 300.0),
+        ColumnFilter("outcome", "has", "Time"),
+        ColumnFilter("unfinished", "=", True),
     ]
-    assert parse_conditions("number.lines/count<2", COLUMNS) == [Filter("number.lines/count", "<", 2.0)]
+    assert parse_conditions("number.lines/count<2", COLUMNS) == [ColumnFilter("number.lines/count", "<", 2.0)]
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_what_is_called_clipped_is_what_has_no_gradient_in_training(
         episode=SimpleNamespace(advantages=advantages, trained=np.ones(len(tokens), np.bool_)),
         source=SimpleNamespace(episodes="not read"),
     )
-    steps = [Step(i, i, i + 1, None, None, None) for i in range(len(tokens))]
+    steps = [CreditedStep(i, i, i + 1, None, None, None) for i in range(len(tokens))]
     shown: Any = SimpleNamespace(steps=steps, numbers={"advantage": advantages, "log-ratio": log_ratios})
     said = [bool(step.clipped) for step in trained_steps(one, shown, {"trainer": {"objective": objective}})]
     assert said == is_clipped.tolist()

@@ -12,11 +12,11 @@ from tests.view.recorded import begin_run, record_evaluation, record_iteration, 
 from tests.view.report.page import Page
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.view.experiment import Status
+from treetune.view.experiment import RunProgress
 from treetune.view.store import Store
 
 
-def status(viewer: Viewer, name: str = "run") -> Status:
+def status(viewer: Viewer, name: str = "run") -> RunProgress:
     return viewer.store.status(viewer.store.run(name))
 
 

@@ -17,19 +17,11 @@ from starlette.testclient import TestClient
 
 from tests.view.conftest import FIRST, TOKEN, Viewer, mark_of
 from tests.view.recorded import answers, begin_run, record_iteration
+from treetune.exceptions import Damaged, NoteChanged
 from treetune.main import main
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.store.checksums import Damaged
 from treetune.view.app import MOST_SENT_BYTES, SEEN, application
-from treetune.view.notes import (
-    Changed,
-    NotedAnswer,
-    checked_labels,
-    new_note,
-    read_notes,
-    save_note,
-    system_user,
-)
+from treetune.view.notes import NotedAnswer, checked_labels, new_note, read_notes, save_note, system_user
 from treetune.view.store import Store
 
 ORIGIN = {"origin": "http://127.0.0.1"}
@@ -139,7 +131,7 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
         save_note(run, replace(new_note(about, ["x"], f"{number}"), author=f"DOMAIN\\../{number}"), "")
         try:
             save_note(run, new_note(about, [], f"{number}"), "")
-        except Changed:
+        except NoteChanged:
             return False
         return True
 

@@ -20,18 +20,18 @@ from rich.console import Console
 from tests.view.recorded import begin_run, record_iteration, recorded_run, trajectory
 from treetune.rollouts.storage import write_trajectories
 from treetune.view.store import Store
-from treetune.view.terminal import Watch, bar, keys_in, plot, watch
+from treetune.view.terminal import TerminalView, bar, keys_in, plot, watch
 
 MAIN = Path(__file__).resolve().parents[2] / "src" / "treetune" / "main.py"
 
 
-def _watch(folder: Path, width: int = 80, *metrics: str) -> Watch:
+def _watch(folder: Path, width: int = 80, *metrics: str) -> TerminalView:
     plain: dict[str, Any] = {"markup": False, "highlight": False, "color_system": None}
     console = Console(file=StringIO(), width=width, height=24, **plain)
-    return Watch(Store([folder], folder / "no cache", look_again_s=0.0), console, metrics)
+    return TerminalView(Store([folder], folder / "no cache", look_again_s=0.0), console, metrics)
 
 
-def _text(shown: Watch, *, frame: bool = False) -> str:
+def _text(shown: TerminalView, *, frame: bool = False) -> str:
     with shown.console.capture() as captured:
         shown.console.print(shown.frame() if frame else shown.page())
     return captured.get()

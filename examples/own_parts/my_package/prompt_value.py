@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treetune.rollouts.valuation import StepValues, Valuation, ValueEstimator
+from treetune import StepValues, Valuation, ValueEstimator
 
 
 @ValueEstimator.register("prompt_value")

@@ -84,8 +84,9 @@ def carry_out(options: argparse.Namespace) -> int:
 def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
     """Returns the configuration, and the pipeline that it describes. Raises ConfigError where the pipeline is
     that of another command."""
-    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.errors import ConfigIssue
     from treetune.config.explain import Explanation
+    from treetune.exceptions import ConfigError
     from treetune.processes import lifetime
     from treetune.tasks.sources import files_matching
 

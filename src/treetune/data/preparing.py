@@ -29,7 +29,6 @@ from treetune.cluster.jobs import one_at_work
 from treetune.data.making_threads import content_hash
 from treetune.data.pipelines import VERSION, FilterData, PrepareData
 from treetune.data.rules.base import Numbered, Rows, Rule, RuleContext
-from treetune.data.templates import NoValue
 from treetune.domains.domain_rows import (
     DATA_SOURCE,
     EXTRA_INFO,
@@ -39,6 +38,7 @@ from treetune.domains.domain_rows import (
     row_key,
     write_parquet,
 )
+from treetune.exceptions import MissingField
 from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
 from treetune.store.files import whole_file, write_json
@@ -380,7 +380,7 @@ def _read_rows(pipeline: PrepareData, source: Source, splits: Sequence[Split]) -
         for place, fields in source.rows(split):
             try:
                 rows = pipeline.rows_of(fields)
-            except (NoValue, ValueError) as error:
+            except (MissingField, ValueError) as error:
                 if pipeline.bad_rows == "stop":
                     raise ValueError(f"{place}: {error}; put it right, or set bad_rows to 'drop'") from error
                 yield RowRead(place, split, LeftOut(BAD_ROWS, str(error)))

@@ -29,7 +29,7 @@ _AHEAD = 256
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRows:
     """The result of `score_responses`: rows in the output, how many of them it found there, and the sums.
     `why` is what the first that failed says."""
 
@@ -64,7 +64,7 @@ def score_responses(
     workers: int | None = None,
     deadline: float = 10.0,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Scored:
+) -> ScoredRows:
     """Grades the rows of `source` with the task's grader and writes them to `output` in their order.
 
     A row has a `problem`, a `gold` as it stands in the data set and a `response`, for a mixture its `domain`
@@ -133,7 +133,7 @@ def score_responses(
             while waiting:
                 write(file)
             os.fsync(file.fileno())
-    return Scored(**counts, why=why)
+    return ScoredRows(**counts, why=why)
 
 
 def _line(row: dict[str, Any]) -> bytes:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from treetune.contracts import Hook
 from treetune.store.files import write_json
 from treetune.vocabulary import (
     Branch,
@@ -28,14 +27,6 @@ T = TypeVar("T")
 
 TransferMethod = Literal["file", "shared_memory", "cuda_ipc", "nccl"]
 """The ways of new weights into a server (see `treetune.engine.transfer`)."""
-
-TRANSFERS = Hook()
-"""``(client, timeout, workers) -> WeightTransfer`` into one server of so many workers, by the name of the
-method. The core itself has ``file`` and ``shared_memory``."""
-
-ADDRESSED_SERVERS = Hook()
-"""``(settings, launch) -> list of servers`` that somebody else started, where the settings have addresses.
-Collective."""
 
 
 @dataclass(frozen=True)
@@ -345,10 +336,6 @@ class Engine:
 
     def close(self) -> None:
         """Ends the server and everything that it started. Safe to call twice and at exit."""
-
-
-class EngineError(RuntimeError):
-    """A failure of the engine for good; the message has the awaited event and the path of the log."""
 
 
 def check_request(index: int, request: Request, context_length: int) -> None:

@@ -45,8 +45,8 @@ BACKENDS: Mapping[TransferMethod, str] = {
 }
 """vLLM's names of the transfers."""
 
-PACKED_EXPERTS = "treetune.engine.packed_experts.WorkerExtension"
-WORKER_EXTENSION = "treetune.engine.shared_memory_worker.WorkerExtension"
+PACKED_EXPERTS = "treetune.engine.packed_experts.PackedExpertsExtension"
+WORKER_EXTENSION = "treetune.engine.shared_memory_worker.SharedMemoryExtension"
 WHOLE_ANSWERS = "treetune.engine.whole_answers"
 
 READ_PER_SECOND = GIB / 5

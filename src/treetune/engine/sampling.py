@@ -31,15 +31,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treetune.engine.base import Completion, Later
-from treetune.engine.client import (
-    SAMPLES,
-    Address,
-    Client,
-    RequestPart,
-    ServerFailure,
-    completions_of,
-    payload,
-)
+from treetune.engine.client import SAMPLES, Address, Client, RequestPart, completions_of, payload
+from treetune.exceptions import ServerFailure
 from treetune.vocabulary import TokenIds
 
 POLL_S = 1.0

@@ -62,7 +62,8 @@ def _built(config: Config, command: str, experiment: Path, beside: Sequence[str]
 
 
 def replay(options: argparse.Namespace) -> int:
-    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.errors import ConfigIssue
+    from treetune.exceptions import ConfigError
 
     own = _stored(options.experiment)
     other = _stored(options.experiment, files_of(options), options.override or ())

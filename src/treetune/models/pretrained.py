@@ -275,7 +275,8 @@ class PretrainedModel(ModelSource):
         import torch
         from transformers import AutoConfig, GenerationConfig
 
-        from treetune.models.shards import NotInParts, in_parts, weight_files
+        from treetune.exceptions import NotInParts
+        from treetune.models.shards import in_parts, weight_files
 
         path = resolve_policy(self.name_or_path)
         for changes, key in (

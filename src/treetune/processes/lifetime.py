@@ -30,6 +30,8 @@ from typing import Any
 
 import psutil
 
+from treetune.exceptions import Stopped
+
 PR_SET_PDEATHSIG = 1
 STARTED_BY = "TREETUNE_STARTED_BY"
 """The environment variable with the process that started the node launcher, if not DeepSpeed's command."""
@@ -46,10 +48,10 @@ GRACE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessIdentity:
     """Identifies a process for ever: process ids are used again, but not with the same start time.
 
-    Example: ``Process(pid=4711, started="8123456")``.
+    Example: ``ProcessIdentity(pid=4711, started="8123456")``.
     """
 
     pid: int
@@ -58,9 +60,9 @@ class Process:
     set, as psutil's seconds since 1970 do."""
 
     @staticmethod
-    def of(pid: int) -> Process | None:
+    def of(pid: int) -> ProcessIdentity | None:
         fields = process_fields(pid)
-        return Process(pid, fields[19]) if fields else None
+        return ProcessIdentity(pid, fields[19]) if fields else None
 
     def alive(self) -> bool:
         fields = process_fields(self.pid)
@@ -152,16 +154,6 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
         topmost.pid
     )
     return should_have_parent and parent == 1
-
-
-class Stopped(SystemExit):
-    """Raised by a signal that ends the process, so that every `finally` on the way out runs."""
-
-    @property
-    def signal_name(self) -> str:
-        """The name of the signal: ``SIGTERM``."""
-        number = self.code if isinstance(self.code, int) else TERMINATED
-        return signal.Signals(number - 128).name
 
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

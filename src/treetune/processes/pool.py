@@ -51,6 +51,7 @@ from typing import Any, Literal
 
 import treetune
 from treetune.config import folders
+from treetune.exceptions import WorkerStartError
 from treetune.inherited import without_secrets
 from treetune.processes.worker import LENGTH, Servant, frame
 
@@ -85,15 +86,13 @@ _LONGEST_PAUSE_S = 3600.0
 """The longest that a service call may wait for its turn, which doesn't count towards its deadline."""
 
 
-class WorkerStartError(RuntimeError):
-    """A worker process did not start: it cannot unpickle or import its servant."""
-
-
 @dataclass(frozen=True)
-class Work:
+class ServantCall:
     """A call of a servant.
 
-    Example: ``Work(number=812, servant=0, arguments=(problem, answer), deadline=10.0, about="train/17")``.
+    Example::
+
+        ServantCall(number=812, servant=0, arguments=(problem, answer), deadline=10.0, about="train/17")
     """
 
     number: int
@@ -141,7 +140,7 @@ class Pool:
         """The futures of calls without a result, by the numbers of the calls."""
         self._failure: BaseException | None = None
         """The error that all calls get from now on."""
-        self._queue: deque[Work] = deque()
+        self._queue: deque[ServantCall] = deque()
         self._died_at = set[int | None]()
         """The numbers of the calls at which a worker has died; None for its start. A single death may have
         another cause than the call, so the call is tried once more."""
@@ -170,7 +169,7 @@ class Pool:
         return number
 
     def submit(self, servant: int, *arguments: Any, deadline: float, about: str = "") -> Future[Any]:
-        """Returns the future result of a call (see `Work`). Does not block.
+        """Returns the future result of a call (see `ServantCall`). Does not block.
 
         Raises:
             WorkerStartError: No worker can load the servant. Futures of earlier calls raise it, too.
@@ -181,7 +180,7 @@ class Pool:
             if self._failure is not None:
                 raise self._failure
             self._work_count += 1
-            work = Work(self._work_count, servant, arguments, deadline, about)
+            work = ServantCall(self._work_count, servant, arguments, deadline, about)
             self._futures[work.number] = future
             if servant not in self._services:
                 self._queue.append(work)
@@ -220,7 +219,7 @@ class Pool:
             os.close(self._wake_write)
         self._fail(CancelledError(f"{self._name} was closed before this was done"))
 
-    def _settle(self, work: Work, result: Any) -> None:
+    def _settle(self, work: ServantCall, result: Any) -> None:
         """Sets the result of a call's future, unless it was cancelled."""
         with self._lock:
             future = self._futures.pop(work.number, None)
@@ -334,7 +333,7 @@ class Pool:
                 self._queue.extendleft(reversed(worker.batch))
         return False
 
-    def _finish(self, work: Work, result: Any) -> None:
+    def _finish(self, work: ServantCall, result: Any) -> None:
         self._mean_seconds += _MEAN_STEP * (result.seconds - self._mean_seconds)
         self._settle(work, result)
 
@@ -420,7 +419,7 @@ class WorkerProcess:
         os.set_blocking(self.requests, False)
         os.set_blocking(self.results, False)
         self._has_started = False
-        self.batch: deque[Work] = deque()
+        self.batch: deque[ServantCall] = deque()
         """The calls that it has not answered yet, in order; it is at the first of them."""
         self.since = time.monotonic()
         """The time at which it began what it is doing: its start, the loading of a servant, or a call."""
@@ -443,7 +442,7 @@ class WorkerProcess:
     def sending(self) -> bool:
         return bool(self._outbox)
 
-    def give(self, batch: list[Work]) -> None:
+    def give(self, batch: list[ServantCall]) -> None:
         """Sends it a batch of calls, and before them the servants that it doesn't have yet."""
         assert self.idle
         self.batch.extend(batch)
@@ -468,7 +467,7 @@ class WorkerProcess:
             # The worker is dead, which `receive` will notice. `_wait` must not wait for this pipe any more.
             self._outbox.clear()
 
-    def receive(self) -> tuple[list[tuple[Work, Any]], bool]:
+    def receive(self) -> tuple[list[tuple[ServantCall, Any]], bool]:
         """Returns the results that have arrived, and whether the worker is alive.
 
         Raises:
@@ -598,13 +597,13 @@ class ServiceThreads:
     """
 
     def __init__(
-        self, servant: Servant, concurrency: int, settle: Callable[[Work, Any], None], lost: Lost
+        self, servant: Servant, concurrency: int, settle: Callable[[ServantCall, Any], None], lost: Lost
     ) -> None:
         self._servant, self._concurrency, self._settle, self._lost = servant, concurrency, settle, lost
         self._changed = threading.Condition()
         """Guards all that follows. Notified when a call is added, a call begins, or the pool is closed."""
-        self._queue: deque[Work] = deque()
-        self._running: dict[int, tuple[Work, CallClock]] = {}
+        self._queue: deque[ServantCall] = deque()
+        self._running: dict[int, tuple[ServantCall, CallClock]] = {}
         """The call of each running thread and its clock, by the thread's number."""
         self._idle_count = 0
         self._stuck_count = 0
@@ -612,7 +611,7 @@ class ServiceThreads:
         self._closed = False
         self._watcher: threading.Thread | None = None
 
-    def add(self, work: Work) -> None:
+    def add(self, work: ServantCall) -> None:
         with self._changed:
             self._queue.append(work)
             if self._watcher is None:
@@ -664,7 +663,7 @@ class ServiceThreads:
     def _watch(self) -> None:
         """Gives up calls at their deadlines, and all waiting calls while too many threads are stuck."""
         while not self._closed:
-            given_up: list[tuple[Work, str]] = []
+            given_up: list[tuple[ServantCall, str]] = []
             with self._changed:
                 earliest = min((clock.overdue_at for _, clock in self._running.values()), default=math.inf)
                 self._changed.wait(None if earliest == math.inf else max(0.0, earliest - time.monotonic()))

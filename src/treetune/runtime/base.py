@@ -24,7 +24,7 @@ from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.first_prompt import prompt_remarks
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
-from treetune.tasks.sampling import Replacement
+from treetune.tasks.drawing import Replacement
 from treetune.trainer.base import Trainer
 
 

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from treetune.processes.lifetime import Process
+from treetune.processes.lifetime import ProcessIdentity
 from treetune.store.files import write_text
 
 LEASE_S = 120.0
@@ -111,7 +111,7 @@ class Claims:
         if content.get("released"):
             return True
         if content.get("machine") == _machine():
-            return not Process(content["pid"], content["started"]).alive()
+            return not ProcessIdentity(content["pid"], content["started"]).alive()
         # Opening a file makes network file systems ask the server for its present state.
         with file.open("rb") as opened:
             changed_at = os.fstat(opened.fileno()).st_mtime_ns
@@ -137,7 +137,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _me() -> dict[str, Any]:
-    process = Process.of(os.getpid())
+    process = ProcessIdentity.of(os.getpid())
     assert process is not None
     return {
         "host": platform.node(),

@@ -88,13 +88,13 @@ class Console:
                 with _live_line(what, unit, words) as show:
                     yield show
             elif self._visible:
-                with self._print_regularly(Status(what, unit, words)) as show:
+                with self._print_regularly(PhaseStatus(what, unit, words)) as show:
                     yield show
             else:
                 yield lambda done, total: None
 
     @contextmanager
-    def _print_regularly(self, status: Status) -> Iterator[Progress]:
+    def _print_regularly(self, status: PhaseStatus) -> Iterator[Progress]:
         """Says the status every `SAID_EVERY_S` until the block ends, from a thread."""
         is_over = threading.Event()
 
@@ -147,7 +147,7 @@ class LogFile(logging.FileHandler):
 
 
 @dataclass
-class Status:
+class PhaseStatus:
     """The state of a phase, in one line."""
 
     what: str

@@ -125,7 +125,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Finding:
+class CollapseSign:
     """One sign after an iteration. `since` is the number of the first iteration (from 0) of those in
     a row, up to now, in which it was seen; None where it is not seen. Between it and now may lie
     iterations that lack the sign's metric, which are passed over. `words` says what was seen; `early`
@@ -139,9 +139,9 @@ class Finding:
     early: bool = False
 
 
-def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> dict[Sign, Finding]:
+def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> dict[Sign, CollapseSign]:
     """Returns a finding for every sign that is switched on and whose metrics the rows have."""
-    findings: dict[Sign, Finding] = {}
+    findings: dict[Sign, CollapseSign] = {}
     for sign in settings.switched_on:
         if not watched.sampled and sign != "gradient_noise":
             continue
@@ -151,25 +151,25 @@ def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> di
     return findings
 
 
-def _find(sign: Sign, settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> Finding:
+def _find(sign: Sign, settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> CollapseSign:
     """Looks for a sign after the last row, and counts in how many rows before it is seen without a gap."""
     check = _CHECKS[sign]
     message = check(settings, watched, rows)
     if message is None:
-        return Finding(sign, early=len(rows) < settings.needs(sign))
+        return CollapseSign(sign, early=len(rows) < settings.needs(sign))
     n_seen = 1
     while n_seen < len(rows) and check(settings, watched, rows[:-n_seen]) is not None:
         n_seen += 1
     since = int(rows[-n_seen]["iteration"])
-    return Finding(sign, since, counts=n_seen >= settings.patience, words=message)
+    return CollapseSign(sign, since, counts=n_seen >= settings.patience, words=message)
 
 
-def verdict(settings: Diagnostics, findings: Mapping[Sign, Finding]) -> list[Finding]:
+def verdict(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> list[CollapseSign]:
     """Returns the findings that stop the run."""
     return [findings[sign] for sign in settings.stops if sign in findings and findings[sign].counts]
 
 
-def last_good(settings: Diagnostics, findings: Mapping[Sign, Finding], iteration: int) -> int | None:
+def last_good(settings: Diagnostics, findings: Mapping[Sign, CollapseSign], iteration: int) -> int | None:
     """Returns the newest number of finished iterations whose weights show no sign that may stop the run.
 
     The row of iteration i (from 0) is about the weights after i iterations, which sampled it. If a sign is

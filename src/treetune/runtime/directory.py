@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from treetune.store.checksums import SUMS, Damaged, digest_of, read_record, record_of, sealed, verify_once
+from treetune.exceptions import Damaged
+from treetune.store.checksums import SUMS, digest_of, read_record, record_of, sealed, verify_once
 from treetune.vocabulary import Metrics
 
 if TYPE_CHECKING:

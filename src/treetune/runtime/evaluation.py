@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from treetune.exceptions import CheckpointGone
 from treetune.rollouts import unavailable
 from treetune.rollouts.metrics import PREFIX
 from treetune.rollouts.numbers import EVALUATED, by_group, columns, evaluated, number_metrics
@@ -37,7 +38,6 @@ from treetune.runtime.directory import (
 from treetune.runtime.generation import trajectories_on_first
 from treetune.runtime.intervals import interval_of_mean
 from treetune.runtime.sampler import Sampler
-from treetune.runtime.weights_folder import CheckpointGone
 from treetune.seeds import derived_random
 from treetune.store.checksums import digest_of, read_record, write_record
 from treetune.store.files import whole_file

@@ -58,7 +58,7 @@ from treetune.runtime.machine import memory_in_use
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.store.checksums import read_record, seal_of, write_record
-from treetune.tasks.sampling import Drawing
+from treetune.tasks.drawing import Drawing
 from treetune.trainer.ranks import Ranks
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory

@@ -30,7 +30,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.contracts import SIZED_ENGINES
 from treetune.engine.base import Canary, Engine, EngineLaunch, Rendezvous, TransferMethod
 from treetune.engine.engine import start_engine
 from treetune.engine.settings import VllmSettings
@@ -38,6 +37,7 @@ from treetune.models.control_tokens import special_tokens
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import will_sample_from
+from treetune.runtime.fitting import sized_by_plan
 from treetune.runtime.machine import SCORED_WITH_BYTES
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import WeightsFolder
@@ -90,8 +90,8 @@ class PolicyServer:
             sends_adapters = trains and lora is not None and lora.send == "adapters"
             adapters = lora if sends_adapters else None
             policy = config.engines.policy
-            if isinstance(policy, VllmSettings) and (sized := SIZED_ENGINES.get("vllm")) is not None:
-                policy = sized(config)
+            if isinstance(policy, VllmSettings):
+                policy = sized_by_plan(config, policy)
             transfer: TransferMethod = "file"
             if trains:
                 transfer, why = policy.transfer_method(

@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.processes.lifetime import GracefulStop, Stopped, stopping_gracefully
+from treetune.exceptions import Collapsed, Damaged, Stopped
+from treetune.processes.lifetime import GracefulStop, stopping_gracefully
 from treetune.rollouts.metrics import name_in
 from treetune.rollouts.numbers import in_words
 from treetune.runtime.base import PolicyIteration
@@ -35,7 +36,7 @@ from treetune.runtime.checkpoint_schedule import CheckpointSchedule, tidy_checkp
 from treetune.runtime.console import Clock, duration
 from treetune.runtime.diagnostics import (
     REMEDIES,
-    Finding,
+    CollapseSign,
     Sign,
     Watched,
     diagnose,
@@ -57,7 +58,6 @@ from treetune.runtime.session import Session
 from treetune.runtime.sinks import Mirrors
 from treetune.store.checksums import (
     SUMS,
-    Damaged,
     config_hash,
     damage_of,
     digest_of,
@@ -164,7 +164,7 @@ class Record:
         session: Session,
         server: PolicyServer,
         trainer: PolicyTrainer,
-        watch: Watch,
+        watch: CollapseWatch,
         mirrors: Mirrors,
         stop: GracefulStop,
     ) -> None:
@@ -182,7 +182,7 @@ class Record:
         While it is open, a signal ends the run at the next boundary: before an iteration's training, or at
         its commit.
         """
-        watch = Watch.of(session, start)
+        watch = CollapseWatch.of(session, start)
         config = session.config
         sinks = config.sinks if session.ranks.is_first else ()
         directory, name = session.directory.path, config.experiment_name
@@ -431,23 +431,19 @@ def _rewards_of_domains(row: Mapping[str, Any]) -> list[str]:
 # Signs of collapse
 
 
-class Collapsed(RuntimeError):
-    """The run was stopped by a sign of collapse, as its configuration says."""
-
-
 @dataclass
-class Watch:
+class CollapseWatch:
     """Watches a run for signs of collapse: holds its metrics so far, and the signs after the last of them."""
 
     session: Session
     rows: list[dict[str, Any]]
-    signs: Mapping[Sign, Finding] = field(default_factory=dict)
+    signs: Mapping[Sign, CollapseSign] = field(default_factory=dict)
 
     @staticmethod
-    def of(session: Session, start: int) -> Watch:
+    def of(session: Session, start: int) -> CollapseWatch:
         """Reads the metrics of the iterations before `start`. Collective."""
         rows = session.ranks.from_first("the metrics so far", history(session.directory, start))
-        return Watch(session, rows, _look(session.config, rows))
+        return CollapseWatch(session, rows, _look(session.config, rows))
 
     def look(self, iteration: int, metrics: Metrics) -> Metrics:
         """Returns the metrics of the signs after an iteration, and logs each sign that begins or ends.
@@ -458,7 +454,7 @@ class Watch:
         self.signs = self.session.ranks.from_first("diagnosis", _look(self.session.config, self.rows))
         sign_metrics: Metrics = {}
         for sign, now in self.signs.items():
-            before = signs_before.get(sign, Finding(sign))
+            before = signs_before.get(sign, CollapseSign(sign))
             if now.counts and not before.counts:
                 assert now.since is not None
                 self.session.console.say(
@@ -522,7 +518,7 @@ def _done(rows: list[dict[str, Any]]) -> int:
     return int(rows[-1]["iteration"]) + 1 if rows else 0
 
 
-def _look(config: PolicyIteration, rows: list[dict[str, Any]]) -> dict[Sign, Finding]:
+def _look(config: PolicyIteration, rows: list[dict[str, Any]]) -> dict[Sign, CollapseSign]:
     """Returns the signs of collapse after the last of the rows."""
     sampling = config.rollout.sampling
     watched = Watched(config.rollout.needs_engine, None if sampling is None else sampling.max_tokens)
@@ -533,7 +529,7 @@ def _message(
     config: PolicyIteration,
     directory: ExperimentDirectory,
     rows: list[dict[str, Any]],
-    signs: Mapping[Sign, Finding],
+    signs: Mapping[Sign, CollapseSign],
 ) -> str:
     """Returns why the run is stopped, which weights are good, and how to continue it."""
     done = _done(rows)

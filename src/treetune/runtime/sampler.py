@@ -9,11 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.contracts import PHASE_SERVICES, RUN_SERVICES
+from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.engine.journal import JournaledEngine, Observe
 from treetune.rollouts.base import Critic, Rollout
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
 from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.runtime.judge_server import judge_server
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
@@ -57,9 +58,12 @@ class Sampler:
             rollout.prepare(session.model.codec)
         grades_answers = server.engine is not None or session.purpose == "run"
         with ExitStack() as stack:
-            run_services = []
+            run_services: list[object] = []
             if grades_answers:
-                run_services = [stack.enter_context(start(session)) for start in RUN_SERVICES]
+                run_services.append(stack.enter_context(EnvironmentPool(timeline=session.console.timeline)))
+                judge = stack.enter_context(judge_server(session))
+                if judge is not None:
+                    run_services.append(judge)
             name = f"{session.purpose}-{session.ranks.rank}"
             services = ServiceContext(session.directory.path / "judge", name, run_services)
             stack.enter_context(closing(services))
@@ -138,7 +142,7 @@ class Sampler:
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, observe)
             other_journals = [*journals, *([earlier] if earlier is not None else [])]
-            services += tuple(start(journal, other_journals) for start in PHASE_SERVICES)
+            services += (TurnJournal.beside(journal, other_journals),)
         return RolloutContext(
             task=task or session.config.task,
             engine=engine,

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from treetune.contracts import RANKS_MEET
-from treetune.processes.lifetime import Stopped
+from treetune.exceptions import Stopped
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock, is_last
 from treetune.runtime.manifest import begin
+from treetune.runtime.several_machines import refuse_machines_that_differ
 from treetune.store.files import own_folder
 from treetune.store.timeline import SUFFIX, Timeline
 from treetune.trainer.ranks import Meeting, Ranks
@@ -77,11 +77,10 @@ class Session:
         with contextlib.ExitStack() as stack:
             directory = ExperimentDirectory.of(config)
 
-            def agree(meeting: Meeting) -> None:
-                for check in RANKS_MEET:
-                    check(meeting, directory.path, plain_config, share=config.share)
+            def compare_machines(meeting: Meeting) -> None:
+                refuse_machines_that_differ(meeting, directory.path, plain_config, share=config.share)
 
-            ranks = Ranks.join(config.rank_deadline, agree)
+            ranks = Ranks.join(config.rank_deadline, compare_machines)
             stack.callback(ranks.leave)
             purpose: str = lock
             remarks: list[str] = []
@@ -274,7 +273,7 @@ class StartModel:
         """
         import torch
 
-        from treetune.models.shards import NotInParts
+        from treetune.exceptions import NotInParts
 
         try:
             model = self.source.load_in_parts(getattr(torch, self._config.trainer.precision))

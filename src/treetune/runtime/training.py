@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.exceptions import Damaged
 from treetune.rollouts.base import Critic
 from treetune.rollouts.credit import scoring_row
 from treetune.rollouts.storage import SIGNALS, write_token_signals
@@ -22,7 +23,7 @@ from treetune.runtime.machine import memory_in_use
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
-from treetune.store.checksums import Damaged, damage_of, read_record, seal_folder, write_record
+from treetune.store.checksums import damage_of, read_record, seal_folder, write_record
 from treetune.store.files import write_text
 from treetune.vocabulary import Column, Episode, Metrics, Trajectory, are_sampled
 

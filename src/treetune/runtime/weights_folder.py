@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from treetune.engine.base import Chunk, TransferMethod
 from treetune.engine.settings import ON_THE_DEVICE, SETTING, VERSIONS
+from treetune.exceptions import CheckpointGone
 from treetune.store import held_folders
 from treetune.store.checksums import digest_of_weights
 from treetune.store.files import new_own_folder, remove_folder, write_text
@@ -228,10 +229,6 @@ class WeightsFolder:
     @property
     def _start_model(self) -> Path:
         return self.path / START_MODEL
-
-
-class CheckpointGone(ValueError):
-    """Raised if the run has deleted the checkpoint meanwhile."""
 
 
 def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+from treetune.exceptions import Damaged
 from treetune.store.files import write_json
 
 KEY = "checksum"
@@ -41,10 +42,6 @@ _DIGEST_BYTES = 16
 _TRAILER_BYTES = len(_TRAILER) + 2 * _DIGEST_BYTES
 _HASHED_AT_ONCE = 8
 _CHUNK_BYTES = 2**22
-
-
-class Damaged(ValueError):
-    """A file whose content isn't as it was written."""
 
 
 # JSON records

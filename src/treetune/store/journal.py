@@ -22,7 +22,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from treetune.store.checksums import Damaged
+from treetune.exceptions import Damaged
 from treetune.store.files import sync
 
 FLUSH_ROWS = 256

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from treetune.store.checksums import Damaged
+from treetune.exceptions import Damaged
 from treetune.store.journal import Journal, row_of
 
 SUFFIX = ".timeline.jsonl"
@@ -121,7 +121,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessRows:
     """The rows of one process in a file. `last` is the time of its last row; `closed` says whether it ended
     by itself."""
 
@@ -133,7 +133,7 @@ class Process:
     spans: tuple[Span, ...]
 
 
-def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]:
+def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessRows]:
     """Returns the processes of a file, in their order, without damaged lines and lines cut short.
 
     Args:
@@ -142,7 +142,7 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]
     Raises:
         FileNotFoundError: There is no such file.
     """
-    processes: list[Process] = []
+    processes: list[ProcessRows] = []
     spans: dict[int, Span] = {}
     for line_number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         try:
@@ -152,7 +152,7 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]
                 raise ValueError(f"nothing happens at {at}")
             if "process" in row:
                 _finish_last(processes, spans)
-                processes.append(Process(row["process"], row["host"], at, at, False, ()))
+                processes.append(ProcessRows(row["process"], row["host"], at, at, False, ()))
                 continue
             if not processes:
                 continue
@@ -174,7 +174,7 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]
     return processes
 
 
-def _finish_last(processes: list[Process], spans: dict[int, Span]) -> None:
+def _finish_last(processes: list[ProcessRows], spans: dict[int, Span]) -> None:
     """Moves the spans into the last process."""
     if processes:
         processes[-1] = replace(processes[-1], spans=tuple(spans.values()))

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from textwrap import indent
 
-from treetune.config.errors import ConfigError, ConfigIssue, did_you_mean
+from treetune.config.errors import ConfigIssue, did_you_mean
 from treetune.config.schema import OWN_PACKAGE, package_of
 from treetune.contracts import Continuations, CriticValues, Pairs
+from treetune.exceptions import ConfigError
 from treetune.findings import placed_parts
 from treetune.rollouts.metrics import OF_ITERATION, PREFIX, name_in
 from treetune.rollouts.numbers import EVALUATED, LARGEST, OF_CORRECT, registered
@@ -16,7 +17,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import PHASES
 from treetune.runtime.diagnostics import SIGNS
 from treetune.tables.columns import PASS_AT_1, value_named
-from treetune.tables.runs import Plan, make_plan
+from treetune.tables.runs import TableRuns, make_plan
 from treetune.tables.settings import Reproduction
 from treetune.tasks.base import Task
 
@@ -158,14 +159,14 @@ def check(table: Reproduction) -> None:
         raise ConfigError(issues)
 
 
-def refuse_unwritten(plan: Plan) -> None:
+def refuse_unwritten(plan: TableRuns) -> None:
     """Raises ConfigError if no run can fill some column or panel."""
     issues = list(unwritten(plan))
     if issues:
         raise ConfigError(issues)
 
 
-def unwritten(plan: Plan) -> Iterator[ConfigIssue]:
+def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:
     """Yields an issue for everything that the table shows and no run will write.
 
     Experiments that can't be built are not judged.

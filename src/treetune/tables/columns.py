@@ -25,10 +25,10 @@ PASS_AT_1 = "pass_at_1"
 
 
 @dataclass(frozen=True)
-class Value:
+class ValueKind:
     """The kind of a number: whether it is a share between 0 and 1, and which direction is an improvement.
 
-    Example: `Value("lower", share=True)` is the kind of `unfinished`.
+    Example: `ValueKind("lower", share=True)` is the kind of `unfinished`.
     """
 
     better: Better
@@ -37,14 +37,14 @@ class Value:
 
 # The numbers that every evaluation has, whatever its task.
 _BASIC_NUMBERS = {
-    PASS_AT_1: Value("higher", share=True),
-    "majority_vote": Value("higher", share=True),
-    "unfinished": Value("lower", share=True),
-    "mean_tokens": Value("lower"),
+    PASS_AT_1: ValueKind("higher", share=True),
+    "majority_vote": ValueKind("higher", share=True),
+    "unfinished": ValueKind("lower", share=True),
+    "mean_tokens": ValueKind("lower"),
 }
 
 
-def value_named(name: str) -> Value:
+def value_named(name: str) -> ValueKind:
     """Returns the kind of a number of an evaluation.
 
     These names exist:
@@ -68,11 +68,11 @@ def value_named(name: str) -> Value:
     if name in _BASIC_NUMBERS:
         return _BASIC_NUMBERS[name]
     if is_ratio(name):
-        return Value("higher")
+        return ValueKind("higher")
     full = full_name(name)
     if full is not None:
         number = declared()[full.removesuffix(OF_CORRECT)]
-        return Value(number.better, number.share)
+        return ValueKind(number.better, number.share)
     if re.fullmatch(r"pass_at_[1-9]\d*", name):
         return _BASIC_NUMBERS[PASS_AT_1]
     declared_names = [full.partition("/")[2] for full in declared()]
@@ -195,7 +195,7 @@ class Reach:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class MeasuredColumn:
     """A quantity that is measured for every row: exactly one of `evaluation`, `analysis`, `speedup`, `area`
     and `reach`.
 
@@ -264,11 +264,11 @@ class Column:
         return self.value or PASS_AT_1
 
     @property
-    def kind(self) -> Value:
+    def kind(self) -> ValueKind:
         """The kind of its number. Analyses and a `speedup` count as shares of which more is better."""
         if self.reach is not None:
-            return Value("lower")
-        return value_named(self.number) if self.evaluation is not None else Value("higher", share=True)
+            return ValueKind("lower")
+        return value_named(self.number) if self.evaluation is not None else ValueKind("higher", share=True)
 
     @property
     def in_percent(self) -> bool:

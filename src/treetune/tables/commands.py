@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from treetune.cli.command import Argument, Command, built, evaluated
 
 if TYPE_CHECKING:
-    from treetune.tables.runs import Plan
+    from treetune.tables.runs import TableRuns
     from treetune.tables.settings import Reproduction, Table
 
 REPRODUCTION = "reproduction"
@@ -30,8 +30,9 @@ def write_table(options: argparse.Namespace) -> int:
 
 
 def reproduce_table(options: argparse.Namespace) -> int:
-    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.errors import ConfigIssue
     from treetune.config.explain import Explanation
+    from treetune.exceptions import ConfigError
 
     config = evaluated(options)
     root = built(config, options.command, "a table")
@@ -47,7 +48,7 @@ def reproduce_table(options: argparse.Namespace) -> int:
     from treetune.tables.launch import run
     from treetune.tables.write import copy, write_runs_table
 
-    def show(plan: Plan) -> None:
+    def show(plan: TableRuns) -> None:
         copy(write_runs_table(plan, _command_line()), options.output)
 
     return run(cast("Reproduction", root), options, show)

@@ -11,9 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from treetune.config.errors import did_you_mean
+from treetune.exceptions import NotReached
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune.tables.columns import PASS_AT_1, Axis, Column, Panel, number_in
-from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
+from treetune.tables.columns import PASS_AT_1, Axis, MeasuredColumn, Panel, number_in
+from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns
 from treetune.tables.settings import MethodRow, PanelAxis
 from treetune.view.experiment import read_summaries
 
@@ -32,10 +33,6 @@ AXES: Mapping[Axis, str] = {
     "steps": "gradient steps",
 }
 AXIS_TITLES: dict[PanelAxis, str] = {"iterations": "iterations", **{axis: AXES[axis] for axis in AXES}}
-
-
-class NotReached(ValueError):
-    """A curve never reaches the accuracy that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +101,12 @@ def _seconds_in(row: Mapping[str, Any]) -> float:
     return float(row.get("seconds/total", 0.0) - row.get("seconds/evaluation", 0.0))
 
 
-def finished(plan: Plan, name: str | None) -> list[PlannedRun]:
+def finished(plan: TableRuns, name: str | None) -> list[PlannedRun]:
     """Returns the runs of an experiment that were trained to the end."""
     return [run for run in plan.of(name) if plan.statuses[run.key].state in MEASURABLE]
 
 
-def costs_of(plan: Plan, name: str) -> list[Cost]:
+def costs_of(plan: TableRuns, name: str) -> list[Cost]:
     """Returns the costs of an experiment's finished runs."""
     costs = []
     for run in finished(plan, name):
@@ -142,7 +139,7 @@ def _costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis,
     return rows, costs
 
 
-def measured_along(plan: Plan, run: PlannedRun, label: str, value: str = PASS_AT_1) -> Measured:
+def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PASS_AT_1) -> Measured:
     """Returns the accuracy, or another number of the set, along training. At 0 it is the start weights'.
 
     Checkpoints whose summary has no such number are left out.
@@ -161,7 +158,7 @@ def measured_along(plan: Plan, run: PlannedRun, label: str, value: str = PASS_AT
     return measured
 
 
-def _summary_of_start(plan: Plan, run: PlannedRun, label: str) -> dict[str, Any] | None:
+def _summary_of_start(plan: TableRuns, run: PlannedRun, label: str) -> dict[str, Any] | None:
     """Returns the summary of a run's start weights, measured at the end of the needed run that made them."""
     model = (run.config or {}).get("model") or {}
     start_weights = str(model.get("name_or_path", ""))
@@ -175,7 +172,7 @@ def _summary_of_start(plan: Plan, run: PlannedRun, label: str) -> dict[str, Any]
     return None
 
 
-def curve_of(plan: Plan, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
+def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
     """Returns the curve of an experiment in a panel; None where no finished run of it has what it shows.
 
     The number that an iteration recorded is drawn at the end of the iteration, as in the report.
@@ -222,18 +219,18 @@ def _over_seeds(by_seed: Mapping[int, Measured]) -> tuple[CurvePoint, ...]:
     return tuple(points)
 
 
-def column_panel(column: Column) -> Panel:
+def column_panel(column: MeasuredColumn) -> Panel:
     """Returns the panel of a column that names a set to draw along training."""
     return Panel(name=column.name, evaluation=column.curve)
 
 
-def curves(plan: Plan) -> list[Curve]:
+def curves(plan: TableRuns) -> list[Curve]:
     """Returns the curves of all columns that name a set to draw, for all rows with a finished run.
 
     Of columns with the same set and the same experiments, only the first is drawn.
     """
     table = plan.table
-    columns: dict[tuple[str | None, ...], Column] = {}  # by the set and the rows' experiments
+    columns: dict[tuple[str | None, ...], MeasuredColumn] = {}  # by the set and the rows' experiments
     for column in table.columns:
         if column.curve is not None:
             experiments = [row.cell(column.name).experiment for row in table.rows]
@@ -246,7 +243,7 @@ def curves(plan: Plan) -> list[Curve]:
     return [curve for curve in all_curves if curve is not None]
 
 
-def panel_curves(plan: Plan) -> list[Curve]:
+def panel_curves(plan: TableRuns) -> list[Curve]:
     """Returns the curves of all panels, for all rows with a finished run.
 
     An experiment that others start from, such as an SFT, has no curve of metrics: its iterations came before
@@ -262,7 +259,7 @@ def panel_curves(plan: Plan) -> list[Curve]:
     return [curve for curve in all_curves if curve is not None]
 
 
-def panel_notes(plan: Plan, drawn: Sequence[Curve]) -> list[str]:
+def panel_notes(plan: TableRuns, drawn: Sequence[Curve]) -> list[str]:
     """Returns notes below the panels: on what is drawn, and on numbers that no finished run has recorded."""
     if not plan.table.panels:
         return []
@@ -284,7 +281,7 @@ def panel_notes(plan: Plan, drawn: Sequence[Curve]) -> list[str]:
     return notes
 
 
-def _recorded_metrics(plan: Plan) -> list[str]:
+def _recorded_metrics(plan: TableRuns) -> list[str]:
     """Returns the names of all metrics in the first iteration of any finished run."""
     names: set[str] = set()
     for row in plan.table.rows:
@@ -294,7 +291,7 @@ def _recorded_metrics(plan: Plan) -> list[str]:
     return sorted(names)
 
 
-def speedup(plan: Plan, run: PlannedRun, other: PlannedRun, label: str, axis: Axis) -> float:
+def speedup(plan: TableRuns, run: PlannedRun, other: PlannedRun, label: str, axis: Axis) -> float:
     """Returns how many times less of `axis` a run needs than another to reach the other's best accuracy.
 
     The cost is that of the first checkpoint that is as good. Raises ValueError where there is none.

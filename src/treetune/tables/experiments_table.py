@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.store.files import write_json, write_text
-from treetune.tables.settings import ExperimentsTable, Row
+from treetune.tables.settings import ExperimentsTable, TableRow
 from treetune.tables.text import DASH, frame, frame_as_markdown
 from treetune.view.experiment import read_summaries
 
@@ -30,14 +30,14 @@ REPORTED = (
 
 
 @dataclass(frozen=True)
-class Result:
+class FilledRow:
     """A filled row.
 
     Example of `values`: `{"pass_at_1": 0.53, "n_problems": 500, "iteration": 1000, "experiment":
     "experiments/ppo", "evaluation": "test"}`.
     """
 
-    row: Row
+    row: TableRow
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def write_experiments_table(table: ExperimentsTable) -> list[Path]:
     return [output, output.with_suffix(".md")]
 
 
-def fill(table: ExperimentsTable) -> list[Result]:
+def fill(table: ExperimentsTable) -> list[FilledRow]:
     """Reads every row's evaluation, and leaves out optional rows that have none.
 
     Raises ValueError that names every other row without one.
@@ -71,7 +71,7 @@ def fill(table: ExperimentsTable) -> list[Result]:
         if summary is not None:
             values = {key: summary[key] for key in REPORTED if key in summary}
             origin = {"experiment": str(folder), "evaluation": table.evaluation}
-            results.append(Result(row, {**values, "iteration": summary["iteration"], **origin}))
+            results.append(FilledRow(row, {**values, "iteration": summary["iteration"], **origin}))
         elif not row.optional:
             missing.append(f"{row.name}: {folder} {_why_missing(folder, table)}")
     if missing:
@@ -109,7 +109,7 @@ def _why_missing(folder: Path, table: ExperimentsTable) -> str:
     return f"has no evaluation {table.evaluation!r}"
 
 
-def as_markdown(table: ExperimentsTable, results: list[Result]) -> str:
+def as_markdown(table: ExperimentsTable, results: list[FilledRow]) -> str:
     """Returns the table as Markdown, with shares in percent."""
     published = any(result.row.published is not None for result in results)
     heads = ["", "pass@1", "95 % interval", "problems", "unfinished", "tokens", "iteration"]
@@ -125,7 +125,7 @@ def as_markdown(table: ExperimentsTable, results: list[Result]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _cells(result: Result, with_published: bool) -> list[str]:
+def _cells(result: FilledRow, with_published: bool) -> list[str]:
     values, published = result.values, result.row.published
 
     def formatted(key: str, scale: float = 1.0) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.tables.columns import Column, Panel
+from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import AXIS_TITLES, Curve, column_panel
 from treetune.tables.measure import Results
 from treetune.tables.settings import PanelAxis, Reproduction
@@ -32,7 +32,7 @@ PANELS_ACROSS = 2
 
 
 @dataclass(frozen=True)
-class Chart:
+class LineChart:
     """A chart with lines over the axis `x_name`. It has no series where no finished run recorded any."""
 
     title: str
@@ -45,7 +45,7 @@ def row_colours(table: Reproduction) -> dict[str, str]:
     return {row.name: colour_of(number) for number, row in enumerate(table.rows)}
 
 
-def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
+def curve_charts(results: Results, curves: Sequence[Curve]) -> list[LineChart]:
     """Returns the charts of columns that have a curve of more than one point, each column over every cost.
 
     Titles name the set that is drawn, which is seldom the one that the column reports.
@@ -57,15 +57,17 @@ def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
         title = f"pass@1 on {column.curve} (%)" + (f", {column.name}" if len(columns) > 1 else "")
         for axis, axis_title in AXIS_TITLES.items():
             series = _series(results, curves, column_panel(column), axis)
-            charts.append(Chart(title, series, axis_title, "up"))
+            charts.append(LineChart(title, series, axis_title, "up"))
     return charts
 
 
-def panel_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
+def panel_charts(results: Results, curves: Sequence[Curve]) -> list[LineChart]:
     """Returns a chart for each panel of the table."""
     axis = results.plan.table.panels_over
     return [
-        Chart(panel.title, _series(results, curves, panel, axis), AXIS_TITLES[axis], _better_direction(panel))
+        LineChart(
+            panel.title, _series(results, curves, panel, axis), AXIS_TITLES[axis], _better_direction(panel)
+        )
         for panel in results.plan.table.panels
     ]
 
@@ -128,7 +130,7 @@ def draw_table(results: Results, path: Path) -> None:
     figure.savefig(path)
 
 
-def _draw_column(panel: Axes, results: Results, column: Column) -> None:
+def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
     scale = 100.0 if column.in_percent else 1.0
     for y, row in enumerate(results.plan.table.rows):
         cell, colour = results.cells[row.name, column.name], palette()[colour_of(y)]
@@ -171,7 +173,7 @@ def draw_panels(results: Results, curves: Sequence[Curve], paths: Sequence[Path]
     return _draw_charts(results, charts, min(len(charts), across), paths)
 
 
-def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: Sequence[Path]) -> Figure:
+def _draw_charts(results: Results, charts: Sequence[LineChart], across: int, paths: Sequence[Path]) -> Figure:
     """Draws charts in rows of `across`, with one legend for all, into each of the files."""
     import matplotlib
     from matplotlib.lines import Line2D

@@ -33,9 +33,9 @@ from treetune.tables.runs import (
     MEASURABLE,
     TO_DO,
     Key,
-    Plan,
     PlannedRun,
-    Status,
+    RunStatus,
+    TableRuns,
     inspect,
     make_plan,
     refreshed,
@@ -53,7 +53,7 @@ ONE_RANK = ("run_analyzers", "fork")
 
 Announce = Callable[[str], None]
 """Prints a line for the user."""
-Write = Callable[[Plan], object]
+Write = Callable[[TableRuns], object]
 """Writes the table from the results on disk."""
 
 
@@ -157,7 +157,7 @@ class Launcher:
         return f"{' '.join(variables)} {shlex.join(self.command(run, command, *more))}"
 
 
-def commands_of(plan: Plan, run: PlannedRun, status: Status) -> list[tuple[str, ...]]:
+def commands_of(plan: TableRuns, run: PlannedRun, status: RunStatus) -> list[tuple[str, ...]]:
     """Returns the commands that a run still needs, in order, with their arguments.
 
     Example: `[("fork", "experiments/sft/seed-1/sft"), ("run_iteration_loop",)]`.
@@ -230,7 +230,7 @@ class _Attempt:
 
 
 def carry_out(
-    plan: Plan,
+    plan: TableRuns,
     launcher: Launcher,
     announce: Announce,
     at_once: int = 1,
@@ -247,17 +247,17 @@ def carry_out(
     waiting, statuses = list(plan.runs), dict(plan.statuses)
     attempts: dict[Key, _Attempt] = {}  # the commands that are running now
     tried: defaultdict[Key, set[tuple[str, ...]]] = defaultdict(set)
-    ended: list[tuple[PlannedRun, Status]] = []  # the runs that ended in this turn of the loop
+    ended: list[tuple[PlannedRun, RunStatus]] = []  # the runs that ended in this turn of the loop
     unfinished, deadline_s = 0, plan.table.deadline_hours * 3600
 
-    def start_next_command(run: PlannedRun, status: Status) -> None:
+    def start_next_command(run: PlannedRun, status: RunStatus) -> None:
         """Starts the next command that a run needs; ends the run where there is none."""
         commands, label = commands_of(plan, run, status), labels[run.key]
         command = commands[0] if commands else ()
         # Without this, a command that succeeds and writes nothing would be started for ever.
         if command in tried[run.key]:
             why = f"{command[0]} succeeded but changed nothing (log {run.log})"
-            status, command = Status("failed", status.done, why), ()
+            status, command = RunStatus("failed", status.done, why), ()
         if not command:
             if status.state != "finished":
                 announce(f"{label}: {status.state}: {status.why}")
@@ -348,7 +348,7 @@ def _program(name: str) -> str:
 # Runs that others start: a command line per run, or a SLURM array
 
 
-def _waves(plan: Plan) -> list[list[PlannedRun]]:
+def _waves(plan: TableRuns) -> list[list[PlannedRun]]:
     """Returns the runs to do in waves: a run needs only runs of earlier waves. Leaves blocked runs out."""
     wave_numbers: dict[Key, int] = {}
     waves: list[list[PlannedRun]] = []
@@ -364,14 +364,14 @@ def _waves(plan: Plan) -> list[list[PlannedRun]]:
     return waves
 
 
-def _shell_line(plan: Plan, run: PlannedRun, launcher: Launcher) -> str:
+def _shell_line(plan: TableRuns, run: PlannedRun, launcher: Launcher) -> str:
     commands = commands_of(plan, run, plan.statuses[run.key])
     if run.analyses and ("run_analyzers",) not in commands:
         commands.append(("run_analyzers",))
     return " && ".join(launcher.line(run, *command) for command in commands)
 
 
-def launch_lines(plan: Plan, launcher: Launcher) -> list[str]:
+def launch_lines(plan: TableRuns, launcher: Launcher) -> list[str]:
     """Returns a line of the shell for each run, with comments on what has to be finished before it."""
     lines: list[str] = []
     for number, wave in enumerate(_waves(plan)):
@@ -383,7 +383,7 @@ def launch_lines(plan: Plan, launcher: Launcher) -> list[str]:
     return lines or ["# nothing is missing"]
 
 
-def slurm_script(plan: Plan, launcher: Launcher, working_directory: Path) -> str:
+def slurm_script(plan: TableRuns, launcher: Launcher, working_directory: Path) -> str:
     """Returns a script that submits itself: ``bash FILE`` queues one array per wave, each after the last.
 
     A wave starts when the one before has ended, whether its runs succeeded or not. A run whose start weights
@@ -442,7 +442,7 @@ class RunCost(NamedTuple):
     basis: str
 
 
-def estimate(plan: Plan, run: PlannedRun) -> RunCost:
+def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
     """Estimates the cost of a run.
 
     From finished runs of other seeds; else from measured iterations of this run or of other seeds; else from
@@ -488,7 +488,7 @@ def _stated_cost(run: PlannedRun, seconds: float, unit: str, units: int = 1) -> 
 DASH = "–"
 
 
-def plan_text(plan: Plan, at_once: int = 1) -> str:
+def plan_text(plan: TableRuns, at_once: int = 1) -> str:
     """Returns a line for each run, the cost of all, and the reasons why some can't be run or have failed."""
     rows = [["run", "seed", "state", "iterations", "still needs", "directory"]]
     labels_by_reason: dict[str, list[str]] = {}
@@ -509,7 +509,7 @@ def plan_text(plan: Plan, at_once: int = 1) -> str:
     return "\n".join(lines)
 
 
-def cost_line(plan: Plan, at_once: int = 1) -> str:
+def cost_line(plan: TableRuns, at_once: int = 1) -> str:
     """Returns the number of runs, their states, and the cost of the runs that are left."""
     states = [status.state for status in plan.statuses.values()]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
@@ -523,7 +523,7 @@ def cost_line(plan: Plan, at_once: int = 1) -> str:
     return "; ".join(parts)
 
 
-def _remaining_need(plan: Plan, run: PlannedRun) -> str:
+def _remaining_need(plan: TableRuns, run: PlannedRun) -> str:
     """Returns the time that a run may still take, and what has to be finished before it."""
     if plan.statuses[run.key].state not in TO_DO:
         return ""

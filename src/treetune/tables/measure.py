@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from treetune.exceptions import NotReached
 from treetune.lab.paired import paired
 from treetune.rollouts.numbers import declared_ratios
 from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import MEASURE_AGAIN
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import config_hash, read_record
-from treetune.tables.columns import Area, Column, number_in
+from treetune.tables.columns import Area, MeasuredColumn, number_in
 from treetune.tables.curves import (
     Cost,
-    NotReached,
     area_under,
     cost_to_reach,
     costs_of,
@@ -25,11 +25,11 @@ from treetune.tables.curves import (
     measured_along,
     speedup,
 )
-from treetune.tables.runs import MEASURABLE, Plan, PlannedRun, problem_means
+from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns, problem_means
 from treetune.tables.settings import MethodRow, Reproduction
 from treetune.tables.statistics import (
     SIGNIFICANT,
-    Estimate,
+    MeanWithInterval,
     holm,
     of_shares,
     over_seeds,
@@ -67,10 +67,10 @@ class Comparison:
 
     row: str
     to: str
-    column: Column
+    column: MeasuredColumn
     seeds: int
     """The number of seeds that both rows have."""
-    difference: Estimate
+    difference: MeanWithInterval
     p: float | None = None
     """The p-value of a mean difference of 0; None where the spread is unknown, and where the table declares
     comparisons: p-values are not valid at every look."""
@@ -101,11 +101,11 @@ class CellResult:
     """A cell of the table: one row in one column, over all seeds."""
 
     row: MethodRow
-    column: Column
+    column: MeasuredColumn
     seeds: tuple[SeedResult, ...] = ()
     absent: Mapping[int, str] = field(default_factory=dict)
     """The reason why a seed has no number, by seed: {3: "failed: …"}."""
-    estimate: Estimate | None = None
+    estimate: MeanWithInterval | None = None
     """The mean over seeds; None where no seed has a number."""
     against: Comparison | None = None
     """The difference to the baseline's cell in the same column."""
@@ -124,7 +124,7 @@ class CellResult:
         return self.row.cell(self.column.name).experiment
 
     @property
-    def difference(self) -> Estimate | None:
+    def difference(self) -> MeanWithInterval | None:
         return None if self.against is None else self.against.difference
 
     @property
@@ -140,7 +140,7 @@ class CellResult:
 class Results:
     """Everything that a table shows."""
 
-    plan: Plan
+    plan: TableRuns
     cells: Mapping[tuple[str, str], CellResult]
     """By names of row and column."""
     costs: Mapping[str, list[Cost]]
@@ -153,7 +153,7 @@ class Results:
     """How many of a row's runs failed and collapsed, by row: "0, 1 of 3"."""
 
 
-def measure(plan: Plan) -> Results:
+def measure(plan: TableRuns) -> Results:
     """Reads every cell, and compares rows.
 
     Runs that are missing, have failed or have another configuration are left out; their cells say so.
@@ -194,7 +194,7 @@ def measure(plan: Plan) -> Results:
     return Results(plan, cells, costs, pairs, len(table.comparisons) or len(comparisons), fates)
 
 
-def _failed_and_collapsed(plan: Plan, row: MethodRow) -> str:
+def _failed_and_collapsed(plan: TableRuns, row: MethodRow) -> str:
     """Returns how many of a row's runs failed, and how many collapsed: "0, 1 of 3".
 
     A run has collapsed that ends with less than half of its best accuracy on the table's first curve.
@@ -256,7 +256,7 @@ def _results_by_seed(table: Reproduction, cell: CellResult) -> dict[int, SeedRes
     return {result.seed: result for result in cell.seeds}
 
 
-def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
+def _cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellResult:
     name, kind = row.cell(column.name).experiment, plan.table.interval
     if name is None:
         return CellResult(row, column)
@@ -282,17 +282,17 @@ def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
     return CellResult(row, column, tuple(results), absent, estimate, notes=tuple(notes))
 
 
-def _estimate(results: list[SeedResult], plan: Plan, column: Column) -> Estimate:
+def _estimate(results: list[SeedResult], plan: TableRuns, column: MeasuredColumn) -> MeanWithInterval:
     means = [result.by_problem for result in results if result.by_problem is not None]
     if len(means) == len(results):
         are_shares = column.evaluation is not None and column.kind.share
         return (of_shares if are_shares else over_seeds_and_problems)(means, plan.table.interval)
     if len(results) == 1 and results[0].bounds is not None:
-        return Estimate(results[0].value, *results[0].bounds)
+        return MeanWithInterval(results[0].value, *results[0].bounds)
     return over_seeds([result.value for result in results], plan.table.interval)
 
 
-def read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedResult:
+def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColumn) -> SeedResult:
     """Returns the number of one run in a row and column. Raises ValueError that says why there is none."""
     status = plan.statuses[run.key]
     if status.state not in MEASURABLE:
@@ -347,7 +347,7 @@ def read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedRes
     return SeedResult(value=value, by_problem=problem_means(folder, column.number), **common)
 
 
-def _run_of(plan: Plan, row: str, column: Column, seed: int) -> PlannedRun:
+def _run_of(plan: TableRuns, row: str, column: MeasuredColumn, seed: int) -> PlannedRun:
     """Returns the run that fills another row's cell of the column. Raises ValueError where none does."""
     table_row = next(table_row for table_row in plan.table.rows if table_row.name == row)
     name = table_row.cell(column.name).experiment
@@ -361,7 +361,7 @@ def _run_of(plan: Plan, row: str, column: Column, seed: int) -> PlannedRun:
     return run
 
 
-def _summary(plan: Plan, run: PlannedRun, column: Column) -> tuple[dict[str, Any], Path]:
+def _summary(plan: TableRuns, run: PlannedRun, column: MeasuredColumn) -> tuple[dict[str, Any], Path]:
     """Returns the summary of the column's set at the end of a run, and its folder."""
     assert column.evaluation is not None
     folder = run.directory.evaluation(run.iterations, column.evaluation)

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.progress import track
 
 from treetune.config.build import build
-from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import Config, load
+from treetune.exceptions import ConfigError
 from treetune.runtime.base import PolicyIteration, Runtime, StopAfter
 from treetune.runtime.directory import ExperimentDirectory, expected_iterations, verify_answers
 from treetune.runtime.manifest import different_keys, read_config
@@ -147,10 +147,10 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
-class Status:
+class RunStatus:
     """The state of a run on disk.
 
-    Example: `Status("unmeasured", 1000, "test after 1000 missing", ("test after 1000",))`.
+    Example: `RunStatus("unmeasured", 1000, "test after 1000 missing", ("test after 1000",))`.
     """
 
     state: State
@@ -165,12 +165,12 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TableRuns:
     """The table's runs, each after those that it needs, with their states."""
 
     table: Reproduction
     runs: list[PlannedRun]
-    statuses: Mapping[Key, Status] = field(default_factory=dict)
+    statuses: Mapping[Key, RunStatus] = field(default_factory=dict)
 
     def run(self, name: str, seed: int) -> PlannedRun:
         """Returns an experiment's run with a seed, or the run that all seeds share."""
@@ -195,12 +195,12 @@ class Plan:
         return [run for run in self.runs if self.statuses[run.key].state in TO_DO]
 
 
-def refreshed(plan: Plan) -> Plan:
+def refreshed(plan: TableRuns) -> TableRuns:
     """Returns the same runs with the states that they have now."""
-    return Plan(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
+    return TableRuns(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
 
 
-def with_seeds(plan: Plan, wanted: Mapping[str, Sequence[int]]) -> Plan:
+def with_seeds(plan: TableRuns, wanted: Mapping[str, Sequence[int]]) -> TableRuns:
     """Returns the plan with further seeds of some experiments, and of all that these need.
 
     `wanted` has the seeds by experiment: `{"ppo": [4, 5]}`.
@@ -219,7 +219,7 @@ def with_seeds(plan: Plan, wanted: Mapping[str, Sequence[int]]) -> Plan:
     order = table.order()
     seeded.sort(key=lambda run: (table.seeds.index(run.seed), order.index(run.name)))
     runs = [*shared, *seeded]  # a shared run needs only shared ones
-    return Plan(table, runs, {**plan.statuses, **{run.key: inspect(run) for run in added}})
+    return TableRuns(table, runs, {**plan.statuses, **{run.key: inspect(run) for run in added}})
 
 
 def all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator[Key]:
@@ -239,7 +239,7 @@ def run_environment(base: Path, recipe: TableExperiment, seed: int) -> dict[str,
     return {"APP_SEED": str(seed), "APP_DIRECTORY": str(base / folder_of(recipe, seed))}
 
 
-def make_plan(table: Reproduction) -> Plan:
+def make_plan(table: Reproduction) -> TableRuns:
     """Evaluates every experiment's configuration, and reads the states of its runs from disk.
 
     The plan has the seeds that every row has; `until.grown` adds those that only some rows need.
@@ -268,7 +268,7 @@ def make_plan(table: Reproduction) -> Plan:
                 shared=shared_seeds,
             )
             runs.append(run)
-    return Plan(table, runs, {run.key: inspect(run) for run in runs})
+    return TableRuns(table, runs, {run.key: inspect(run) for run in runs})
 
 
 class _Configuration(NamedTuple):
@@ -377,10 +377,10 @@ def _why_not_measured(config: Mapping[str, Any], measurements: _Measurements) ->
     return None
 
 
-def inspect(run: PlannedRun) -> Status:
+def inspect(run: PlannedRun) -> RunStatus:
     """Returns the state of a run. Reads its directory, and the table's record of attempts at it."""
     if run.template is None:
-        return Status("wrong", why=run.wrong or "")
+        return RunStatus("wrong", why=run.wrong or "")
     directory = run.directory
     done = len(directory.read_metrics())
     stored = directory.path / "config.json"
@@ -388,22 +388,22 @@ def inspect(run: PlannedRun) -> Status:
         assert run.config is not None
         different = different_keys(read_config(directory.path), run.config)
         if different:
-            return Status("different", done, f"other {', '.join(different)} in {stored}")
+            return RunStatus("different", done, f"other {', '.join(different)} in {stored}")
     if directory.is_running():
-        return Status("running", done, f"another process is running in {directory.path}")
+        return RunStatus("running", done, f"another process is running in {directory.path}")
     is_trained = run.iterations in directory.checkpoints()
     if is_trained:
         unmeasured, unanalysed = _missing_evaluations(run), _missing_analyses(run)
         if not unmeasured and not unanalysed:
-            return Status("finished", done)
+            return RunStatus("finished", done)
         why = failure(run) or f"{', '.join((*unmeasured, *unanalysed))} missing"
-        return Status("unmeasured", done, why, unmeasured, unanalysed)
+        return RunStatus("unmeasured", done, why, unmeasured, unanalysed)
     why = failure(run)
     if why:
-        return Status("failed", done, why)
+        return RunStatus("failed", done, why)
     if directory.has_work():
-        return Status("interrupted", done, f"at iteration {done} of {run.iterations}")
-    return Status("missing")
+        return RunStatus("interrupted", done, f"at iteration {done} of {run.iterations}")
+    return RunStatus("missing")
 
 
 def _missing_evaluations(run: PlannedRun) -> tuple[str, ...]:

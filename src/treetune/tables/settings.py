@@ -14,8 +14,8 @@ from typing_extensions import override
 from treetune.config.errors import did_you_mean
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Root
-from treetune.tables.columns import Column, Name, Panel
-from treetune.tables.statistics import LEVEL, Estimate, confidence_sequence, normal_sequence
+from treetune.tables.columns import MeasuredColumn, Name, Panel
+from treetune.tables.statistics import LEVEL, MeanWithInterval, confidence_sequence, normal_sequence
 
 
 class Table(Registrable, Root, root="a table"):
@@ -31,7 +31,7 @@ class Table(Registrable, Root, root="a table"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TableRow:
     """An experiment of a table."""
 
     name: Annotated[str, MinLen(1)]
@@ -51,7 +51,7 @@ class Row:
 class ExperimentsTable(Table):
     """Rows of experiments, each with one evaluation of one checkpoint."""
 
-    rows: Annotated[tuple[Row, ...], MinLen(1)]
+    rows: Annotated[tuple[TableRow, ...], MinLen(1)]
     output: str = "table.json"
     """A file below `directory`; the same table as Markdown is written next to it."""
     title: str = ""
@@ -115,7 +115,7 @@ class TableExperiment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class CellSource:
     """The content of one column of a row, where it is not filled by the row's experiment.
 
     Example: `{experiment: "ppo_MATH", published: 0.181, source: "VinePPO, Table 1"}`.
@@ -139,15 +139,15 @@ class MethodRow:
     """The title of the row, in its first cell."""
     experiment: Name | None = None
     """The experiment of every column that has no cell."""
-    cells: Mapping[str, Cell] = field(default_factory=dict)
+    cells: Mapping[str, CellSource] = field(default_factory=dict)
     """Cells by column name."""
 
-    def cell(self, column: str) -> Cell:
+    def cell(self, column: str) -> CellSource:
         """Returns the cell of a column, filled by the row's experiment unless the cell names another.
 
         Its `experiment` is None where nothing is measured.
         """
-        cell = self.cells.get(column, Cell())
+        cell = self.cells.get(column, CellSource())
         return replace(cell, experiment=cell.experiment or self.experiment)
 
 
@@ -203,7 +203,7 @@ class Until:
     seeds: Seeds
     column: Name | None = None
 
-    def sequence(self, differences: Sequence[float], level: float = LEVEL) -> Estimate:
+    def sequence(self, differences: Sequence[float], level: float = LEVEL) -> MeanWithInterval:
         if self.assume == "normal":
             return normal_sequence(differences, level)
         return confidence_sequence(differences, self.bound, level)
@@ -226,7 +226,7 @@ class Reproduction(Table):
     experiments: Annotated[Mapping[str, TableExperiment], MinLen(1)]
     """The experiments to run, by their names in the table."""
     rows: Annotated[tuple[MethodRow, ...], MinLen(1)]
-    columns: Annotated[tuple[Column, ...], MinLen(1)]
+    columns: Annotated[tuple[MeasuredColumn, ...], MinLen(1)]
     title: str = ""
     """The title above the table."""
     directory: Name = "experiments"
@@ -389,7 +389,7 @@ class Reproduction(Table):
             )
 
     @property
-    def judged(self) -> Column:
+    def judged(self) -> MeasuredColumn:
         """The column whose differences say how many seeds a row needs."""
         name = self.until.column if self.until is not None else None
         return next((column for column in self.columns if column.name == name), self.columns[0])

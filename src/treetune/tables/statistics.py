@@ -30,8 +30,8 @@ Measured with normal draws, 600 tries each. "student" intervals contain it in 0.
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A mean and its 95 % interval: `Estimate(0.53, 0.51, 0.55)`.
+class MeanWithInterval:
+    """A mean and its 95 % interval: `MeanWithInterval(0.53, 0.51, 0.55)`.
 
     The bounds are None where the spread is unknown, as with a single seed.
     """
@@ -48,17 +48,19 @@ class Estimate:
     def excludes_zero(self) -> bool:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
-    def within(self, least: float, most: float) -> Estimate:
+    def within(self, least: float, most: float) -> MeanWithInterval:
         """Returns the estimate with its interval cut to the possible values.
 
         Student's intervals may leave them: a share's may reach above 1.
         """
         if self.low is None or self.high is None:
             return self
-        return Estimate(self.mean, max(self.low, least), min(self.high, most))
+        return MeanWithInterval(self.mean, max(self.low, least), min(self.high, most))
 
 
-def over_seeds_and_problems(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -> Estimate:
+def over_seeds_and_problems(
+    values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap"
+) -> MeanWithInterval:
     """Estimates the mean of one value per problem and seed, where all seeds have the same problems.
 
     `values` has a mapping for each seed: `[{"test/0": 0.75, "test/1": 0.0}, {"test/0": 0.5, "test/1":
@@ -95,10 +97,10 @@ def over_seeds_and_problems(values: Sequence[Mapping[str, float]], kind: Kind = 
     means_B += (stretch(n_seeds, kind) - 1) * (seeds_BS @ deviations_S)
     tail = (1 - LEVEL) / 2
     low, high = float(np.quantile(means_B, tail)), float(np.quantile(means_B, 1 - tail))
-    return Estimate(float(matrix_SP.mean()), low, high)
+    return MeanWithInterval(float(matrix_SP.mean()), low, high)
 
 
-def normal_sequence(values: Sequence[float], level: float = LEVEL) -> Estimate:
+def normal_sequence(values: Sequence[float], level: float = LEVEL) -> MeanWithInterval:
     """Estimates the mean of normal numbers of unknown spread, with an interval that is valid at every count.
 
     It is a t-interval that one may look at after each number, as with `confidence_sequence`.
@@ -114,18 +116,18 @@ def normal_sequence(values: Sequence[float], level: float = LEVEL) -> Estimate:
     """
     count, mean = len(values), fmean(values)
     if count < 2:
-        return Estimate(mean, None, None)
+        return MeanWithInterval(mean, None, None)
     # Solves the ratio above for t. With q = (1 + u) / (1 + r · u) at its limit, u = (q − 1) / (1 − q · r).
     r = WEIGHT / (count + WEIGHT)
     q = ((1 - level) * math.sqrt(r)) ** (-2 / count)
     spread = stdev(values)
     if q * r >= 1 or not spread:  # equal numbers are not normally distributed
-        return Estimate(mean, None, None)
+        return MeanWithInterval(mean, None, None)
     half_width = spread * math.sqrt((count - 1) / count * (q - 1) / (1 - q * r))
-    return Estimate(mean, mean - half_width, mean + half_width)
+    return MeanWithInterval(mean, mean - half_width, mean + half_width)
 
 
-def confidence_sequence(values: Sequence[float], bound: float, level: float = LEVEL) -> Estimate:
+def confidence_sequence(values: Sequence[float], bound: float, level: float = LEVEL) -> MeanWithInterval:
     """Estimates the mean of numbers between −bound and bound, with an interval that is valid at every count.
 
     One may look at it after each number and stop at any time. The numbers are independent draws from one
@@ -173,10 +175,10 @@ def confidence_sequence(values: Sequence[float], bound: float, level: float = LE
             else:
                 inside = candidate
         bounds.append((2 * outside - 1) * bound)
-    return Estimate((2 * mean - 1) * bound, *bounds)
+    return MeanWithInterval((2 * mean - 1) * bound, *bounds)
 
 
-def of_shares(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -> Estimate:
+def of_shares(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -> MeanWithInterval:
     """Estimates the mean as `over_seeds_and_problems` does, where each problem's value is a share.
 
     Resampling finds no spread where all shares are 0 or all are 1, and too little where a single seed has one
@@ -188,14 +190,14 @@ def of_shares(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -
         shares |= set(seed_values.values())
     if shares in ({0.0}, {1.0}) or (len(values) == 1 and shares <= {0.0, 1.0}):
         problems = len(values[0])
-        return Estimate(estimate.mean, *wilson(estimate.mean * problems, problems))
+        return MeanWithInterval(estimate.mean, *wilson(estimate.mean * problems, problems))
     return estimate
 
 
-def over_seeds(values: Sequence[float], kind: Kind = "bootstrap") -> Estimate:
+def over_seeds(values: Sequence[float], kind: Kind = "bootstrap") -> MeanWithInterval:
     """Estimates the mean as `over_seeds_and_problems` does, where each seed has a single number."""
     if len(values) == 1:
-        return Estimate(values[0], None, None)
+        return MeanWithInterval(values[0], None, None)
     return over_seeds_and_problems([{"": value} for value in values], kind)
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from treetune.rollouts.numbers import declared, declared_ratios
 from treetune.runtime.console import duration
-from treetune.tables.columns import Column, Panel
+from treetune.tables.columns import MeasuredColumn, Panel
 from treetune.tables.curves import AXES, Curve, panel_notes
 from treetune.tables.measure import CellResult, Comparison, Results
-from treetune.tables.runs import Plan
-from treetune.tables.statistics import HELD, Estimate
+from treetune.tables.runs import TableRuns
+from treetune.tables.statistics import HELD, MeanWithInterval
 from treetune.tables.until import seconds_a_seed, verdicts
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ COST_NOTE = (
 )
 
 
-def number_text(value: float | None, column: Column, sign: bool = False) -> str:
+def number_text(value: float | None, column: MeasuredColumn, sign: bool = False) -> str:
     if value is None:
         return DASH
     plus = "+" if sign else ""
@@ -42,7 +42,7 @@ def number_text(value: float | None, column: Column, sign: bool = False) -> str:
     return text.replace("-", "−") + column.unit
 
 
-def interval_text(estimate: Estimate, column: Column, sign: bool = False) -> str:
+def interval_text(estimate: MeanWithInterval, column: MeasuredColumn, sign: bool = False) -> str:
     if estimate.low is None:
         return ""
     return f"[{number_text(estimate.low, column, sign)}, {number_text(estimate.high, column, sign)}]"
@@ -147,7 +147,7 @@ def legend(results: Results) -> list[str]:
     return [*lines, *table.notes]
 
 
-def until_lines(plan: Plan) -> list[str]:
+def until_lines(plan: TableRuns) -> list[str]:
     """Returns a line for each difference that `until` looks at: its interval, and what more seeds would cost.
 
     Example: "PPO − GRPO: difference +6.0 ± 7.0 after 8 seeds, 12 more seeds, about 3 h of runs, until ± 5.0."
@@ -214,7 +214,7 @@ def main_grid(
 FATE = "failed, collapsed"
 
 
-def has_published(results: Results, column: Column) -> bool:
+def has_published(results: Results, column: MeasuredColumn) -> bool:
     return any(results.cells[row.name, column.name].published is not None for row in results.plan.table.rows)
 
 

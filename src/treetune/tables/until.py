@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Literal
 
 from treetune.tables.measure import read
-from treetune.tables.runs import TO_DO, Plan, all_needed, with_seeds
+from treetune.tables.runs import TO_DO, TableRuns, all_needed, with_seeds
 from treetune.tables.settings import Until
-from treetune.tables.statistics import Estimate
+from treetune.tables.statistics import MeanWithInterval
 
 Reason = Literal["narrow", "loses", "at_most", "lacking", "more"]
 """The reason for a row's number of seeds:
@@ -25,18 +25,22 @@ Reason = Literal["narrow", "loses", "at_most", "lacking", "more"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DifferenceVerdict:
     """The state of the difference between `row` and the row `to`, after the first `seeds` of the table's
     seeds.
 
-    Example: `Verdict("PPO", "GRPO", 8, "more", Estimate(0.06, -0.01, 0.13), next_seed=9, further=12)`.
+    Example::
+
+        DifferenceVerdict(
+            "PPO", "GRPO", 8, "more", MeanWithInterval(0.06, -0.01, 0.13), next_seed=9, further=12
+        )
     """
 
     row: str
     to: str
     seeds: int
     reason: Reason
-    known: Estimate | None = None
+    known: MeanWithInterval | None = None
     """The confidence sequence of the difference over these seeds."""
     next_seed: int | None = None
     """The seed to be run next."""
@@ -45,7 +49,7 @@ class Verdict:
     be told, or where all seeds that are left are too few."""
 
 
-def grown(plan: Plan) -> Plan:
+def grown(plan: TableRuns) -> TableRuns:
     """Returns the plan with all seeds that the table needs, judged by the results on disk.
 
     It has at most one seed of a row that hasn't been run: whether another follows depends on its result.
@@ -62,7 +66,7 @@ def grown(plan: Plan) -> Plan:
         plan = larger_plan
 
 
-def verdicts(plan: Plan) -> list[Verdict]:
+def verdicts(plan: TableRuns) -> list[DifferenceVerdict]:
     """Returns a verdict on every difference that the rule names, from the results on disk.
 
     The order in which results arrived changes nothing: seeds are always looked at in the table's order.
@@ -71,16 +75,16 @@ def verdicts(plan: Plan) -> list[Verdict]:
     return [] if until is None else [_verdict(plan, until, row, to) for row, to in plan.table.decisive_pairs]
 
 
-def _verdict(plan: Plan, until: Until, row: str, to: str) -> Verdict:
+def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerdict:
     table = plan.table
     least, most = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
     rows_by_name = {table_row.name: table_row for table_row in table.rows}
     differences: list[float] = []
-    sequence: Estimate | None = None
+    sequence: MeanWithInterval | None = None
 
-    def verdict(count: int, reason: Reason, next_seed: int | None = None) -> Verdict:
+    def verdict(count: int, reason: Reason, next_seed: int | None = None) -> DifferenceVerdict:
         further = _further_seeds(table.level, until, differences, most) if reason == "more" else None
-        return Verdict(row, to, count, reason, sequence, next_seed, further)
+        return DifferenceVerdict(row, to, count, reason, sequence, next_seed, further)
 
     for count, seed in enumerate(table.seeds[:most], start=1):
         names = experiments_of(plan, row, to)
@@ -106,7 +110,7 @@ def _verdict(plan: Plan, until: Until, row: str, to: str) -> Verdict:
     return verdict(most, "at_most")
 
 
-def _is_planned(plan: Plan, name: str, seed: int) -> bool:
+def _is_planned(plan: TableRuns, name: str, seed: int) -> bool:
     return any(run.recipe.shared or run.seed == seed for run in plan.of(name))
 
 
@@ -122,7 +126,7 @@ def _further_seeds(level: float, until: Until, differences: Sequence[float], mos
     return None
 
 
-def experiments_of(plan: Plan, row: str, to: str) -> list[str]:
+def experiments_of(plan: TableRuns, row: str, to: str) -> list[str]:
     """Returns the experiments of both rows in the column that the rule looks at."""
     rows_by_name = {table_row.name: table_row for table_row in plan.table.rows}
     column = plan.table.judged.name
@@ -130,7 +134,7 @@ def experiments_of(plan: Plan, row: str, to: str) -> list[str]:
     return [name for name in names if name is not None]
 
 
-def seconds_a_seed(plan: Plan, verdict: Verdict) -> float | None:
+def seconds_a_seed(plan: TableRuns, verdict: DifferenceVerdict) -> float | None:
     """Returns how long a seed of both rows took on average, with all that they need.
 
     None where an experiment has no measured run.

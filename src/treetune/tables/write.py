@@ -26,9 +26,9 @@ from treetune.tables.figures import (
     row_colours,
 )
 from treetune.tables.measure import CellResult, Comparison, Results, measure
-from treetune.tables.runs import Plan, make_plan
+from treetune.tables.runs import TableRuns, make_plan
 from treetune.tables.settings import ExperimentsTable, Reproduction, Table
-from treetune.tables.statistics import Estimate
+from treetune.tables.statistics import MeanWithInterval
 from treetune.tables.text import (
     COST_NOTE,
     FATE,
@@ -66,7 +66,7 @@ def make_table(table: Table, command: str, output: Path | None = None) -> int:
     return 0
 
 
-def write_runs_table(plan: Plan, command: str) -> list[Path]:
+def write_runs_table(plan: TableRuns, command: str) -> list[Path]:
     """Writes every form of a table of runs and its figures, and returns the files."""
     table = plan.table
     results, column_curves, panels = measure(plan), curves(plan), panel_curves(plan)
@@ -108,7 +108,7 @@ def copy(written: list[Path], output: Path | None) -> None:
     print(f"\nwritten: {', '.join(map(str, written))}", flush=True)
 
 
-def _account(plan: Plan, command: str) -> dict[str, str]:
+def _account(plan: TableRuns, command: str) -> dict[str, str]:
     """Returns how the table was made: command, time, machine and versions."""
     seconds = sum(run.seconds for run in plan.runs)
     finished = sum(status.state == "finished" for status in plan.statuses.values())
@@ -188,7 +188,7 @@ def _comparison_json(comparison: Comparison | None) -> dict[str, Any]:
     }
 
 
-def _estimate_json(estimate: Estimate | None) -> dict[str, float | None] | None:
+def _estimate_json(estimate: MeanWithInterval | None) -> dict[str, float | None] | None:
     if estimate is None:
         return None
     return {"mean": estimate.mean, "ci_low": estimate.low, "ci_high": estimate.high}

@@ -33,9 +33,9 @@ from treetune.trainer.deepspeed_model import ModelFactory, Reference
 from treetune.trainer.preparation import FromValues, IterationTensors, prepare, scores_old_logprobs
 from treetune.trainer.probe import refuse_unlike_model
 from treetune.trainer.ranks import Ranks
-from treetune.trainer.scoring import ReferencePrefetch, Scored, Scorer
+from treetune.trainer.scoring import PolicyScores, ReferencePrefetch, Scorer
 from treetune.trainer.tokens import Sequences, Unit, units_of
-from treetune.trainer.update import Critic, EntropyCoefficient, StepRecorder, micro_batch_loss
+from treetune.trainer.update import CriticTraining, EntropyCoefficient, StepRecorder, micro_batch_loss
 from treetune.vocabulary import Episode, Metrics, TokenIds
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class PolicyTrainer:
         if self.reference is not None and settings.reference_scores == "while_sampling":
             self.prefetch = ReferencePrefetch(self.reference, self.scorer)
         self.entropy = EntropyCoefficient(settings.objective.entropy_coef, settings.entropy_target)
-        self.critic = None if critic is None else Critic(self.factory.critic(), critic)
+        self.critic = None if critic is None else CriticTraining(self.factory.critic(), critic)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -238,7 +238,7 @@ class PolicyTrainer:
 
     # The models that `prepare` needs (`preparation.Models`)
 
-    def old_logprobs(self, sequences: Sequences) -> Scored:
+    def old_logprobs(self, sequences: Sequences) -> PolicyScores:
         """Returns the present policy's scores of every trained token. Collective."""
         return self.scorer.scored(self.policy, sequences, self.nucleus)
 

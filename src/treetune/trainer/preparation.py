@@ -18,7 +18,7 @@ from torch import Tensor
 from treetune.objectives.base import kl_estimate
 from treetune.rollouts.storage import TokenSignals
 from treetune.trainer.base import Trainer
-from treetune.trainer.scoring import Scored
+from treetune.trainer.scoring import PolicyScores
 from treetune.trainer.tokens import Sequences, flat_of_trained
 from treetune.vocabulary import Episode, Metrics
 
@@ -64,7 +64,7 @@ class IterationTensors:
             flat_of_trained(episodes, lambda e: e.advantages),
         )
 
-    def take(self, scored: Scored) -> None:
+    def take(self, scored: PolicyScores) -> None:
         """Sets the policy's scores before the first update."""
         self.old_logprobs_N, self.entropies_N, self.log_mass_N = scored
 
@@ -136,7 +136,7 @@ class Models(Protocol):
     without gradient. Collective.
     """
 
-    def old_logprobs(self, sequences: Sequences) -> Scored: ...
+    def old_logprobs(self, sequences: Sequences) -> PolicyScores: ...
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor: ...
 

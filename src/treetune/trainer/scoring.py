@@ -31,7 +31,7 @@ SECONDS = "train/reference_seconds"
 """The metric of the seconds that training waited for the scores of the other tokens."""
 
 
-class Scored(NamedTuple):
+class PolicyScores(NamedTuple):
     """A policy's scores of every trained token, under distributions that are not cut: float32 [N] each."""
 
     logprobs_N: Tensor
@@ -56,7 +56,7 @@ class Scorer:
         """Returns the log-probs of every trained token, float32 [N], without gradient. Collective."""
         return self._score(sequences, lambda batch: policy(batch.inputs, self.temperature)[0])
 
-    def scored(self, policy: Forward, sequences: Sequences, nucleus: Nucleus | None) -> Scored:
+    def scored(self, policy: Forward, sequences: Sequences, nucleus: Nucleus | None) -> PolicyScores:
         """Returns all scores of every trained token, from one forward pass. Collective."""
 
         def forward(batch: MicroBatch) -> Tensor:
@@ -65,7 +65,7 @@ class Scorer:
         n_scores = 2 if nucleus is None else 3
         columns = self._score(sequences, forward, (n_scores,)).unbind(-1)
         logprobs_N, entropies_N, *mass = (column.contiguous() for column in columns)
-        return Scored(logprobs_N, entropies_N, mass[0] if mass else None)
+        return PolicyScores(logprobs_N, entropies_N, mass[0] if mass else None)
 
     def values(self, critic: Forward, sequences: Sequences) -> Tensor:
         """Returns the value of the state before every trained token, float32 [N], without gradient.

@@ -19,7 +19,7 @@ from treetune.trainer.batches import MicroBatch, Minibatch
 from treetune.trainer.deepspeed_model import DeepSpeedModel
 from treetune.trainer.preparation import IterationTensors
 from treetune.trainer.ranks import Ranks
-from treetune.trainer.scoring import Scored
+from treetune.trainer.scoring import PolicyScores
 
 
 def micro_batch_loss(
@@ -33,7 +33,7 @@ def micro_batch_loss(
     entropy_coef: float,
     device: torch.device,
     nucleus: Nucleus | None = None,
-) -> tuple[Tensor, dict[str, Tensor], Scored]:
+) -> tuple[Tensor, dict[str, Tensor], PolicyScores]:
     """Runs the policy on a micro-batch, and computes the loss.
 
     Returns:
@@ -73,7 +73,7 @@ def micro_batch_loss(
     if entropy_coef:
         loss = loss - entropy_coef * (tokens.weights_N * entropies_N).sum()
     metrics = {"train/loss": loss.detach(), "train/entropy": tokens.mean(entropies_N), **metrics}
-    return loss, metrics, Scored(logprobs_N, entropies_N, log_mass_N)
+    return loss, metrics, PolicyScores(logprobs_N, entropies_N, log_mass_N)
 
 
 class StepRecorder:
@@ -89,11 +89,11 @@ class StepRecorder:
         """The index and the scores of each micro-batch. They stay on their device until the end of the step,
         since each copy to the CPU would make the next micro-batch wait."""
 
-    def add(self, batch: MicroBatch, scored: Scored) -> None:
+    def add(self, batch: MicroBatch, scored: PolicyScores) -> None:
         columns = [column_N.detach() for column_N in scored if column_N is not None]
         self._recorded.append((batch.flat_index_N, columns))
 
-    def scored(self, ranks: Ranks) -> Scored:
+    def scored(self, ranks: Ranks) -> PolicyScores:
         """Returns the scores of all tokens of the iteration; 0 if no rank computed a token. Collective."""
         n_columns = 3 if self._with_mass else 2
         all_columns = [torch.zeros(self._n_tokens) for _ in range(n_columns)]
@@ -102,10 +102,10 @@ class StepRecorder:
                 all_N[index_N] = column_N.cpu()
         # Each token was computed by one rank and is 0 on the others.
         logprobs_N, entropies_N, *mass = (ranks.sum(column_N) for column_N in all_columns)
-        return Scored(logprobs_N, entropies_N, mass[0] if mass else None)
+        return PolicyScores(logprobs_N, entropies_N, mass[0] if mass else None)
 
 
-class Critic:
+class CriticTraining:
     """Learns the iteration's returns, in the same micro-batches and steps as the policy."""
 
     def __init__(self, model: DeepSpeedModel, settings: CriticSettings) -> None:

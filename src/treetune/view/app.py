@@ -28,11 +28,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from treetune.exceptions import NotThere
 from treetune.store.files import own_folder
 from treetune.view import templates
-from treetune.view.page import Form, Page, View
+from treetune.view.page import Form, Page, PageRequest
 from treetune.view.pages import PAGES
-from treetune.view.store import NotThere, Store
+from treetune.view.store import Store
 
 SEEN = "X-Treetune-Seen"
 """The header in which a page sends its mark. The response is empty (204) while the mark is still the same."""
@@ -93,7 +94,8 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        # A proxy may or may not remove its prefix from the path. Links of pages have it (`View.render`).
+        # A proxy may or may not remove its prefix from the path. Links of pages have it
+        # (`PageRequest.render`).
         path = "/" + scope["path"].removeprefix(self._base).lstrip("/")
         scope = {**scope, "path": path, "base": self._base}
 
@@ -170,7 +172,7 @@ def application(store: Store, token: str, hosts: Sequence[str] = HOSTS, base_url
 
 def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        view = View(request, store, page, PAGES)
+        view = PageRequest(request, store, page, PAGES)
         if request.method != "POST":
             return await run_in_threadpool(_answer, view)
         sent = bytearray()
@@ -185,7 +187,7 @@ def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Respons
     return endpoint
 
 
-def _answer(view: View, form: Form | None = None) -> Response:
+def _answer(view: PageRequest, form: Form | None = None) -> Response:
     try:
         if form is not None:
             assert view.page.save is not None
@@ -206,7 +208,7 @@ def _answer(view: View, form: Form | None = None) -> Response:
         return _problem(view, 500, "The viewer failed", message)
 
 
-def _problem(view: View, status: int, title: str, message: str) -> Response:
+def _problem(view: PageRequest, status: int, title: str, message: str) -> Response:
     return view.render("problem.html", status, title=title, message=message)
 
 

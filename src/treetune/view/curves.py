@@ -13,7 +13,7 @@ import numpy as np
 
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.view.charts import N_COLOURS, Chart, Event, Series, better_of, number
-from treetune.view.experiment import Experiment
+from treetune.view.experiment import StoredExperiment
 
 MOST_POINTS = 1200
 """The most points of a line. Longer ones keep the lowest and the highest of neighbouring points."""
@@ -84,7 +84,7 @@ class Bunch:
 
     name: str
     colour: int
-    members: Sequence[Experiment]
+    members: Sequence[StoredExperiment]
     over: str = "finished iterations"
     """The axis, one of `OVER`."""
     places: Mapping[float, float] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Bunch:
 
 
 def bunches(
-    experiments: Mapping[str, Experiment], together: bool, over: str = "finished iterations"
+    experiments: Mapping[str, StoredExperiment], together: bool, over: str = "finished iterations"
 ) -> list[Bunch]:
     """Returns a bunch for each experiment, or with `together` one for those that differ only in their
     seed."""
@@ -110,7 +110,7 @@ def bunches(
     return all_bunches
 
 
-def _places_on_axis(members: Sequence[Experiment], over: str) -> Mapping[float, float]:
+def _places_on_axis(members: Sequence[StoredExperiment], over: str) -> Mapping[float, float]:
     """Returns the position on an axis by finished iterations, as the mean over experiments."""
     if not OVER[over]:
         return {}
@@ -123,7 +123,7 @@ def _places_on_axis(members: Sequence[Experiment], over: str) -> Mapping[float, 
     return {iterations: math.fsum(sums) / len(sums) for iterations, sums in sums_by_iterations.items()}
 
 
-def _running_sum(experiment: Experiment, over: str) -> Mapping[float, float]:
+def _running_sum(experiment: StoredExperiment, over: str) -> Mapping[float, float]:
     """Returns the running sum of an axis' metrics, by finished iterations; it is computed once."""
     if over not in experiment.kept:
         amounts = [sum(row.get(key) or 0.0 for key in OVER[over]) for row in experiment.metrics]
@@ -156,7 +156,7 @@ def setting_of(config: Mapping[str, Any]) -> str:
     return repr({name: config[name] for name in names})
 
 
-def metric_names(experiments: Iterable[Experiment]) -> list[str]:
+def metric_names(experiments: Iterable[StoredExperiment]) -> list[str]:
     """Returns the names of all metrics that were recorded as finite numbers."""
     names: set[str] = set()
     for experiment in experiments:
@@ -351,7 +351,7 @@ def _thin_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]
 # Events
 
 
-def events_of(experiment: Experiment) -> list[Event]:
+def events_of(experiment: StoredExperiment) -> list[Event]:
     """Returns evaluations, restarts of the engine, begins and ends of signs of collapse, and resumes."""
     try:
         log = (experiment.path / "logs" / "run.log").read_text(errors="replace")
@@ -366,7 +366,7 @@ def events_of(experiment: Experiment) -> list[Event]:
     return sorted(events, key=_order_of_event)
 
 
-def _evaluation_events(experiment: Experiment) -> list[Event]:
+def _evaluation_events(experiment: StoredExperiment) -> list[Event]:
     events = []
     for label, summaries in experiment.evaluations.items():
         for iterations, summary in summaries.items():
@@ -375,7 +375,7 @@ def _evaluation_events(experiment: Experiment) -> list[Event]:
     return events
 
 
-def _metric_events(experiment: Experiment, log: str) -> list[Event]:
+def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
     """Returns the events that show in the metrics: restarts of the engine, and signs of collapse."""
     events = []
     logged_reasons = {(sign, int(iterations)): reason for sign, iterations, reason in _SIGN.findall(log)}
@@ -405,7 +405,7 @@ def _order_of_event(event: Event) -> tuple[float, str, str]:
     return event.x, event.kind, event.words
 
 
-def events_of_several(experiments: Mapping[str, Experiment]) -> list[Event]:
+def events_of_several(experiments: Mapping[str, StoredExperiment]) -> list[Event]:
     """Returns the events of several experiments with their names, without evaluations, which are points."""
     events = [
         replace(event, words=f"{name}: {event.words}")
@@ -440,7 +440,7 @@ class PlannedMetric(NamedTuple):
     difference: str
 
 
-def compare_with_plan(experiment: Experiment) -> list[PlannedMetric]:
+def compare_with_plan(experiment: StoredExperiment) -> list[PlannedMetric]:
     """Compares the plan of an iteration with the mean of those that were run, for all recorded metrics.
 
     Where continuations are sampled while answers are, the seconds of both are one row.
@@ -463,7 +463,7 @@ def compare_with_plan(experiment: Experiment) -> list[PlannedMetric]:
     return rows
 
 
-def phase_seconds(experiment: Experiment) -> list[tuple[str, dict[str, float]]]:
+def phase_seconds(experiment: StoredExperiment) -> list[tuple[str, dict[str, float]]]:
     """Returns the number of each iteration with its seconds by phase: [("1", {"generation": 4.0, …}), …]."""
     by_phase = {phase: dict(experiment.curve(f"seconds/{phase}")) for phase in PHASES}
     iterations: set[float] = set()

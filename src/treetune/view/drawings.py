@@ -71,7 +71,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Block:
+class DrawnBlock:
     """A block of parallel threads.
 
     `head` is from the tag that opens the block to its first thread, `tail` from its last thread to the tag
@@ -168,7 +168,7 @@ class ThreadedAnswer:
         return remarks
 
 
-def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Block]:
+def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | DrawnBlock]:
     """Yields the spans of text outside of blocks, and the blocks, in their order.
 
     The segments alone don't tell the head and the tail of a block from the text around it: the tags do.
@@ -202,7 +202,7 @@ def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Bl
         for placed in members:
             threads.setdefault(placed.segment.branch[depth][1], []).append(placed)
         head = (yielded_to, members[0].start)
-        yield Block(head, tuple(tuple(threads[number]) for number in sorted(threads)), tail)
+        yield DrawnBlock(head, tuple(tuple(threads[number]) for number in sorted(threads)), tail)
         yielded_to = tail[1]
 
 
@@ -259,7 +259,7 @@ def _count_text(amount: int, noun: str) -> str:
 def _line_html(answer: ThreadedAnswer, line: Line, depth: int, *, is_critical: bool) -> str:
     parts = []
     for part in _parts(answer, line, depth):
-        if isinstance(part, Block):
+        if isinstance(part, DrawnBlock):
             parts.append(_block_html(answer, line, part, depth, is_critical=is_critical))
         else:
             parts.append(_text_html(answer, line, part, is_critical=is_critical))
@@ -286,7 +286,9 @@ def _text_html(answer: ThreadedAnswer, line: Line, span: Span, *, is_critical: b
     return f'<div class="run{" critical" if is_critical else ""}">{"".join(parts)}</div>'
 
 
-def _block_html(answer: ThreadedAnswer, line: Line, block: Block, depth: int, *, is_critical: bool) -> str:
+def _block_html(
+    answer: ThreadedAnswer, line: Line, block: DrawnBlock, depth: int, *, is_critical: bool
+) -> str:
     counts = [answer.counts(*_without_tags(answer, thread), above=depth + 1) for thread in block.threads]
     lengths = [thread_counts.num_tokens_in_the_longest_thread for thread_counts in counts]
     longest, n_threads = lengths.index(max(lengths)), len(block.threads)

@@ -31,7 +31,7 @@ _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ (.*)")
 
 
 @dataclass(frozen=True)
-class Experiment:
+class StoredExperiment:
     """An experiment on disk, running or finished."""
 
     path: Path
@@ -114,7 +114,7 @@ def _is_number(value: object) -> bool:
     return abs(value) <= sys.float_info.max
 
 
-def read_experiment(path: Path) -> Experiment:
+def read_experiment(path: Path) -> StoredExperiment:
     """Reads an experiment's directory.
 
     Raises ValueError if `path` is not a directory or has no file of an experiment. Single files that can't be
@@ -163,7 +163,7 @@ def read_experiment(path: Path) -> Experiment:
     if not evaluations:
         missing.append("no checkpoint has been evaluated yet: run run_evaluation")
     running = directory.is_running()
-    experiment = Experiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
+    experiment = StoredExperiment(path, config, manifest, metrics, evaluations, running, missing, predicted)
     planned = experiment.expected_iterations
     if isinstance(planned, int) and len(metrics) < planned:
         state = "is still running" if running else "was interrupted; the same command continues it"
@@ -225,7 +225,7 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Status:
+class RunProgress:
     """The status of an experiment."""
 
     state: Literal["running", "waiting", "stopped", "finished"]
@@ -247,7 +247,7 @@ class Status:
     seed: int | None
 
 
-def status_of(experiment: Experiment) -> Status:
+def status_of(experiment: StoredExperiment) -> RunProgress:
     directory = ExperimentDirectory(experiment.path)
     done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
     log = _end_of(directory.logs / "run.log")
@@ -268,7 +268,7 @@ def status_of(experiment: Experiment) -> Status:
         seconds_since_last = max(0.0, time.time() - experiment.metrics[-1].get("wall_time", time.time()))
         seconds_left = max(0.0, (planned - done) * seconds_each - min(seconds_since_last, seconds_each))
     newest = {label: summaries[max(summaries)] for label, summaries in experiment.evaluations.items()}
-    return Status(
+    return RunProgress(
         state=state,
         why=why,
         done=done,
@@ -292,7 +292,7 @@ def status_of(experiment: Experiment) -> Status:
     )
 
 
-def _why_stopped(experiment: Experiment, log: list[str], messages: list[str]) -> str:
+def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[str]) -> str:
     """Returns the reason why an unfinished run stopped, from its last metrics and the end of its log."""
     if experiment.stopped:
         signs = [

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
+from treetune.exceptions import Damaged, NoteChanged
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.store.checksums import Damaged, read_record, write_record
+from treetune.store.checksums import read_record, write_record
 from treetune.store.files import whole_file
 from treetune.view.experiment import read_experiment
-from treetune.view.store.answers import Answers
+from treetune.view.store.answers import AnswerStore
 from treetune.view.store.folders import Run, digest, stat_of
 from treetune.view.text import writable
 
@@ -95,15 +96,6 @@ class Note:
         return f"{self.about.name}.{quote(self.author, safe='')}.json"
 
 
-class Changed(Exception):
-    """Raised where a note was changed or deleted since its author saw it; `now` is the present note, or
-    None."""
-
-    def __init__(self, now: Note | None) -> None:
-        super().__init__("the note was changed meanwhile")
-        self.now = now
-
-
 def answer_name(source: str, answer: str, text: str) -> str:
     """Names an answer by where it is stored, ``problem#sample``, and its text."""
     return _hash(json.dumps([source, answer, _hash(text)]))
@@ -164,7 +156,7 @@ def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
             return
         version = now.version if now is not None else ""
         if version != seen:
-            raise Changed(now)
+            raise NoteChanged(now)
         if note.labels or note.text:
             fields = asdict(note)
             about = fields.pop("about")
@@ -201,7 +193,7 @@ class Notes:
     """The notes of an experiment, and the answers that they are on. A file is read again when it has
     changed."""
 
-    def __init__(self, run: Run, answers: Answers) -> None:
+    def __init__(self, run: Run, answers: AnswerStore) -> None:
         self._folder, self._answers = run.directory.notes, answers
         self._lock = threading.Lock()
         self._read: dict[Path, tuple[object, Note | str]] = {}

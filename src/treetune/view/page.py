@@ -14,8 +14,9 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from treetune.exceptions import NotThere
 from treetune.view import templates
-from treetune.view.store import NotThere, Run, Store
+from treetune.view.store import Run, Store
 
 DIGITS = 9
 """The most digits of a number in an address."""
@@ -34,22 +35,22 @@ class Page:
 
     path: str
     title: str
-    show: Callable[[View], Response]
+    show: Callable[[PageRequest], Response]
     """Renders the page, in a thread."""
     place: Literal["top", "run", "both"] | None = None
     """Where the navigation has it: always (``top``), for experiments of the address (``run``), always but for
     these if there are any (``both``), or nowhere."""
     key: str = ""
     """The key that opens it, after `g`."""
-    mark: Callable[[View], str] | None = None
+    mark: Callable[[PageRequest], str] | None = None
     """Returns a text that changes whenever the content does; None: the mark of the address' experiments, or
     of all."""
-    save: Callable[[View, Form], Response] | None = None
+    save: Callable[[PageRequest, Form], Response] | None = None
     """Saves a form that is sent to the page."""
 
 
 @dataclass(frozen=True)
-class View:
+class PageRequest:
     """A request for a page."""
 
     request: Request
@@ -135,7 +136,7 @@ class Paged:
     pages: int
 
 
-def paged(view: View, rows: Sequence[Any], size: int) -> Paged:
+def paged(view: PageRequest, rows: Sequence[Any], size: int) -> Paged:
     """Returns the rows of the page that the address names, `?page=`."""
     number = view.integer("page", 1, least=1)
     pages = max(1, math.ceil(len(rows) / size))

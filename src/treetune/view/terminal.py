@@ -28,6 +28,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
+from treetune.exceptions import NotThere
 from treetune.runtime.console import duration
 from treetune.runtime.directory import verify_answers
 from treetune.view.charts import Chart, limits, number
@@ -42,8 +43,8 @@ from treetune.view.curves import (
     phase_totals,
     usual_charts,
 )
-from treetune.view.experiment import Accuracy, Experiment, Status
-from treetune.view.store import NotThere, Run, Store
+from treetune.view.experiment import Accuracy, RunProgress, StoredExperiment
+from treetune.view.store import Run, Store
 from treetune.view.store.index import sources, walk
 from treetune.view.text import cut, one_line, visible
 
@@ -105,12 +106,12 @@ def line_of(text: object, style: str = "") -> Text:
     return Text(one_line(str(text), LONGEST), style=style)
 
 
-def _state(status: Status) -> Text:
+def _state(status: RunProgress) -> Text:
     sign, colour = STATES[status.state]
     return Text(f"{sign} {status.state}", style=colour)
 
 
-def _progress(status: Status) -> str:
+def _progress(status: RunProgress) -> str:
     return f"{status.done}/{status.planned if status.planned is not None else '?'}"
 
 
@@ -127,9 +128,9 @@ def _title(words: str) -> Text:
 # All experiments
 
 
-def _statuses(store: Store) -> list[tuple[Run, Status | str]]:
+def _statuses(store: Store) -> list[tuple[Run, RunProgress | str]]:
     """Returns all experiments by name, each with its status, or with a message on why it can't be read."""
-    rows: list[tuple[Run, Status | str]] = []
+    rows: list[tuple[Run, RunProgress | str]] = []
     for run in store.runs():
         if run.files:  # another program's run has no status
             continue
@@ -141,7 +142,7 @@ def _statuses(store: Store) -> list[tuple[Run, Status | str]]:
 
 
 def _experiments_table(
-    rows: Sequence[tuple[Run, Status | str]], width: int, selected: int | None = None
+    rows: Sequence[tuple[Run, RunProgress | str]], width: int, selected: int | None = None
 ) -> Table:
     """Returns a table with a line for each experiment; the `selected` one is marked by a sign and by
     style."""
@@ -175,7 +176,7 @@ def _experiments_table(
     return table
 
 
-def _accuracy_cell(status: Status, *, bounds: bool, label: bool) -> Text:
+def _accuracy_cell(status: RunProgress, *, bounds: bool, label: bool) -> Text:
     """Returns the accuracy on the set called test where there is one, else on the first set."""
     accuracies = sorted(status.accuracies, key=lambda accuracy: accuracy.label != "test")
     if not accuracies:
@@ -186,7 +187,7 @@ def _accuracy_cell(status: Status, *, bounds: bool, label: bool) -> Text:
     return cell
 
 
-def _reason(status: Status | str) -> Text:
+def _reason(status: RunProgress | str) -> Text:
     """Returns an experiment's last message, the reason why it stopped, or why it can't be read."""
     if isinstance(status, str):
         return line_of(status, "red")
@@ -264,7 +265,7 @@ def run_page(
     return Group(*parts)
 
 
-def _charts_of(experiment: Experiment, metrics: Sequence[str]) -> list[Chart]:
+def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Chart]:
     """Returns charts of the metrics, or accuracy and the first of default."""
     made = [Bunch(experiment.name, 0, [experiment])]
     if not metrics:
@@ -404,7 +405,7 @@ def bar(share: float, width: int, *, braille: bool = True) -> str:
 # The screen
 
 
-class Watch:
+class TerminalView:
     """The pages and what keys do: all experiments or `open` one of them, `selected` and `top` (the first
     line)."""
 
@@ -516,7 +517,7 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
         raise ValueError("standard input or output is not a terminal: --once prints a single page and ends")
     with TemporaryDirectory() as cache:  # nothing here makes an index of answers
         store = Store(folders, Path(cache))
-        watched, runs = Watch(store, console, metrics), store.runs()
+        watched, runs = TerminalView(store, console, metrics), store.runs()
         if name is not None:
             try:
                 watched.open = store.run(name)

@@ -15,7 +15,7 @@ from tests.view.report.synthetic import EPISODES, episode, report, summary, writ
 from treetune import main as command_line
 from treetune.rollouts.numbers import declared
 from treetune.tables.columns import by_problem, number_in, value_named
-from treetune.view.experiment import Experiment
+from treetune.view.experiment import StoredExperiment
 from treetune.view.report import sections as base
 from treetune.view.report import write_report
 from treetune.view.report.recorded import NumbersSection
@@ -236,10 +236,10 @@ def test_whoever_defines_a_section_has_it_on_the_page_with_its_columns_of_the_re
     class Hops(base.ReportSection):
         title = "Hops & skips"
 
-        def applies(self, experiment: Experiment) -> bool:
+        def applies(self, experiment: StoredExperiment) -> bool:
             return experiment.name == "with"
 
-        def html(self, experiment: Experiment) -> str:
+        def html(self, experiment: StoredExperiment) -> str:
             experiment.missing.append("no hop was seen")
             return f"<p>{len(experiment.metrics)} iterations of hops</p>"
 
@@ -249,7 +249,7 @@ def test_whoever_defines_a_section_has_it_on_the_page_with_its_columns_of_the_re
     class Empty(Hops):
         title = "Emptiness"
 
-        def html(self, experiment: Experiment) -> str:
+        def html(self, experiment: StoredExperiment) -> str:
             return ""
 
         def columns(self, summary: Mapping[str, Any]) -> Mapping[str, str]:

@@ -132,7 +132,7 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
             yield row if rate.pass_rate is None else row | {pipeline.column: rate.pass_rate}
 
     write_rates(output / RATES_FILE, rates)
-    write_parquet(output / "rows.parquet", _Again(with_rates))
+    write_parquet(output / "rows.parquet", _Repeatable(with_rates))
     summary = _summary(rates, outcomes, answers, asked_twice)
     summary["without_answer"] = _without_answer(graded)
     _draw(summary["bins"], output)
@@ -143,7 +143,7 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
 
 
 @dataclass(frozen=True)
-class _Again(Iterable[Row]):
+class _Repeatable(Iterable[Row]):
     """Rows that can be gone through more than once."""
 
     rows: Callable[[], Iterator[Row]]

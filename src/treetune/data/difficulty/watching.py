@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.cluster.jobs import Running
+from treetune.cluster.jobs import RunningJobs
 from treetune.data.difficulty.merging import merge
 from treetune.data.difficulty.shard import (
     CLAIMS,
@@ -30,8 +30,8 @@ from treetune.data.difficulty.shard import (
 from treetune.data.making_threads import content_hash
 from treetune.data.pipelines import EstimateDifficulty
 from treetune.data.preparing import alone, file_hashes
+from treetune.exceptions import Stopped
 from treetune.findings import missing_requirements
-from treetune.processes.lifetime import Stopped
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Console
 from treetune.store.files import write_json
@@ -111,7 +111,7 @@ class _Watch:
     """Starts the jobs of all shards, watches them, and starts those again that died."""
 
     def __init__(
-        self, pipeline: EstimateDifficulty, output: Path, console: Console, running: Running, answers: int
+        self, pipeline: EstimateDifficulty, output: Path, console: Console, running: RunningJobs, answers: int
     ) -> None:
         self._settings, self._shards = pipeline.jobs, range(pipeline.shards)
         self._output, self._console, self._running, self._answers = output, console, running, answers

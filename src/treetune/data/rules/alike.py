@@ -15,9 +15,10 @@ from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import override
 
 from treetune.data.rules.base import Rows, Rule, RuleContext, Verdict
-from treetune.data.templates import NoValue, check_text, text_of
+from treetune.data.templates import check_text, text_of
 from treetune.domains.domain_rows import DATA_SOURCE, GROUND_TRUTH, REWARD_MODEL, prompt_text
 from treetune.domains.extras import missing_extras
+from treetune.exceptions import MissingField
 from treetune.tasks.base import Split
 from treetune.tasks.sources import InFiles, Source
 
@@ -289,7 +290,7 @@ class TestSet:
         for place, row in self.source.rows(self.split):
             try:
                 yield place, text_of(self.text, row)
-            except NoValue as error:
+            except MissingField as error:
                 raise ValueError(f"the test set {self.name!r}, {place}: {error}") from error
 
 

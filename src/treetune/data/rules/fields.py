@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from treetune.data.difficulty.merging import RATES_FILE, rates_by_key
 from treetune.data.rules.base import Rows, Rule, RuleContext, Verdict
-from treetune.data.templates import NoValue, check_value, value_of
+from treetune.data.templates import check_value, value_of
 from treetune.domains.domain_rows import (
     DATA_SOURCE,
     GROUND_TRUTH,
@@ -26,6 +26,7 @@ from treetune.domains.domain_rows import (
     prompt_text,
     row_key,
 )
+from treetune.exceptions import MissingField
 from treetune.models.sources import ModelSource
 from treetune.seeds import derive_seed
 from treetune.vocabulary import TextCodec
@@ -52,7 +53,7 @@ class KeepWhere(Rule):
         for row in rows:
             try:
                 stays = value_of(self.where, row.row)
-            except NoValue as error:
+            except MissingField as error:
                 raise ValueError(f"{row.place}: {error}") from error
             if not stays:
                 dropped[row.number] = f"not {self.where}"

@@ -13,8 +13,9 @@ from annotated_types import Gt, MinLen
 from typing_extensions import override
 
 from treetune.data.rules.base import Numbered, Rows, Rule, RuleContext, Verdict
-from treetune.data.templates import NoValue, check_text, check_value, text_of, value_of
+from treetune.data.templates import check_text, check_value, text_of, value_of
 from treetune.domains.domain_rows import problem_of, row_key
+from treetune.exceptions import MissingField
 from treetune.findings import missing_requirements
 from treetune.store.journal import Journal
 from treetune.tasks.graders.base import Grader
@@ -85,7 +86,7 @@ class ReferenceSolutions(Rule):
         """Returns what the grader is shown of a row: a response for each reference, at most `most`."""
         try:
             value = value_of(self.reference, row)
-        except NoValue:
+        except MissingField:
             return []
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         references = []

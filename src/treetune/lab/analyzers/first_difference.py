@@ -15,8 +15,9 @@ from typing_extensions import override
 
 from treetune.engine.base import Completion
 from treetune.engine.journal import completions_of_row
+from treetune.exceptions import Damaged
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.store.checksums import KEY, SUMS, Damaged, damage_of, read_record, verify_stream
+from treetune.store.checksums import KEY, SUMS, damage_of, read_record, verify_stream
 from treetune.store.journal import read_rows
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ same. An example: ``("train/17/0, reward", "1.0", "0.0")``."""
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """The first difference. `iteration` counts from 1, as the console does."""
 
     iteration: int
@@ -58,7 +59,7 @@ class Difference:
         )
 
 
-def first_difference(first: Path, second: Path) -> Difference | None:
+def first_difference(first: Path, second: Path) -> FirstDifference | None:
     """Returns the first difference of two experiments' folders, in the order in which a run writes files: in
     each iteration the answers, their credit, with the journals of both, the metrics of training, the weights
     and the trainer's state, the evaluations. None where all files that both have are the same, but for
@@ -81,7 +82,7 @@ def first_difference(first: Path, second: Path) -> Difference | None:
             difference = compare(path, second / name)
             if difference is not None:
                 where, value_in_first, value_in_second = difference
-                return Difference(number + 1, phase, f"{name}: {where}", value_in_first, value_in_second)
+                return FirstDifference(number + 1, phase, f"{name}: {where}", value_in_first, value_in_second)
     return None
 
 

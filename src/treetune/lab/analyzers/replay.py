@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Step:
+class ReplayedStep:
     """The step of one variant: its episodes, the gradient of its whole loss, and what training changed.
 
     `gradient` and `change` are flat, float64 and float32; `metrics` are those of credit and of training.
@@ -52,7 +52,7 @@ class Step:
     sampled_tokens: int
 
 
-def compare_steps(steps: Mapping[str, Step]) -> dict[str, Any]:
+def compare_steps(steps: Mapping[str, ReplayedStep]) -> dict[str, Any]:
     """Returns the norms of gradients and of changes of weights for each step ("own" as the run took it, and
     "other" as changed), the cosines between both, and the correlation of their advantages."""
     own, other = steps["own"], steps.get("other")
@@ -99,7 +99,7 @@ def _correlation(one: Sequence[Episode], other: Sequence[Episode]) -> float | No
     return None if math.isnan(found) else found
 
 
-def side_by_side(steps: Mapping[str, Step]) -> Iterator[dict[str, Any]]:
+def side_by_side(steps: Mapping[str, ReplayedStep]) -> Iterator[dict[str, Any]]:
     """A row for each answer that any variant trains: what each gives the steps of the first that has it."""
     of_variants = {name: {e.trajectory: e for e in step.episodes} for name, step in steps.items()}
     for trajectory in dict.fromkeys(key for episodes in of_variants.values() for key in episodes):
@@ -199,7 +199,7 @@ def replay(
     place = directory.analysis(label)
     work = place.with_name(f".{place.name}.unfinished")
     samples = other is not None and other.credit.needs_engine and not _same_credit(own, other)
-    steps: dict[str, Step] = {}
+    steps: dict[str, ReplayedStep] = {}
     with (
         Session.open(config, plain, "analysis") as session,
         PolicyServer.start(session, needed=samples) as server,
@@ -276,7 +276,7 @@ def _state_before(session: Session, point: int, made: Path | None) -> Path | Non
 
 def _step(
     sampler: Sampler, config: PolicyIteration, point: int, state: Path | None, work: Path, earlier: Path
-) -> Step:
+) -> ReplayedStep:
     """Gives credit, and trains from `state`, or from the weights of then. `earlier` is where the same replay
     may lie."""
     session, own = sampler.session, sampler.session.config
@@ -350,7 +350,7 @@ def _trained(
     episodes: Sequence[Episode],
     metrics: Metrics,
     tokens: int,
-) -> Step:
+) -> ReplayedStep:
     import torch
 
     directory = session.directory
@@ -385,7 +385,7 @@ def _trained(
         same = parted is None
     trainer.policy.close()
     unlike = _unlike_record(directory.iteration(point) / "metrics.json", metrics)
-    return Step(episodes, gradient, change, metrics, same, parted, unlike, tokens)
+    return ReplayedStep(episodes, gradient, change, metrics, same, parted, unlike, tokens)
 
 
 def where_parted(

@@ -25,8 +25,8 @@ from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import critic_for_credit
 from treetune.seeds import derive_seed
-from treetune.tasks.sampling import sample_problems
-from treetune.trainer.scoring import Scored, Scorer
+from treetune.tasks.drawing import draw_problems
+from treetune.trainer.scoring import PolicyScores, Scorer
 from treetune.trainer.tokens import Sequences
 from treetune.tree import answers_of
 from treetune.vocabulary import Column, Episode, TokenIds, Trajectory, joined
@@ -73,7 +73,7 @@ def _fill(module: nn.Module, directory: Path, trusted: bool) -> None:
             parameter.copy_(weights[name])
 
 
-def sampler_of(config: PolicyIteration) -> Rollout:
+def rollout_that_samples(config: PolicyIteration) -> Rollout:
     """Returns the rollout by which the policy answers: the run's, or the evaluation's where the rollout
     samples nothing.
 
@@ -99,7 +99,7 @@ def context_at(
     """Returns a context for sampling, with the policy's own settings; requests outlive a crash. It lends the
     policy's distributions and, where one is trained, the critic."""
     context = sampler.context(
-        sampler_of(sampler.session.config),
+        rollout_that_samples(sampler.session.config),
         seed=seed,
         iteration=point,
         journal=work / f"{point:04d}-{purpose}.jsonl",
@@ -162,10 +162,10 @@ def answers_at(
                 f" weights after {point} iterations alone"
             )
         return [one for one in trajectories if one.grade.is_known], "stored"
-    rollout = sampler_of(session.config)
+    rollout = rollout_that_samples(session.config)
     with sampler.phase(f"answers after iteration {point}", "answers") as show:
         context = context_at(sampler, point, work, seed, "answers", show)
-        chosen = sample_problems(
+        chosen = draw_problems(
             session.train_problems, min(problems, len(session.train_problems)), seed, point
         )
         trees, _ = rollout.run(context, chosen)
@@ -210,7 +210,7 @@ class StoredModels:
     def policy_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(self.policy, sequences)
 
-    def old_logprobs(self, sequences: Sequences) -> Scored:
+    def old_logprobs(self, sequences: Sequences) -> PolicyScores:
         """Returns log-probs alone: no analysis compares them with the engine's."""
         return self.scorer.scored(self.policy, sequences, nucleus=None)
 

@@ -15,10 +15,10 @@ from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
+from treetune.exceptions import NothingGraded
 from treetune.lab.signposts import KnowsDecisions
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.states import StepBoundaries
-from treetune.rollouts.unavailable import NothingGraded
 from treetune.rollouts.valuation import ProblemStates, estimates
 from treetune.rollouts.values import ContinuationPlan, Estimate, FixedBudget
 from treetune.runtime.base import PolicyIteration
@@ -34,7 +34,7 @@ AT_ONCE = 256
 """States that are valued before the next are begun: what an interruption costs at most."""
 
 
-class State(NamedTuple):
+class AnswerState(NamedTuple):
     """A state: what was asked, and the ids that are there of the answer."""
 
     problem: Problem
@@ -42,7 +42,7 @@ class State(NamedTuple):
     begun_ids: TokenIds
 
 
-class Value(NamedTuple):
+class EstimatedValue(NamedTuple):
     """The value of a state, and its variance as an estimate of the true one."""
 
     value: float
@@ -58,8 +58,8 @@ class TrueValues(Registrable):
         return ()
 
     def find(
-        self, context: RolloutContext, session: Session, point: int, states: Sequence[State]
-    ) -> list[Value]:
+        self, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
+    ) -> list[EstimatedValue]:
         """Returns each state's value, by the weights after `point` iterations, which the engine holds."""
         raise NotImplementedError
 
@@ -78,8 +78,8 @@ class ByEngine(TrueValues):
 
     @override
     def find(
-        self, context: RolloutContext, session: Session, point: int, states: Sequence[State]
-    ) -> list[Value]:
+        self, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
+    ) -> list[EstimatedValue]:
 
         return [mean_and_noise(one.rewards) for one in continue_states(context, states, self.samples, TRUTH)]
 
@@ -88,16 +88,16 @@ class ByEngine(TrueValues):
         return f"continuations {self.samples} {self.samples}"
 
 
-def mean_and_noise(rewards: Sequence[float]) -> Value:
+def mean_and_noise(rewards: Sequence[float]) -> EstimatedValue:
     """Returns the mean of rewards, and its variance."""
     mean = sum(rewards) / len(rewards)
     squares = sum((one - mean) ** 2 for one in rewards)
-    return Value(mean, squares / (len(rewards) - 1) / len(rewards))
+    return EstimatedValue(mean, squares / (len(rewards) - 1) / len(rewards))
 
 
 def find_values_once(
-    truth: TrueValues, context: RolloutContext, session: Session, point: int, states: Sequence[State]
-) -> list[Value]:
+    truth: TrueValues, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
+) -> list[EstimatedValue]:
     """Returns the true values of states; values that an earlier call found are read from ``truths`` of the
     experiment.
 
@@ -122,7 +122,7 @@ def find_values_once(
     return [value_by_key[key] for key in keys]
 
 
-def _read(file: Path) -> Iterator[tuple[str, Value]]:
+def _read(file: Path) -> Iterator[tuple[str, EstimatedValue]]:
     """Yields the content of the file; a line that an interruption cut short counts as not written."""
     if not file.is_file():
         return
@@ -131,10 +131,10 @@ def _read(file: Path) -> Iterator[tuple[str, Value]]:
             key, value, noise = json.loads(line)
         except ValueError:
             continue
-        yield key, Value(value, noise)
+        yield key, EstimatedValue(value, noise)
 
 
-def _key(state: State) -> str:
+def _key(state: AnswerState) -> str:
     digest = hashlib.blake2b(repr((state.problem.id, state.problem.gold)).encode(), digest_size=12)
     for ids in (state.prompt_ids, state.begun_ids):
         digest.update(len(ids).to_bytes(4, "big") + ids.tobytes())
@@ -170,7 +170,7 @@ def weights_digest(session: Session, point: int) -> bytes:
     return digest.digest()
 
 
-def whole_ids(state: State) -> TokenIds:
+def whole_ids(state: AnswerState) -> TokenIds:
     """Returns the tokens of the prompt and of the answer so far."""
     return joined([state.prompt_ids, state.begun_ids])
 
@@ -237,12 +237,12 @@ def continue_prefixes(
 ) -> list[Estimate]:
     """Returns what `samples` continuations of each (an answer to the problem, prefix ids) earn, sampled as
     the answers were. The prefix need not be the answer's own."""
-    states = [State(one.problem, one.prompt_ids, token_array(prefix)) for one, prefix in nodes]
+    states = [AnswerState(one.problem, one.prompt_ids, token_array(prefix)) for one, prefix in nodes]
     return continue_states(context, states, samples, purpose)
 
 
 def continue_states(
-    context: RolloutContext, states: Sequence[State], samples: int, purpose: str
+    context: RolloutContext, states: Sequence[AnswerState], samples: int, purpose: str
 ) -> list[Estimate]:
     """Returns what `samples` continuations of each state earn."""
     assert context.settings.sampling is not None, "the context is that of a rollout that samples"
@@ -294,8 +294,8 @@ class InProcess(TrueValues):
 
     @override
     def find(
-        self, context: RolloutContext, session: Session, point: int, states: Sequence[State]
-    ) -> list[Value]:
+        self, context: RolloutContext, session: Session, point: int, states: Sequence[AnswerState]
+    ) -> list[EstimatedValue]:
         from treetune.lab.analyzers.stored import policy_at
 
         assert context.settings.sampling is not None
@@ -362,26 +362,26 @@ class _Path:
 
 
 def expand_continuations(
-    steps: NextTokens, context: RolloutContext, states: Sequence[State], samples: int
-) -> list[Value]:
+    steps: NextTokens, context: RolloutContext, states: Sequence[AnswerState], samples: int
+) -> list[EstimatedValue]:
     """Returns the value of each state, from `samples` continuations each. Chance comes from the state and the
     context's seed alone."""
     order = sorted(range(len(states)), key=lambda i: len(whole_ids(states[i])))
-    found: dict[int, Value] = {}
+    found: dict[int, EstimatedValue] = {}
     for _, alike in groupby(order, key=lambda i: len(whole_ids(states[i]))):
         numbers = list(alike)
         for start in range(0, len(numbers), max(1, ROWS // samples)):
             batch = numbers[start : start + max(1, ROWS // samples)]
-            values = _Batch(steps, context, [states[i] for i in batch], samples).values()
+            values = _StateBatch(steps, context, [states[i] for i in batch], samples).values()
             found |= zip(batch, values, strict=True)
     return [found[i] for i in range(len(states))]
 
 
-class _Batch:
+class _StateBatch:
     """States of one length, continued together."""
 
     def __init__(
-        self, steps: NextTokens, context: RolloutContext, states: Sequence[State], samples: int
+        self, steps: NextTokens, context: RolloutContext, states: Sequence[AnswerState], samples: int
     ) -> None:
         import numpy as np
 
@@ -414,7 +414,7 @@ class _Batch:
         task = self.context.task.of(self.states[state].problem)
         return task if isinstance(task, KnowsDecisions) else None
 
-    def values(self) -> list[Value]:
+    def values(self) -> list[EstimatedValue]:
         import numpy as np
 
         self.paths = [path for path in self.paths if not self._is_over(path)]

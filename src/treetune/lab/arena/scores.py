@@ -16,9 +16,10 @@ import numpy as np
 
 from treetune.cli.command import say
 from treetune.config.build import build
-from treetune.config.errors import ConfigError, ConfigIssue
+from treetune.config.errors import ConfigIssue
 from treetune.config.imports import import_parts
 from treetune.config.jsonnet import load
+from treetune.exceptions import ConfigError
 from treetune.lab.analyzers.figures import panels, save
 from treetune.lab.arena.gain import (
     COLUMNS,
@@ -55,23 +56,23 @@ CRITIC_PROBLEMS = 32
 """Problems from whose answers the critic learns."""
 
 
-class Method(NamedTuple):
+class ScoredMethod(NamedTuple):
     """A credit, and the rollout that makes its answers; None: the eight that all methods share."""
 
     credit: Credit
     rollout: Rollout | None = None
 
 
-def shipped_methods() -> dict[str, Method]:
+def shipped_methods() -> dict[str, ScoredMethod]:
     """Returns the methods of configs/lib/arena.libsonnet by their names."""
-    methods = {TRUE_ADVANTAGES: Method(TrueAdvantages())}
+    methods = {TRUE_ADVANTAGES: ScoredMethod(TrueAdvantages())}
     for name, parts in load(["lib/arena.libsonnet"]).data["methods"].items():
         rollout = build(Rollout, parts["rollout"]) if "rollout" in parts else None
-        methods[name] = Method(build(Credit, parts["credit"]), rollout)
+        methods[name] = ScoredMethod(build(Credit, parts["credit"]), rollout)
     return methods
 
 
-def methods_of(module: str) -> dict[str, Method]:
+def methods_of(module: str) -> dict[str, ScoredMethod]:
     """Returns the credits, and the value estimators with three samples a state, that a module registers, with
     their defaults. Raises ConfigError where it can't be imported or registers none."""
     import_parts({"imports": [module]})
@@ -84,7 +85,7 @@ def methods_of(module: str) -> dict[str, Method]:
             settings: dict[str, Any] = {"type": name}
         else:
             settings = {"type": "monte_carlo", "samples": 3, "values": {"type": name}}
-        methods[name] = Method(build(Credit, settings))
+        methods[name] = ScoredMethod(build(Credit, settings))
     if not methods:
         remedy = "register a class in it: @Credit.register('name') or @ValueEstimator.register('name')"
         raise ConfigError([ConfigIssue(f"{module} registers no credit or value estimator", remedy=remedy)])
@@ -93,7 +94,7 @@ def methods_of(module: str) -> dict[str, Method]:
 
 def scores(
     language: Language,
-    methods: Mapping[str, Method],
+    methods: Mapping[str, ScoredMethod],
     seed: int = 1,
     most: int = 2000,
     precision: float = 0.1,
@@ -110,8 +111,8 @@ def scores(
     shared, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
     )
-    reference_ND, _ = gradients_of(language, context, Method(Rloo()), shared)
-    true_ND, _ = gradients_of(language, context, Method(TrueAdvantages()), shared)
+    reference_ND, _ = gradients_of(language, context, ScoredMethod(Rloo()), shared)
+    true_ND, _ = gradients_of(language, context, ScoredMethod(TrueAdvantages()), shared)
     scores_by_name = {}
     was_collecting = gc.isenabled()
     # Automatic collections among millions of answers would take a third of the time.
@@ -156,7 +157,7 @@ def _is_biased(credit_ND: Any, true_ND: Any) -> bool:
 
 
 def gradients_of(
-    language: Language, context: RolloutContext, method: Method, shared: Sequence[Tree]
+    language: Language, context: RolloutContext, method: ScoredMethod, shared: Sequence[Tree]
 ) -> tuple[Any, int]:
     """Returns a method's gradients of the problems of `shared`, [problems, parameters], and the tokens that
     its rollout and credit sampled."""
@@ -339,7 +340,7 @@ def run_arena(
         raise ValueError(f"--problems {most}: noise is known from two on")
     scores_to_compare = None if against is None else json.loads(against.read_text())["scores"]
     language_by_name = {name: language_of(name) for name in languages or LANGUAGES}
-    methods: dict[str, Method] = {}
+    methods: dict[str, ScoredMethod] = {}
     for module in modules:
         methods |= methods_of(module)
     methods = methods or shipped_methods()

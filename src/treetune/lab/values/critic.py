@@ -32,7 +32,7 @@ UNKNOWN_VARIANCE = 0.25
 
 @ValueEstimator.register("critic")
 @dataclass(frozen=True, kw_only=True)
-class CriticValues(ValueEstimator):
+class CriticEstimator(ValueEstimator):
     """The values of the run's critic, as it is before the iteration's training. Nothing is sampled. The
     critic learns the rewards of the answers that are trained on, as PPO's with γ = λ = 1.
 

@@ -13,18 +13,18 @@ import numpy as np
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
+from treetune.exceptions import NotThere
 from treetune.view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
 from treetune.view.notes import NotedAnswer
-from treetune.view.page import Form, Page, View
+from treetune.view.page import Form, Page, PageRequest
 from treetune.view.pages.answers import PLACE, list_fields, question_of_address, with_all_columns
 from treetune.view.pages.notes import Draft, all_labels, notes_on, save_form
-from treetune.view.store import NotThere
-from treetune.view.store.answers import Answer, Answers
+from treetune.view.store.answers import AnswerStore, StoredAnswer
 from treetune.view.store.folders import digest
-from treetune.view.store.queries import Filter, Question
+from treetune.view.store.queries import ColumnFilter, RowQuery
 from treetune.view.store.tokens import (
     OF_CREDIT,
-    Step,
+    CreditedStep,
     Tokens,
     all_texts,
     credits_of,
@@ -58,7 +58,7 @@ VERDICT = ("outcome", "extracted", "message", "seconds")
 """The attributes of a grade that are shown besides its score."""
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=`, `?source=`, `?answer=`, `?as=` (see `_forms`), `?colour=`, `?depth=` (of a tree), `?all=1`,
     `?on=1` (a ticked label opens the next answer), and the fields of the list, as `pages.answers.show` has
     them.
@@ -75,14 +75,14 @@ def show(view: View) -> Response:
     return _shown(view, _answer(view))
 
 
-def save(view: View, form: Form) -> Response:
+def save(view: PageRequest, form: Form) -> Response:
     """Saves the form's note, and shows the answer again."""
     answer = _answer(view)
     draft = save_form(view, _noted(answer), form)
     return RedirectResponse(f"{view.here()}#notes", 303) if draft is None else _shown(view, answer, draft)
 
 
-def _answer(view: View) -> Answer:
+def _answer(view: PageRequest) -> StoredAnswer:
     """Reads the answer of the address.
 
     Raises NotThere while the file's index is being made (the page reloads by itself), and ValueError for a
@@ -96,7 +96,7 @@ def _answer(view: View) -> Answer:
     return answers.answer(source, view.text("answer"))
 
 
-def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
+def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) -> Response:
     answers = view.store.answers(view.run)
     try:
         config = view.store.experiment(view.run).config
@@ -175,7 +175,7 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     )
 
 
-def _reading(view: View, answers: Answers, answer: Answer) -> dict[str, Any]:
+def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> dict[str, Any]:
     """Returns the list next to the answer: the list of the address, or else all answers to its problem.
 
     It has the list's page with the answer, and the addresses of the answers before and after it.
@@ -185,8 +185,8 @@ def _reading(view: View, answers: Answers, answer: Answer) -> dict[str, Any]:
         question, _ = question_of_address(view, answers)
     else:
         fields = {"of": [answer.source.name], "group": [answer.row["problem"]], "sort": [PLACE]}
-        same_problem = Filter("problem", "=", answer.row["problem"])
-        question = Question((answer.source.name,), (same_problem,))
+        same_problem = ColumnFilter("problem", "=", answer.row["problem"])
+        question = RowQuery((answer.source.name,), (same_problem,))
     if not view.text("page") and not question.search:
         question = replace(question, page=answers.page_of(question, answer.row))
     result = answers.ask(question)
@@ -270,7 +270,7 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
     return colours
 
 
-def _lines(tokens: Tokens, most: int | None) -> list[tuple[Step, list[dict[str, Any]]]]:
+def _lines(tokens: Tokens, most: int | None) -> list[tuple[CreditedStep, list[dict[str, Any]]]]:
     """Returns the steps with their first `most` tokens, as they are shown.
 
     Ends of lines are visible. A token is shown by its id if it has no text, or adds an accent to a character
@@ -313,7 +313,9 @@ def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
     return columns
 
 
-def _chain(view: View, answer: Answer, tokens: Tokens, config: Mapping[str, Any]) -> dict[str, Any]:
+def _chain(
+    view: PageRequest, answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns the steps from their values to their shares in the gradient, with settings and metrics of the
     iteration that affect them."""
     trainer, episode = config.get("trainer") or {}, answer.episode
@@ -350,14 +352,14 @@ def _chain(view: View, answer: Answer, tokens: Tokens, config: Mapping[str, Any]
     }
 
 
-def _text_of(tokens: Tokens, step: Step) -> str:
+def _text_of(tokens: Tokens, step: CreditedStep) -> str:
     return "".join((tokens.texts or ())[step.start : step.end]).strip()
 
 
 # The whole answer
 
 
-def _noted(answer: Answer) -> NotedAnswer:
+def _noted(answer: StoredAnswer) -> NotedAnswer:
     """Returns the description of the answer that a note contains."""
     [row] = with_all_columns([answer.row], ["advantage_mean"])
     asked = _problem_of(answer)
@@ -376,7 +378,7 @@ def _noted(answer: Answer) -> NotedAnswer:
     )
 
 
-def _problem_of(answer: Answer) -> dict[str, Any]:
+def _problem_of(answer: StoredAnswer) -> dict[str, Any]:
     """Returns the problem: prompt, messages if it is a conversation, reference answer, and further data."""
     if answer.trajectory is not None:
         problem = answer.trajectory.problem
@@ -392,7 +394,7 @@ def _problem_of(answer: Answer) -> dict[str, Any]:
     return {"prompt": prompt, "messages": messages, "gold": line.get("gold"), "data": {}}
 
 
-def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
+def _facts(answer: StoredAnswer, tokens: Tokens | None) -> dict[str, str]:
     """Returns facts about the whole answer, for people."""
     row, trajectory, episode = answer.row, answer.trajectory, answer.episode
     facts: dict[str, str] = {}
@@ -426,7 +428,7 @@ def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
     return facts
 
 
-def _numbers_of(answer: Answer) -> dict[str, float]:
+def _numbers_of(answer: StoredAnswer) -> dict[str, float]:
     """Returns the numbers of graders and rollouts: {"grade/rule": 1.0, "threads/count": 3.0}."""
     numbers: dict[str, float] = {}
     if answer.trajectory is not None:
@@ -441,7 +443,7 @@ def _numbers_of(answer: Answer) -> dict[str, float]:
 PAGES = (
     Page(
         "/answer",
-        "Answer",
+        "StoredAnswer",
         show,
         mark=lambda view: digest(
             view.store.answers(view.run).mark(),

@@ -9,14 +9,14 @@ from typing import Any
 
 from starlette.responses import RedirectResponse, Response
 
+from treetune.exceptions import NotThere
 from treetune.view.notes import Note, labels_in_use
-from treetune.view.page import Page, View, paged
-from treetune.view.store import NotThere
-from treetune.view.store.answers import Answers
+from treetune.view.page import Page, PageRequest, paged
+from treetune.view.store.answers import AnswerStore
 from treetune.view.store.folders import digest
-from treetune.view.store.index import Source
-from treetune.view.store.queries import Filter, Question, among_sql, condition_sql, parse_conditions
-from treetune.view.store.tables import Bar, Histogram
+from treetune.view.store.index import AnswerFile
+from treetune.view.store.queries import ColumnFilter, RowQuery, among_sql, condition_sql, parse_conditions
+from treetune.view.store.tables import Histogram, HistogramBar
 from treetune.vocabulary import CORRECT_SCORE
 
 SIZES = ("50", "20", "200")
@@ -62,7 +62,7 @@ OF_PROBLEMS = ("credit", "pass rate", "spread", "change", "tokens", "problem")
 """The columns that problems can be sorted by."""
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=`, `?of=` (one file, or one of `SEVERAL`), `?search=` in the text, `?problem=` (a part of its
     name), `?group=` (all of it), `?domain=`, `?outcome=`, `?verdict=`, `?unfinished=1`, `?label=` (or
     `ANY_NOTE`), `?where=` (conditions), `?sort=`, `?order=down`, `?column=` (also several)."""
@@ -117,7 +117,7 @@ def show(view: View) -> Response:
     )
 
 
-def show_histograms(view: View) -> Response:
+def show_histograms(view: PageRequest) -> Response:
     """Takes the address of the list. The list loads its histograms after itself, as they may take seconds."""
     answers = view.store.answers(view.run)
     question, _ = question_of_address(view, answers)
@@ -126,10 +126,10 @@ def show_histograms(view: View) -> Response:
     return render_histograms(view, varying, "answers", view.run.name)
 
 
-def render_histograms(view: View, histograms: Sequence[Histogram], of: str, name: str) -> Response:
+def render_histograms(view: PageRequest, histograms: Sequence[Histogram], of: str, name: str) -> Response:
     """Renders histograms of a list (`of` rows or answers), whose bars lead to the list filtered by them."""
 
-    def with_bar(histogram: Histogram, bar: Bar) -> str:
+    def with_bar(histogram: Histogram, bar: HistogramBar) -> str:
         in_bar = f"{histogram.column} >= {bar.low!r}; {histogram.column} < {bar.high!r}"
         where = view.text("where").strip()
         conditions = f"{where}; {in_bar}" if where else in_bar
@@ -141,9 +141,9 @@ def render_histograms(view: View, histograms: Sequence[Histogram], of: str, name
     )
 
 
-def files_of(answers: Answers) -> dict[str, list[Source]]:
+def files_of(answers: AnswerStore) -> dict[str, list[AnswerFile]]:
     """Returns the files of answers by kind, "iterations" and "evaluations", the newest first."""
-    groups: dict[str, list[Source]] = {}
+    groups: dict[str, list[AnswerFile]] = {}
     for kind in SEVERAL[1:]:
         sources = [source for source in reversed(answers.sources()) if f"{source.kind}s" == kind]
         if sources:
@@ -151,7 +151,7 @@ def files_of(answers: Answers) -> dict[str, list[Source]]:
     return groups
 
 
-def question_of_address(view: View, answers: Answers) -> tuple[Question, str]:
+def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQuery, str]:
     """Returns the question that the address asks, and its `of`: the name of a file, or one of `SEVERAL`.
 
     Raises ValueError for a column or a file that doesn't exist, and NotThere for a kind of files without any.
@@ -185,13 +185,13 @@ def question_of_address(view: View, answers: Answers) -> tuple[Question, str]:
     return question, of
 
 
-def list_fields(view: View) -> dict[str, list[str]]:
+def list_fields(view: PageRequest) -> dict[str, list[str]]:
     """Returns the fields of the address that describe the list of answers."""
     fields = {name: view.request.query_params.getlist(name) for name in LISTED}
     return {name: values for name, values in fields.items() if any(values)}
 
 
-def address_of(view: View, row: Mapping[str, Any], **query: Any) -> str:
+def address_of(view: PageRequest, row: Mapping[str, Any], **query: Any) -> str:
     """Returns the address of an answer of the index."""
     return view.address("/answer", run=view.run.name, source=row["source"], answer=row["answer"], **query)
 
@@ -202,9 +202,11 @@ def with_all_columns(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] =
     return [empty_row | dict(row) for row in rows]
 
 
-def make_question(view: View, filters: Sequence[Filter], sources: tuple[str, ...] = ()) -> Question:
+def make_question(
+    view: PageRequest, filters: Sequence[ColumnFilter], sources: tuple[str, ...] = ()
+) -> RowQuery:
     """Returns a question with the search, the order and the page of the address."""
-    return Question(
+    return RowQuery(
         sources=sources,
         filters=tuple(filters),
         search=view.text("search"),
@@ -215,24 +217,24 @@ def make_question(view: View, filters: Sequence[Filter], sources: tuple[str, ...
     )
 
 
-def _filters(view: View) -> Iterator[Filter]:
+def _filters(view: PageRequest) -> Iterator[ColumnFilter]:
     if problem := view.text("problem"):
-        yield Filter("problem", "has", problem)
+        yield ColumnFilter("problem", "has", problem)
     if problem := view.text("group"):
-        yield Filter("problem", "=", problem)
+        yield ColumnFilter("problem", "=", problem)
     for name in ("domain", "outcome"):
         if value := view.text(name):
-            yield Filter(name, "=", value)
+            yield ColumnFilter(name, "=", value)
     if verdict := view.choice("verdict", VERDICTS):
-        yield Filter("score", ">=" if verdict == "right" else "<", CORRECT_SCORE)
+        yield ColumnFilter("score", ">=" if verdict == "right" else "<", CORRECT_SCORE)
     if view.choice("unfinished", ("", "1")):
-        yield Filter("unfinished", "=", True)
+        yield ColumnFilter("unfinished", "=", True)
 
 
 # Problems
 
 
-def show_problems(view: View) -> Response:
+def show_problems(view: PageRequest) -> Response:
     """`?run=`, `?of=`, `?problem=` and other filters of answers, `?signal=none` (no answer has any credit) or
     `some`, `?problems=` (what they are sorted by), `?order=`, `?page=`: a row for each problem."""
     answers = view.store.answers(view.run)
@@ -305,7 +307,7 @@ def show_problems(view: View) -> Response:
     )
 
 
-def _earlier_rates(answers: Answers, of: str) -> dict[str, tuple[str, float | None]]:
+def _earlier_rates(answers: AnswerStore, of: str) -> dict[str, tuple[str, float | None]]:
     """Returns how often each problem was answered correctly the last time before the file `of`.
 
     By problem: the title of the last earlier file of the same kind with answers to it, and the share of
@@ -332,13 +334,13 @@ def _earlier_rates(answers: Answers, of: str) -> dict[str, tuple[str, float | No
     return {row["problem"]: (sources[row["source"]].title, row["rate"]) for row in rows}
 
 
-def show_problem(view: View) -> Response:
+def show_problem(view: PageRequest) -> Response:
     """Leads to all answers to a problem along training: `?run=` (also several) and `?problem=`."""
     query = {"run": [run.name for run in view.runs], "group": view.text("problem")}
     return RedirectResponse(view.address("/answers", **query, of="everything", sort=PLACE), 303)
 
 
-def mark_of_answers(view: View) -> str:
+def mark_of_answers(view: PageRequest) -> str:
     """Returns the mark of pages about the answers of all experiments in the address."""
     return digest([view.store.answers(run).mark() for run in view.runs], view.request.url.query)
 
@@ -346,7 +348,7 @@ def mark_of_answers(view: View) -> str:
 PAGES = (
     Page(
         "/answers",
-        "Answers",
+        "AnswerStore",
         show,
         place="run",
         key="a",

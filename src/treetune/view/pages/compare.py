@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
+from treetune.exceptions import NotThere
 from treetune.lab.paired import paired
 from treetune.view.curves import setting_of
-from treetune.view.page import Page, View, paged
+from treetune.view.page import Page, PageRequest, paged
 from treetune.view.pages.answers import mark_of_answers, with_all_columns
-from treetune.view.store import NotThere, Run
-from treetune.view.store.index import Source
-from treetune.view.store.queries import Filter, Question
+from treetune.view.store import Run
+from treetune.view.store.index import AnswerFile
+from treetune.view.store.queries import ColumnFilter, RowQuery
 from treetune.view.text import cut, visible
 from treetune.vocabulary import CORRECT_SCORE
 
@@ -31,11 +32,11 @@ WHICH = ("flipped", "flipped to right", "flipped to wrong", "better", "worse", "
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 
 
-Side = tuple[Run, Source]
+Side = tuple[Run, AnswerFile]
 """A file of answers of an experiment."""
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=` (one, two, or seeds of two settings), `?first=`, `?second=` (files), `?which=`, `?page=`;
     `?problem=` for two answers side by side, `?a=` and `?b=` which of its answers on either side, from 0 as
     the file has them."""
@@ -83,7 +84,7 @@ class _ProblemResult(NamedTuple):
     asked: str
 
 
-def _results_by_problem(view: View, run: Run, source: str) -> dict[str, _ProblemResult]:
+def _results_by_problem(view: PageRequest, run: Run, source: str) -> dict[str, _ProblemResult]:
     rows = view.store.answers(run).sql(
         f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share, any_value(asked) AS asked"
         " FROM answers WHERE score IS NOT NULL GROUP BY problem",
@@ -92,7 +93,7 @@ def _results_by_problem(view: View, run: Run, source: str) -> dict[str, _Problem
     return {row["problem"]: _ProblemResult(row["share"], row["asked"] or "") for row in rows}
 
 
-def _seeds(view: View) -> list[tuple[Run, Run]]:
+def _seeds(view: PageRequest) -> list[tuple[Run, Run]]:
     """Returns the pairs to compare: one of two experiments, or one for each seed that two settings share.
 
     Raises ValueError for three or more experiments that are not seeds of two settings.
@@ -113,7 +114,7 @@ def _seeds(view: View) -> list[tuple[Run, Run]]:
     return [(first[seed], second[seed]) for seed in sorted(common_seeds, key=str)]
 
 
-def _sides(view: View, runs: Sequence[Run]) -> list[Side]:
+def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
     """Returns the two files of the address.
 
     The default for two runs is the newest file that both have, and for one run its first and last evaluation.
@@ -138,13 +139,13 @@ def _sides(view: View, runs: Sequence[Run]) -> list[Side]:
     return [(run, by_name[name]) for run, by_name, name in zip(runs, sources, names, strict=True)]
 
 
-def _pair(view: View, sides: Sequence[Side], problem: str) -> dict[str, Any]:
+def _pair(view: PageRequest, sides: Sequence[Side], problem: str) -> dict[str, Any]:
     """Returns two answers to a problem, with their differences marked."""
     rows, chosen, texts = [], [], []
     for (run, source), key in zip(sides, ("a", "b"), strict=True):
         answers = view.store.answers(run)
-        same_problem = Filter("problem", "=", problem)
-        question = Question((source.name,), (same_problem,), size=64)
+        same_problem = ColumnFilter("problem", "=", problem)
+        question = RowQuery((source.name,), (same_problem,), size=64)
         answer_rows = with_all_columns(answers.ask(question).rows)
         if not answer_rows:
             raise NotThere(

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from treetune.view.page import Page, View
+from treetune.view.page import Page, PageRequest
 from treetune.view.pages.answer import shortened
 from treetune.view.store import Run
-from treetune.view.store.answers import Answer
+from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.tokens import texts_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ KEY_WITHIN = 100
 """The number of bytes at the beginning of a journal's line that contain its key."""
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=`, `?source=`, `?answer=`, `?start=` (tokens of the answer that the state has)."""
     answer = view.store.answers(view.run).answer(view.text("source"), view.text("answer"))
     config = view.store.experiment(view.run).config
@@ -73,12 +73,14 @@ def show(view: View) -> Response:
     )
 
 
-def continuations_of(run: Run, config: Mapping[str, Any], answer: Answer, start: int) -> list[Completion]:
+def continuations_of(
+    run: Run, config: Mapping[str, Any], answer: StoredAnswer, start: int
+) -> list[Completion]:
     """Returns the continuations of the answer's first `start` tokens. Raises ValueError with the reason where
     there are none."""
     from treetune.config.build import build
-    from treetune.config.errors import ConfigError
     from treetune.engine.journal import completions_of_row, request_key
+    from treetune.exceptions import ConfigError
     from treetune.rollouts.base import Credit, Rollout
     from treetune.rollouts.context import AnswerSettings
     from treetune.rollouts.monte_carlo import MonteCarlo

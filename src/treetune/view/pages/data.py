@@ -7,12 +7,12 @@ from typing import Any
 
 from starlette.responses import Response
 
-from treetune.view.page import Page, View, paged
+from treetune.view.page import Page, PageRequest, paged
 from treetune.view.pages.answers import SIZES, make_question, render_histograms
 from treetune.view.store.folders import digest
 from treetune.view.store.queries import parse_conditions
 from treetune.view.store.readers import answers_to
-from treetune.view.store.tables import BEGINNING, CHARACTERS, ROW, Table
+from treetune.view.store.tables import BEGINNING, CHARACTERS, ROW, DataSetTable
 from treetune.view.text import SHOWN, cut, visible
 
 LISTED = 100
@@ -49,7 +49,7 @@ GROUPS = {
 # Data sets
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?search=` in names, `?page=`."""
     search = view.text("search").casefold()
     sets = [data for data in view.store.data.all() if search in f"{data.name} {KINDS[data.kind]}".casefold()]
@@ -59,7 +59,7 @@ def show(view: View) -> Response:
 # Rows
 
 
-def show_rows(view: View) -> Response:
+def show_rows(view: PageRequest) -> Response:
     """`?data=` (its name), `?search=` in texts, `?where=` (conditions), `?sort=`, `?order=down`, `?size=`,
     `?page=`, `?histogram=` (of this column alone)."""
     data = view.store.data.named(view.text("data"))
@@ -91,7 +91,7 @@ def show_rows(view: View) -> Response:
     )
 
 
-def show_histograms(view: View) -> Response:
+def show_histograms(view: PageRequest) -> Response:
     """Takes the address of the rows. Their page loads the histograms after itself, as they may take
     seconds."""
     data = view.store.data.named(view.text("data"))
@@ -103,7 +103,7 @@ def show_histograms(view: View) -> Response:
     return render_histograms(view, chosen, "rows", data.name)
 
 
-def _drawn(view: View, table: Table) -> Sequence[str]:
+def _drawn(view: PageRequest, table: DataSetTable) -> Sequence[str]:
     """Returns the columns whose histograms are drawn: that of the address, else rates first, then lengths.
 
     Raises ValueError for a column that isn't numeric.
@@ -125,7 +125,7 @@ def _drawn(view: View, table: Table) -> Sequence[str]:
 # One row
 
 
-def show_row(view: View) -> Response:
+def show_row(view: PageRequest) -> Response:
     """`?data=` (its name), `?row=` (from 0), `?as=rendered` (Markdown and mathematics), `?all=1`; with the
     answers to it, where its difficulty was estimated."""
     data = view.store.data.named(view.text("data"))
@@ -177,12 +177,12 @@ def _longest(value: Any) -> int:
     return max(map(_longest, inner), default=0)
 
 
-def mark(view: View) -> str:
+def mark(view: PageRequest) -> str:
     sets = [(data.name, data.known_from, data.mark) for data in view.store.data.all()]
     return digest(sets, view.store.mark(view.store.runs()))
 
 
-def mark_of_rows(view: View) -> str:
+def mark_of_rows(view: PageRequest) -> str:
     data = view.store.data.named(view.text("data"))
     return digest(data.name, data.mark, view.request.url.query)
 

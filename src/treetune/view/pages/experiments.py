@@ -26,8 +26,8 @@ from treetune.view.curves import (
     setting_of,
     usual_charts,
 )
-from treetune.view.experiment import Accuracy, Experiment, Status
-from treetune.view.page import Page, View, paged
+from treetune.view.experiment import Accuracy, RunProgress, StoredExperiment
+from treetune.view.page import Page, PageRequest, paged
 from treetune.view.pages.configuration import flat
 from treetune.view.report.recorded import TimesSection
 from treetune.view.store import Run
@@ -85,17 +85,17 @@ class Listed:
 
     run: Run
     state: str
-    status: Status | None
+    status: RunProgress | None
     accuracy: Accuracy | None = None
     problem: str = ""
     group: str = ""
     cells: Mapping[str, Cell] = field(default_factory=dict)
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?search=`, `?state=`, `?sort=` (one of `SORTED`, or a column), `?set=` (whose accuracy), `?group=`
     (one of `GROUPINGS`, or a key of the configuration), `?column=` (also several), `?page=`."""
-    statuses: dict[Run, Status | str] = {}
+    statuses: dict[Run, RunProgress | str] = {}
     settings: dict[Run, Mapping[str, str]] = {}
     for run in view.store.runs():
         try:
@@ -105,7 +105,7 @@ def show(view: View) -> Response:
             statuses[run] = str(error)
     measured: Counter[str] = Counter()
     for status in statuses.values():
-        if isinstance(status, Status):
+        if isinstance(status, RunProgress):
             measured.update(accuracy.label for accuracy in status.accuracies)
     labels = sorted(measured)
     # By default the set on which most experiments were measured, so that most can be compared.
@@ -178,7 +178,7 @@ def show(view: View) -> Response:
     )
 
 
-def _settings(view: View, run: Run) -> Mapping[str, str]:
+def _settings(view: PageRequest, run: Run) -> Mapping[str, str]:
     config = view.store.experiment(run).config
     return view.store.read_once("settings", run, lambda: {k: v.strip('"') for k, v in flat(config).items()})
 
@@ -200,7 +200,7 @@ def _mean(values: Sequence[float | None]) -> str:
     return f"{number(math.fsum(numbers) / len(numbers))}{value_range}"
 
 
-def cells_of(view: View, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
+def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
     """Returns the cells of an experiment in further columns of the list; no cell where it has no value."""
     if not columns:
         return {}
@@ -233,7 +233,7 @@ def cells_of(view: View, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
     return cells
 
 
-def show_run(view: View) -> Response:
+def show_run(view: PageRequest) -> Response:
     """`?run=` (also several), `?metric=` (also several: their curves alone), `?over=` (one of `OVER`),
     `?seeds=together`. Of another program's run it shows statistics of its answers at each step."""
     if view.run.files:
@@ -269,7 +269,7 @@ def show_run(view: View) -> Response:
     )
 
 
-def _show_run_of_another(view: View) -> Response:
+def _show_run_of_another(view: PageRequest) -> Response:
     """Shows curves over the steps of another program's run, computed from its answers."""
     answers = view.store.answers(view.run)
     indexed = answers.indexed()
@@ -310,7 +310,7 @@ def _show_run_of_another(view: View) -> Response:
     )
 
 
-def _other_seeds(view: View, experiment: Experiment) -> list[str]:
+def _other_seeds(view: PageRequest, experiment: StoredExperiment) -> list[str]:
     """Returns the names of experiments that differ from this one only in their seed."""
     setting, names = setting_of(experiment.config), []
     for other in view.store.runs():
@@ -322,7 +322,7 @@ def _other_seeds(view: View, experiment: Experiment) -> list[str]:
     return names
 
 
-def _side_by_side(view: View) -> dict[str, list[Cell | None]]:
+def _side_by_side(view: PageRequest) -> dict[str, list[Cell | None]]:
     """Returns rows of a table that compares experiments, with a cell for each of them.
 
     The rows are accuracies, costs, and the settings that differ; rows without any value are left out.

@@ -21,8 +21,8 @@ from starlette.responses import Response
 
 from treetune.runtime.console import PHASES
 from treetune.runtime.directory import SAMPLED_TOKENS
-from treetune.store.timeline import SUFFIX, Process, Span, read_timeline
-from treetune.view.page import Page, View
+from treetune.store.timeline import SUFFIX, ProcessRows, Span, read_timeline
+from treetune.view.page import Page, PageRequest
 from treetune.view.store.folders import Run, digest, stat_of
 from treetune.view.templates import in_seconds
 from treetune.view.text import visible
@@ -127,7 +127,7 @@ def times_of(run: Run, load: Mapping[int, str] = MappingProxyType({})) -> Times 
 
 
 @functools.lru_cache(maxsize=64)
-def _read(path: Path, stat: object) -> tuple[list[Process], list[int]]:
+def _read(path: Path, stat: object) -> tuple[list[ProcessRows], list[int]]:
     """Reads a timeline, and returns also the numbers of its damaged lines. `stat` is part of the cache's
     key."""
     damaged: list[int] = []
@@ -223,7 +223,7 @@ def _kind(span: Span, phases: Sequence[Span]) -> str:
     return "waiting" if span.name.startswith("waiting") else "work"
 
 
-def _is_alive(run: Run, who: str, process: Process) -> bool:
+def _is_alive(run: Run, who: str, process: ProcessRows) -> bool:
     """Returns whether the newest process of a timeline still runs."""
     if process.closed:
         return False
@@ -278,7 +278,7 @@ def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Bar:
+class TimelineBar:
     """A rectangle of a lane: position in SVG units, and the span that it shows."""
 
     x: float
@@ -316,7 +316,7 @@ class Window:
         return _written(max(0.0, middle - half)), _written(min(self.whole, middle + half))
 
 
-def show(view: View) -> Response:
+def show(view: PageRequest) -> Response:
     """`?run=`, `?from=` and `?to=` in seconds since the beginning, `?lane=` (its spans alone)."""
     times = times_of(view.run, _load(view))
     if times is None:
@@ -358,7 +358,7 @@ def show(view: View) -> Response:
     )
 
 
-def _load(view: View) -> dict[int, str]:
+def _load(view: PageRequest) -> dict[int, str]:
     """Returns a description of what all servers together sampled in each iteration, from its metrics."""
     load = {}
     for row in view.store.experiment(view.run).metrics:
@@ -373,7 +373,7 @@ def _load(view: View) -> dict[int, str]:
     return load
 
 
-def trace(view: View) -> Response:
+def trace(view: PageRequest) -> Response:
     """`?run=`: the whole timeline for chrome://tracing or Perfetto."""
     made = chrome_trace(view.run.name, times_of(view.run, _load(view)))
     name = re.sub(r"[^\w.-]+", "-", view.run.name, flags=re.ASCII).strip("-.") or "experiment"
@@ -403,7 +403,7 @@ def took(span: ShownSpan) -> str:
     return f"{length} so far" if span.ending == "open" else length
 
 
-def _window(view: View, times: Times) -> Window:
+def _window(view: PageRequest, times: Times) -> Window:
     whole = max(times.end - times.start, SHORTEST_S)
     bounds = []
     for name, default in (("from", 0.0), ("to", whole)):
@@ -427,14 +427,14 @@ def _meets(span: ShownSpan, window: Window, began: float) -> bool:
     return span.end - began >= window.start and span.start - began <= window.end
 
 
-def _bars(lane: Lane, window: Window, began: float) -> list[Bar]:
+def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
     """Returns the rectangles of a lane's spans in the window.
 
     Spans that are shorter than an SVG unit and fall into the same one are drawn as one, described by the
     longest."""
     unit = window.length / WIDTH
-    bars: list[Bar] = []
-    short_bars: dict[tuple[int, int], list[Bar]] = {}  # by unit and row
+    bars: list[TimelineBar] = []
+    short_bars: dict[tuple[int, int], list[TimelineBar]] = {}  # by unit and row
     ends_of_open: list[float] = []
     for span in lane.spans:
         ends_of_open = [end for end in ends_of_open if end > span.start][: DEEPEST - 1]
@@ -447,7 +447,9 @@ def _bars(lane: Lane, window: Window, began: float) -> list[Bar]:
         x, width = (left - window.start) / unit, (right - left) / unit
         remark = f" ({span.words})" if span.words else ""
         words = f"{span.name}, {clock(start, end - start)}, {took(span)}{remark}"
-        bar = Bar(round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, words, start, end)
+        bar = TimelineBar(
+            round(x, 2), max(1.0, round(width, 2)), row, span.kind, span.ending, words, start, end
+        )
         if width < 1:
             short_bars.setdefault((min(int(x), WIDTH - 1), row), []).append(bar)
         else:
@@ -456,7 +458,9 @@ def _bars(lane: Lane, window: Window, began: float) -> list[Bar]:
         longest = max(merged, key=lambda bar: bar.end - bar.start)
         others = f" and {len(merged) - 1} more here" if len(merged) > 1 else ""
         first, last = min(bar.start for bar in merged), max(bar.end for bar in merged)
-        bars.append(Bar(x, 1.0, row, longest.kind, longest.ending, longest.words + others, first, last))
+        bars.append(
+            TimelineBar(x, 1.0, row, longest.kind, longest.ending, longest.words + others, first, last)
+        )
     return bars
 
 
@@ -470,7 +474,7 @@ def _written(seconds: float) -> str:
     return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
-def mark(view: View) -> str:
+def mark(view: PageRequest) -> str:
     now = int(time.time() / LIVE_S) if view.run.directory.is_running() else 0
     files = [(str(path), stat_of(path)) for path in files_of(view.run)]
     return digest(view.store.mark([view.run]), files, now)

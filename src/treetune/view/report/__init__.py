@@ -11,7 +11,7 @@ from typing import Any
 from treetune.store.files import write_text
 from treetune.view.charts import line_chart
 from treetune.view.curves import Bunch, evaluation_charts
-from treetune.view.experiment import Experiment, read_experiment
+from treetune.view.experiment import StoredExperiment, read_experiment
 from treetune.view.report.sections import all_sections
 from treetune.view.templates import colour_of, page
 
@@ -51,7 +51,7 @@ def write_report(directories: Sequence[Path], output: Path | None = None) -> Pat
     return output
 
 
-def _result(experiment: Experiment, colour: str, label: str) -> dict[str, Any]:
+def _result(experiment: StoredExperiment, colour: str, label: str) -> dict[str, Any]:
     """Returns the last measured checkpoint on an evaluation set."""
     summaries = experiment.evaluations[label]
     optional = ("ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
@@ -67,7 +67,7 @@ def _result(experiment: Experiment, colour: str, label: str) -> dict[str, Any]:
     }
 
 
-def _accuracy_curves(experiments: Sequence[Experiment]) -> list[str]:
+def _accuracy_curves(experiments: Sequence[StoredExperiment]) -> list[str]:
     """Returns pass@1 over iterations, one chart per evaluation set, all experiments in it; of several
     experiments also one for each domain of the set."""
     from treetune.view.report.recorded import accuracy_charts, domain_series, domains_of
@@ -90,7 +90,7 @@ def _accuracy_curves(experiments: Sequence[Experiment]) -> list[str]:
     return curves
 
 
-def _about(experiment: Experiment, colour: str) -> dict[str, Any]:
+def _about(experiment: StoredExperiment, colour: str) -> dict[str, Any]:
     """Returns all that there is about one experiment, and what is missing: sections add to that."""
     written = [
         (section.title, section.html(experiment)) for section in all_sections() if section.applies(experiment)
@@ -105,7 +105,7 @@ def _about(experiment: Experiment, colour: str) -> dict[str, Any]:
     }
 
 
-def _facts(experiment: Experiment) -> Mapping[str, Any]:
+def _facts(experiment: StoredExperiment) -> Mapping[str, Any]:
     def listed(facts: Mapping[str, Any], between: str = ", ") -> str:
         return between.join(f"{key} {value}" for key, value in facts.items() if value)
 

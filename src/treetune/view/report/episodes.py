@@ -15,14 +15,14 @@ from typing_extensions import override
 from treetune.runtime.analysis import read_result
 from treetune.view.charts import number
 from treetune.view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
-from treetune.view.experiment import Experiment
+from treetune.view.experiment import StoredExperiment
 from treetune.view.report.sections import ReportSection
-from treetune.view.store.answers import Answer, Answers
+from treetune.view.store.answers import AnswerStore, StoredAnswer
 from treetune.view.store.folders import Run
-from treetune.view.store.index import Source, sources
+from treetune.view.store.index import AnswerFile, sources
 from treetune.view.store.tokens import (
     OF_CREDIT,
-    Method,
+    MethodCredit,
     all_texts,
     made_of_credit,
     method_of,
@@ -41,7 +41,7 @@ COLOURED_FULLY = 0.95
 ANALYZER = "credit_microscope"
 
 
-def newest(experiment: Experiment) -> tuple[Answers, Source] | None:
+def newest(experiment: StoredExperiment) -> tuple[AnswerStore, AnswerFile] | None:
     """Returns the answers of the newest iteration with readable episodes; None where there is none.
 
     Files that can't be read are added to the experiment's `missing`. The result is kept for all sections.
@@ -49,13 +49,13 @@ def newest(experiment: Experiment) -> tuple[Answers, Source] | None:
     path = experiment.path
     if "newest" not in experiment.kept and all_texts(path) is not None:
         folder, run = TemporaryDirectory(), Run(path.name, path)
-        candidates: list[Source] = []
+        candidates: list[AnswerFile] = []
         for source in reversed(sources(run)):
             if source.episodes is not None:
                 # If the file of answers is damaged, the episodes alone will do.
                 candidates += [source, replace(source, path=source.episodes)]
         for source in candidates:
-            answers = Answers(run, Path(folder.name))
+            answers = AnswerStore(run, Path(folder.name))
             try:
                 answers.read_now(source)
             except (ValueError, OSError, KeyError) as error:  # KeyError: a column is missing in the file
@@ -84,11 +84,11 @@ class MicroscopeSection(ReportSection):
     title = "Credit microscope"
 
     @override
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         return "".join(render("microscope.html", **look) for look in _looks(experiment))
 
 
-def _looks(experiment: Experiment) -> Iterator[dict[str, Any]]:
+def _looks(experiment: StoredExperiment) -> Iterator[dict[str, Any]]:
     """Yields the analyzer's results, one iteration after the other."""
     for path in sorted(experiment.path.glob("analyses/*/result.json")):
         try:
@@ -109,7 +109,7 @@ def _looks(experiment: Experiment) -> Iterator[dict[str, Any]]:
 
 def _microscope_card(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Returns the values of an answer in the template, with its steps coloured by the first method."""
-    methods: list[Method] = [
+    methods: list[MethodCredit] = [
         method_of(name, credit, costs.get(name)) for name, credit in row["credit"].items()
     ]
     first, steps = methods[0], []
@@ -133,7 +133,7 @@ class TreeSection(ReportSection):
     title = "A problem's tree"
 
     @override
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """Shows the answers to the problem whose rewards differ most, and of several the one with the largest
         credit."""
         answers_and_source = newest(experiment)
@@ -155,7 +155,7 @@ class EpisodesSection(ReportSection):
     title = "Episodes"
 
     @override
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """Shows as many correct as wrong answers if there are enough, to different problems if there are
         enough.
 
@@ -198,7 +198,7 @@ class EpisodesSection(ReportSection):
         )
 
 
-def _card(experiment: Experiment, answer: Answer, scale: float) -> dict[str, Any]:
+def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> dict[str, Any]:
     """Returns the values of an episode in the template."""
     # Of an answer that was cut into several rows, the first row is shown; it has no trajectory of its tokens.
     shown = answer if answer.episode is not None else replace(answer, trajectory=None)

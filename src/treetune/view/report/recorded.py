@@ -18,8 +18,8 @@ from treetune.runtime.diagnostics import (
     METRICS,
     REMEDIES,
     SIGNS,
+    CollapseSign,
     Diagnostics,
-    Finding,
     Sign,
     Watched,
     diagnose,
@@ -29,7 +29,7 @@ from treetune.runtime.diagnostics import (
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.view.charts import Chart, Series, better_of, line_chart, thinned
 from treetune.view.curves import PHASES, Bunch, compare_with_plan, phase_seconds, phase_totals, usual_charts
-from treetune.view.experiment import Experiment
+from treetune.view.experiment import StoredExperiment
 from treetune.view.report.sections import ReportSection
 from treetune.view.templates import colour_of, render
 
@@ -77,7 +77,7 @@ class TrainingSection(ReportSection):
     title = "Training"
 
     @override
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         if not experiment.metrics:
             return ""
         usual = usual_charts([Bunch(experiment.name, 0, [experiment])])
@@ -95,7 +95,7 @@ class DomainsSection(ReportSection):
     title = "By domain"
 
     @override
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """Shows all domains in a chart for each metric, and the last measured checkpoint of each set."""
         domains: set[str] = set()
         for metric in experiment.recorded:
@@ -164,7 +164,7 @@ class NumbersSection(ReportSection):
     title = "Numbers of answers"
 
     @override
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """Shows the charts of each group of numbers. A number that was always 0 has no chart."""
         groups = []
         for group in registered().values():
@@ -215,7 +215,7 @@ class DiagnosticsSection(ReportSection):
     title = "Signs of collapse"
 
     @override
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """Shows a row for each sign that the run looked for."""
         looked_for = [sign for sign in SIGNS if experiment.curve(f"{SIGN}{sign}")]
         if not looked_for:
@@ -244,12 +244,12 @@ class DiagnosticsSection(ReportSection):
         )
 
 
-def _sign_row(experiment: Experiment, settings: Diagnostics | None, sign: Sign) -> dict[str, Any]:
+def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: Sign) -> dict[str, Any]:
     looked = experiment.curve(f"{SIGN}{sign}")
     seen = [int(iteration) for iteration, counts in looked if counts]
     # The sign's last message in the words of the log: where it isn't seen now, of when it last was.
     upto = seen[-1] if seen else int(looked[-1][0])
-    finding = _diagnosed(experiment, settings, upto).get(sign, Finding(sign))
+    finding = _diagnosed(experiment, settings, upto).get(sign, CollapseSign(sign))
     if seen:
         kind, verdict = "wrong", "at the end" if looked[-1][1] else "before"
     elif finding.early:
@@ -275,7 +275,9 @@ def _sign_row(experiment: Experiment, settings: Diagnostics | None, sign: Sign) 
     }
 
 
-def _diagnosed(experiment: Experiment, settings: Diagnostics | None, done: int) -> Mapping[Sign, Finding]:
+def _diagnosed(
+    experiment: StoredExperiment, settings: Diagnostics | None, done: int
+) -> Mapping[Sign, CollapseSign]:
     """Returns the signs of the first `done` iterations, as the run itself saw them."""
     if settings is None:
         return {}
@@ -311,7 +313,7 @@ class TimesSection(ReportSection):
     title = "Time by phase"
 
     @override
-    def html(self, experiment: Experiment) -> str:
+    def html(self, experiment: StoredExperiment) -> str:
         """Shares of the whole run, and a bar per iteration."""
         rows = phase_seconds(experiment)
         totals = phase_totals(rows)

@@ -26,25 +26,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treetune.exceptions import NotThere
 from treetune.runtime.directory import verify_answers
-from treetune.view.store.folders import NotThere, Run, digest
+from treetune.view.store.folders import Run, digest
 from treetune.view.store.foreign import answer_at
 from treetune.view.store.index import (
     ROWS,
     ROWS_IN_GROUP,
     TEXTS,
+    AnswerFile,
     Indexed,
     Layout,
-    Source,
     build,
     read_about,
     read_batch,
     sources,
 )
 from treetune.view.store.queries import (
-    Filter,
-    Question,
-    Result,
+    ColumnFilter,
+    RowPage,
+    RowQuery,
     among_sql,
     as_rows,
     condition_sql,
@@ -66,7 +67,7 @@ AT_ONCE_BYTES = 1_000_000
 """Answers without an index of up to this size are read while the page waits."""
 
 DEEP = 5000
-"""From this many skipped rows on, a page is read in two steps: see `Answers.ask`."""
+"""From this many skipped rows on, a page is read in two steps: see `AnswerStore.ask`."""
 SEARCHES = 4
 """The number of searches whose results are kept, for their further pages."""
 LONGEST_SEARCH_S = 60.0
@@ -79,12 +80,12 @@ LOG = logging.getLogger("treetune.view")
 
 
 @dataclass(frozen=True)
-class Answer:
+class StoredAnswer:
     """A whole answer, with everything that is stored about it."""
 
     row: Mapping[str, Any]
     """The row of the index."""
-    source: Source
+    source: AnswerFile
     trajectory: Trajectory | None = None
     """None for evaluations, and where only training rows are stored."""
     episodes: Sequence[Episode] = ()
@@ -111,7 +112,7 @@ class Answer:
         return self.line.get("text") or (self.episodes[0].text if self.episodes else "")
 
 
-class Answers:
+class AnswerStore:
     """The answers of an experiment. Safe for several threads.
 
     Indexes are in the folder `cache`. The list of files may be `look_again_s` old.
@@ -134,7 +135,7 @@ class Answers:
 
     # Indexes
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[AnswerFile]:
         """Returns the files of answers that exist now."""
         return sources(self.run)
 
@@ -154,7 +155,7 @@ class Answers:
         self._listed = (time.monotonic(), indexed)
         return indexed
 
-    def read_now(self, source: Source) -> None:
+    def read_now(self, source: AnswerFile) -> None:
         """Makes the index of a source; from now on there are no other sources.
 
         Raises ValueError for a file that can't be read.
@@ -182,7 +183,7 @@ class Answers:
             marks.append((item.source.name, item.source.mark, index_mark, item.fault))
         return digest(marks)
 
-    def _with_index(self, source: Source) -> Indexed:
+    def _with_index(self, source: AnswerFile) -> Indexed:
         """Returns a source with its index: the current one, or an older one of a file that only grows."""
         mark = source.mark
         cached = self._indexed_by_name.get(source.name)
@@ -228,7 +229,7 @@ class Answers:
             self._faults[item.source.name] = mark, fault
             LOG.warning("%s", fault, exc_info=not isinstance(error, ValueError | OSError))
 
-    def _fault_message(self, source: Source, error: Exception) -> str:
+    def _fault_message(self, source: AnswerFile, error: Exception) -> str:
         # An OSError that names none of the source's files is about the index.
         if isinstance(error, OSError) and error.filename not in map(str, source.files):
             return (
@@ -251,14 +252,14 @@ class Answers:
             self._columns[names] = mark, columns
         return self._columns[names][1]
 
-    def ask(self, question: Question) -> Result:
+    def ask(self, question: RowQuery) -> RowPage:
         """Returns a page of answers. A column that only other sources have is null in these.
 
         Raises ValueError for a column or an operator that doesn't exist.
         """
         relation = self._relation(question.sources)
         if relation is None:
-            return Result([], 0)
+            return RowPage([], 0)
         where, values, by = self._clauses(question)
         cursor = self._cursor()
         if question.search:
@@ -267,12 +268,12 @@ class Answers:
         [total] = cursor.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
         rest = f"FROM {relation} WHERE {where} ORDER BY {by} LIMIT {question.size} OFFSET {question.skipped}"
         if question.skipped < DEEP:
-            return Result(as_rows(cursor.execute(f"SELECT * {rest}", values)), total)
+            return RowPage(as_rows(cursor.execute(f"SELECT * {rest}", values)), total)
         # Sorting many rows with all of their columns takes long: first which rows, then their columns.
         keys = cursor.execute(f"SELECT source, row {rest}", values).fetchall()
-        return Result(self._rows_at(keys), total)
+        return RowPage(self._rows_at(keys), total)
 
-    def histograms(self, question: Question, columns: Sequence[str]) -> list[Histogram]:
+    def histograms(self, question: RowQuery, columns: Sequence[str]) -> list[Histogram]:
         """Returns histograms of columns, over the rows that the question chooses; ignores its search."""
         relation, types = self._relation(question.sources), self.columns(question.sources)
         chosen = [name for name in columns if name in types]
@@ -282,7 +283,7 @@ class Answers:
         cursor = self._cursor()
         return histograms_of(lambda sql: cursor.execute(sql, values), f"{relation} WHERE {where}", chosen)
 
-    def page_of(self, question: Question, row: Mapping[str, Any]) -> int:
+    def page_of(self, question: RowQuery, row: Mapping[str, Any]) -> int:
         """Returns the page of the question that has this row of the index, or 1; ignores its search."""
         relation = self._relation(question.sources)
         if relation is None:
@@ -295,7 +296,7 @@ class Answers:
         result = self._cursor().execute(sql, [*values, row["source"], row["row"]]).fetchone()
         return 1 + (result[0] - 1) // question.size if result else 1
 
-    def _clauses(self, question: Question) -> tuple[str, list[Any], str]:
+    def _clauses(self, question: RowQuery) -> tuple[str, list[Any], str]:
         """Returns the SQL after WHERE with the values of its `?`, and that after ORDER BY, but no search."""
         all_types, chosen_types = self.columns(), self.columns(question.sources)
         where, values = condition_sql(question.filters, all_types, chosen_types)
@@ -310,7 +311,7 @@ class Answers:
         query = f"WITH answers AS (SELECT * FROM {relation}) {text}"
         return as_rows(self._cursor().execute(query, list(values)))
 
-    def _matching(self, question: Question) -> pa.Table:
+    def _matching(self, question: RowQuery) -> pa.Table:
         """Returns source and row of all answers whose text contains what the question searches for.
 
         The last few results are kept, so that further pages and other filters don't search again. Raises
@@ -381,23 +382,25 @@ class Answers:
                 texts[name, place] = column[place - layout.rows[number]].as_py() or ""
         return [texts[name, place] for name, place in places]
 
-    def answer(self, source: str, answer: str) -> Answer:
+    def answer(self, source: str, answer: str) -> StoredAnswer:
         """Returns the answer `problem#sample` of a source.
 
         Raises NotThere, and ValueError where its file was written again meanwhile.
         """
-        rows = self.ask(Question(sources=(source,), filters=(Filter("answer", "=", answer),), size=1)).rows
+        rows = self.ask(
+            RowQuery(sources=(source,), filters=(ColumnFilter("answer", "=", answer),), size=1)
+        ).rows
         if not rows:
             raise NotThere(f"there is no answer {answer!r} in {source} of {self.run.name}")
         return self.whole(rows[0])
 
-    def whole(self, row: Mapping[str, Any]) -> Answer:
+    def whole(self, row: Mapping[str, Any]) -> StoredAnswer:
         """Returns the answer of a row of the index. Raises ValueError where its file was written again."""
         [indexed] = self._chosen({row["source"]})
         about, source = indexed.about, indexed.source
         assert about is not None
         if source.kind == "evaluation":
-            return Answer(row, source, line=_read_line(source, row["place"]))
+            return StoredAnswer(row, source, line=_read_line(source, row["place"]))
         trajectory, episodes, signals = None, list[Any](), list[Any]()
         if about.answers is not None:
             from treetune.rollouts.rows import trajectories_of
@@ -421,7 +424,7 @@ class Answers:
                     episodes.append(episode)
                     if about.signals is not None and source.signals is not None:
                         signals += signals_of(_read_row(source.signals, about.signals, place))
-        return Answer(row, source, trajectory, episodes, signals=signals)
+        return StoredAnswer(row, source, trajectory, episodes, signals=signals)
 
     def group(self, source: str, problem: str) -> list[Episode]:
         """Returns the training rows of all answers to a problem, in the source's order."""
@@ -479,7 +482,7 @@ def _read_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:
     return read_batch(path, layout, number).take([place - layout.rows[number]])
 
 
-def _read_line(source: Source, place: int) -> Mapping[str, Any]:
+def _read_line(source: AnswerFile, place: int) -> Mapping[str, Any]:
     """Returns the line of an evaluation, or of another program's file, that begins at the byte `place`."""
     if source.is_foreign:
         return answer_at(source.path, place)

@@ -14,10 +14,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treetune.view.experiment import Experiment, Status, read_experiment, status_of
-from treetune.view.store.answers import Answers
+from treetune.exceptions import NotThere
+from treetune.view.experiment import RunProgress, StoredExperiment, read_experiment, status_of
+from treetune.view.store.answers import AnswerStore
 from treetune.view.store.folders import (
-    NotThere,
     Run,
     digest,
     folders_below,
@@ -33,7 +33,7 @@ from treetune.view.text import writable
 
 if TYPE_CHECKING:
     from treetune.view.notes import Notes
-    from treetune.view.store.tables import Table
+    from treetune.view.store.tables import DataSetTable
 
 LOOK_AGAIN_S = 2.0
 """The age from which on a list of experiments or data sets is made again."""
@@ -83,7 +83,7 @@ class Store:
         self._links: dict[Path, None] = {}
         self._runs: Mapping[str, Run] = {}
         self._listed_at = -float("inf")
-        self._answers: dict[Run, Answers] = {}
+        self._answers: dict[Run, AnswerStore] = {}
         self._notes: dict[Run, Notes] = {}
         self.data = DataSets(self, files, look_again_s)
         self._cached: dict[tuple[str, str], tuple[str, Any]] = {}
@@ -157,20 +157,22 @@ class Store:
 
     # What is read of an experiment
 
-    def experiment(self, run: Run) -> Experiment:
+    def experiment(self, run: Run) -> StoredExperiment:
         """Returns configuration, manifest, metrics and evaluations. Raises ValueError where there are
         none."""
         return self.read_once("experiment", run, lambda: read_experiment(run.path))
 
-    def status(self, run: Run) -> Status:
+    def status(self, run: Run) -> RunProgress:
         """Returns the experiment's status. Raises ValueError for a folder with nothing to read."""
         return self.read_once("status", run, lambda: status_of(self.experiment(run)))
 
-    def answers(self, run: Run) -> Answers:
+    def answers(self, run: Run) -> AnswerStore:
         """Returns the experiment's answers."""
         with self._lock:
             if run not in self._answers:
-                self._answers[run] = Answers(run, self.cache, min(self._look_again_s, ANSWERS_LOOK_AGAIN_S))
+                self._answers[run] = AnswerStore(
+                    run, self.cache, min(self._look_again_s, ANSWERS_LOOK_AGAIN_S)
+                )
             return self._answers[run]
 
     def notes(self, run: Run) -> Notes:
@@ -215,7 +217,7 @@ class DataSets:
         self._store, self._files, self._look_again_s = store, list(files), look_again_s
         self._lock = threading.Lock()
         self._listed_at, self._sets = -float("inf"), dict[str, DataSet]()
-        self._open: OrderedDict[str, tuple[str, Table]] = OrderedDict()
+        self._open: OrderedDict[str, tuple[str, DataSetTable]] = OrderedDict()
         """By name: the mark of the files, and the table."""
 
     def all(self) -> list[DataSet]:
@@ -248,9 +250,9 @@ class DataSets:
             raise NotThere(f"there is no data set {name!r}{existing}")
         return sets[name]
 
-    def table(self, data: DataSet) -> Table:
+    def table(self, data: DataSet) -> DataSetTable:
         """Returns the rows of a data set, for queries. Raises ValueError for one that can't be read."""
-        from treetune.view.store.tables import Table
+        from treetune.view.store.tables import DataSetTable
 
         mark = data.mark
         with self._lock:
@@ -264,7 +266,7 @@ class DataSets:
                 raise ValueError(
                     f"{path} is a symbolic link that leads out of the folder: it is not followed"
                 )
-        table = Table(data)
+        table = DataSetTable(data)
         with self._lock:
             self._open[data.name] = mark, table
             while len(self._open) > OPEN:

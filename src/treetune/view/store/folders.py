@@ -21,11 +21,6 @@ INSIDE = ("iterations", "checkpoints", "evaluations", "metrics.jsonl", "manifest
 """Names of which one, next to `config.json`, makes a folder an experiment's. A model's folder has none."""
 
 
-class NotThere(LookupError):
-    """Raised for an experiment, an answer or a data set that doesn't exist; the message lists those that
-    do."""
-
-
 @dataclass(frozen=True)
 class Run:
     """An experiment on disk.

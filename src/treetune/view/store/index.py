@@ -54,10 +54,10 @@ LINES_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class Source:
+class AnswerFile:
     """A file of answers, with the files that belong to it.
 
-    Example: `Source("iteration", 4, "i4", "iteration 4", Path("…/iterations/0003/trajectories.arrow"),
+    Example: `AnswerFile("iteration", 4, "i4", "iteration 4", Path("…/iterations/0003/trajectories.arrow"),
     episodes=Path("…/iterations/0003/episodes.arrow"))`.
     """
 
@@ -101,7 +101,7 @@ class Source:
         return [path for path in (self.path, self.episodes, self.signals) if path is not None]
 
 
-def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
+def sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
     """Returns all sources of an experiment, iterations before evaluations, each in their order.
 
     Symbolic links that lead out of the viewer's folders are not read: their sources are missing, and the
@@ -113,7 +113,7 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
     return [source for source in all_sources if not set(links).intersection(source.files)]
 
 
-def _foreign_sources(run: Run) -> Iterator[Source]:
+def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
     """Yields the files of another program's run."""
     for index, path in enumerate(run.files):
         step, below = step_of(path, run.path), path.relative_to(run.path)
@@ -122,10 +122,10 @@ def _foreign_sources(run: Run) -> Iterator[Source]:
         if len(below.parts) > 1:
             title = f"step {step.number} {step.label}".strip() if step.number is not None else str(below)
         number = index if step.number is None else step.number
-        yield Source("evaluation", number, name, title, path, label=step.label, is_foreign=True)
+        yield AnswerFile("evaluation", number, name, title, path, label=step.label, is_foreign=True)
 
 
-def _iteration_sources(run: Run) -> Iterator[Source]:
+def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
     for folder in _numbered_folders(run.path / "iterations"):
         answers, episodes, signals = (
             path if (path := folder / name).is_file() else None
@@ -134,7 +134,7 @@ def _iteration_sources(run: Run) -> Iterator[Source]:
         main_file = answers or episodes
         if main_file is not None:
             number = int(folder.name) + 1  # folders count from 0
-            yield Source(
+            yield AnswerFile(
                 "iteration",
                 number,
                 f"i{number}",
@@ -146,12 +146,12 @@ def _iteration_sources(run: Run) -> Iterator[Source]:
             )
 
 
-def _evaluation_sources(run: Run) -> Iterator[Source]:
+def _evaluation_sources(run: Run) -> Iterator[AnswerFile]:
     for folder in _numbered_folders(run.path / "evaluations"):
         for path in sorted(folder.glob("*/answers.jsonl")):
             number, label = int(folder.name), path.parent.name
             title = f"{label} after {number} iterations"
-            yield Source("evaluation", number, f"e{number}-{label}", title, path, label=label)
+            yield AnswerFile("evaluation", number, f"e{number}-{label}", title, path, label=label)
 
 
 def _numbered_folders(folder: Path) -> list[Path]:
@@ -264,7 +264,7 @@ class About:
 class Indexed:
     """A source with its index, if it has one yet."""
 
-    source: Source
+    source: AnswerFile
     folder: Path
     """The folder of the index."""
     about: About | None
@@ -308,7 +308,7 @@ class TextWriter:
         self._writer.close()
 
 
-def build(source: Source, folder: Path) -> None:
+def build(source: AnswerFile, folder: Path) -> None:
     """Makes the index of a source in a folder. Raises ValueError for a file that is incomplete or damaged."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -376,7 +376,7 @@ def _stream_tables(
     layouts[kind] = Layout(head, tuple(ends), tuple(rows))
 
 
-def _episodes_table(source: Source, texts: TextWriter | None, layouts: dict[str, Layout]) -> pa.Table:
+def _episodes_table(source: AnswerFile, texts: TextWriter | None, layouts: dict[str, Layout]) -> pa.Table:
     """Returns training rows with the numbers that the trainer recorded for their tokens.
 
     Raises ValueError where these numbers belong to other rows.
@@ -436,7 +436,7 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
         ).to_arrow_table()
 
 
-def _line_tables(source: Source, texts: TextWriter, report: FileReport) -> Iterator[pa.Table]:
+def _line_tables(source: AnswerFile, texts: TextWriter, report: FileReport) -> Iterator[pa.Table]:
     """Yields tables of an evaluation's lines, some thousand at a time.
 
     `report` counts the rows of another program's file that are not answers.

@@ -20,8 +20,8 @@ _CONDITION = re.compile(r"^\s*(\S.*?)\s*(<=|>=|!=|=|<|>|\shas\s)\s*(.+?)\s*$")
 
 
 @dataclass(frozen=True)
-class Filter:
-    """A condition on a column: `Filter("tokens", ">=", 300.0)`.
+class ColumnFilter:
+    """A condition on a column: `ColumnFilter("tokens", ">=", 300.0)`.
 
     The operator `has` looks for a text within a text, in upper or lower case.
     """
@@ -32,16 +32,16 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class Question:
+class RowQuery:
     """A choice of rows, their order, and a page of them.
 
-    Example: `Question(sources=("i4",), filters=(Filter("score", "=", 0.0),), search="therefore",
+    Example: `RowQuery(sources=("i4",), filters=(Filter("score", "=", 0.0),), search="therefore",
     sort="tokens", descending=True, page=2)`.
     """
 
     sources: tuple[str, ...] = ()
     """Names of sources; empty for all."""
-    filters: tuple[Filter, ...] = ()
+    filters: tuple[ColumnFilter, ...] = ()
     search: str = ""
     """A text that the row's text must contain, in upper or lower case."""
     sort: str = ""
@@ -58,14 +58,14 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Result:
+class RowPage:
     """A page of rows, and the number of rows on all pages."""
 
     rows: list[dict[str, Any]]
     total: int
 
 
-def parse_conditions(text: str, columns: Mapping[str, str], content: str = "answers") -> list[Filter]:
+def parse_conditions(text: str, columns: Mapping[str, str], content: str = "answers") -> list[ColumnFilter]:
     """Reads conditions such as ``tokens >= 300; outcome = timeout``.
 
     `columns` are the types of all columns by name, and `content` is a word for the rows, for messages. Raises
@@ -96,12 +96,12 @@ def parse_conditions(text: str, columns: Mapping[str, str], content: str = "answ
                 value = math.nan
             if not math.isfinite(value):
                 raise ValueError(f"{name} is compared with a number, and not with {written!r}")
-        filters.append(Filter(name, operator, value))
+        filters.append(ColumnFilter(name, operator, value))
     return filters
 
 
 def condition_sql(
-    filters: Sequence[Filter],
+    filters: Sequence[ColumnFilter],
     all_types: Mapping[str, str],
     chosen_types: Mapping[str, str],
     content: str = "answers",
@@ -146,7 +146,7 @@ def among_sql(rows: Mapping[str, Sequence[int]] | None) -> str:
 
 
 def order_sql(
-    question: Question,
+    question: RowQuery,
     all_types: Mapping[str, str],
     chosen_types: Mapping[str, str],
     last: str = "source, row",

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treetune.exceptions import NotThere
 from treetune.tasks.sources import parquet_row
-from treetune.view.store.folders import NotThere
 from treetune.view.store.queries import (
-    Filter,
-    Question,
-    Result,
+    ColumnFilter,
+    RowPage,
+    RowQuery,
     as_rows,
     condition_sql,
     connect,
@@ -66,10 +66,12 @@ _AS_TEXT = {"date", "time", "timestamp", "timestamp with time zone", "uuid"}
 
 
 @dataclass(frozen=True)
-class Column:
+class DataColumn:
     """A column that rows can be filtered and sorted by.
 
-    Example: `Column("extra_info.index", "BIGINT", "BIGINT", "struct_extract(\\"extra_info\\", 'index')", 1)`.
+    Example::
+
+        DataColumn("extra_info.index", "BIGINT", "BIGINT", "struct_extract(\\"extra_info\\", 'index')", 1)
     """
 
     name: str
@@ -83,7 +85,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Bar:
+class HistogramBar:
     """`count` values are at least `low` and below `high`."""
 
     low: float
@@ -96,7 +98,7 @@ class Histogram:
     """A histogram of a column's values."""
 
     column: str
-    bars: Sequence[Bar]
+    bars: Sequence[HistogramBar]
     counted: int
     """The number of finite values."""
     missing: int
@@ -108,7 +110,7 @@ class Histogram:
     """The count of the highest bar."""
 
 
-class Table:
+class DataSetTable:
     """The rows of a data set, numbered from 0 in the file's order. Safe for several threads.
 
     Raises ValueError for a file that can't be read.
@@ -146,7 +148,7 @@ class Table:
 
     # Questions
 
-    def ask(self, question: Question, shown: Sequence[str]) -> Result:
+    def ask(self, question: RowQuery, shown: Sequence[str]) -> RowPage:
         """Returns a page of rows, each with its number under `ROW` and the columns `shown`, texts shortened.
 
         Raises ValueError for a column or an operator that doesn't exist.
@@ -177,7 +179,7 @@ class Table:
             total = self._cached(key, lambda: self._query(count, values).fetchone()[0])
         else:
             total = self.total
-        return Result([rows[number] for number in numbers if number in rows], total)
+        return RowPage([rows[number] for number in numbers if number in rows], total)
 
     def row(self, number: int) -> dict[str, Any]:
         """Returns the whole row of that number, as the file has it, without null fields.
@@ -220,7 +222,9 @@ class Table:
                     f"{name!r} is not a column of numbers: there are {', '.join(self.numeric())}"
                 )
 
-    def histograms(self, columns: Sequence[str], filters: Sequence[Filter], search: str) -> list[Histogram]:
+    def histograms(
+        self, columns: Sequence[str], filters: Sequence[ColumnFilter], search: str
+    ) -> list[Histogram]:
         """Returns histograms of columns over the rows that match; a column without a number has none.
 
         Raises ValueError for a column that isn't numeric.
@@ -235,7 +239,7 @@ class Table:
         key = "histograms", tuple(columns), tuple(filters), search
         return self._cached(key, count) if columns else []
 
-    def _where(self, filters: Sequence[Filter], search: str) -> tuple[str, list[Any], pa.Table | None]:
+    def _where(self, filters: Sequence[ColumnFilter], search: str) -> tuple[str, list[Any], pa.Table | None]:
         """Returns the SQL after WHERE, the values of its `?`, and the table `matching` that it reads.
 
         `matching` has the numbers of the rows that the filters and the search choose; it is None without a
@@ -353,7 +357,7 @@ class Table:
             f"{', …' if count > len(unreadable) else ''}"
         )
 
-    def _columns(self) -> Iterator[Column]:
+    def _columns(self) -> Iterator[DataColumn]:
         relation = self._cursor().sql(f"SELECT * EXCLUDE ({quoted(ROW)}) FROM {self._from}")
         described = list(zip(relation.columns, relation.types, strict=True))
         taken = {name.casefold() for name, _ in described}
@@ -409,7 +413,7 @@ def _is_conversation(kind: Any) -> bool:
     return {"role", "content"} <= texts
 
 
-def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[Column]:
+def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[DataColumn]:
     """Yields a column, the column of its texts' lengths, and its nested fields."""
     is_conversation = _is_conversation(kind)
     as_kind, to_sql = "VARCHAR", f"CAST({sql} AS VARCHAR)"
@@ -425,9 +429,9 @@ def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[Column]:
         to_sql = conversation_sql(sql)
     elif kind.id in ("struct", "list", "map", "array", "union"):
         to_sql = f"CAST(to_json({sql}) AS VARCHAR)"
-    yield Column(name, str(kind), as_kind, to_sql, depth)
+    yield DataColumn(name, str(kind), as_kind, to_sql, depth)
     if depth < DEEPEST and (kind.id == "varchar" or is_conversation):
-        yield Column(name + CHARACTERS, "", "BIGINT", f"length({to_sql})", depth + 1)
+        yield DataColumn(name + CHARACTERS, "", "BIGINT", f"length({to_sql})", depth + 1)
     if kind.id == "struct" and depth < DEEPEST:
         for field, field_kind in kind.children:
             field_sql = f"struct_extract({sql}, {literal(field)})"
@@ -471,7 +475,9 @@ def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histo
     # Rounded, so that a bound is 0.15 and not 3 · 0.05 = 0.15000000000000002.
     digits = max(0, 1 - math.floor(math.log10(step)))
     bounds = [round((first + i) * step, digits) for i in range(max(counts) + 2)]
-    bars = [Bar(low, high, counts.get(i, 0)) for i, (low, high) in enumerate(itertools.pairwise(bounds))]
+    bars = [
+        HistogramBar(low, high, counts.get(i, 0)) for i, (low, high) in enumerate(itertools.pairwise(bounds))
+    ]
     name, unit = column.casefold(), "value"
     if name.endswith(CHARACTERS):
         unit = "characters"

@@ -17,7 +17,7 @@ from treetune.objectives.base import Objective
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.storage import TOKENS, read_tokens
 from treetune.runtime.analysis import read_result
-from treetune.view.store.answers import Answer
+from treetune.view.store.answers import StoredAnswer
 from treetune.view.store.folders import stat_of
 from treetune.view.store.index import walk
 from treetune.vocabulary import Branch, Column, Episode, Segment, are_sampled
@@ -30,7 +30,7 @@ MICROSCOPE, REPLAY = "result.json", "advantages.jsonl"
 
 
 @dataclass(frozen=True)
-class Step:
+class CreditedStep:
     """A step of an answer: its tokens ``[start, end)``, with their credit."""
 
     number: int
@@ -56,7 +56,7 @@ class Tokens:
     """None where the experiment stored no texts of tokens."""
     sampled: np.ndarray
     """True for sampled tokens, False for injected ones."""
-    steps: Sequence[Step]
+    steps: Sequence[CreditedStep]
     branches: Sequence[Branch]
     """The thread of each token."""
     versions: Sequence[int | None]
@@ -69,7 +69,7 @@ class Tokens:
         return len(self.ids)
 
 
-def tokens_of(run: Path, answer: Answer, config: Mapping[str, Any]) -> Tokens | None:
+def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tokens | None:
     """Returns the tokens of an answer, with the advantages that trained where these can be computed.
 
     None for an answer of which only the text is stored, such as an evaluation's.
@@ -107,7 +107,7 @@ def tokens_of(run: Path, answer: Answer, config: Mapping[str, Any]) -> Tokens | 
     )
 
 
-def _advantages_of(answer: Answer, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _advantages_of(answer: StoredAnswer, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns the advantages that trained, and where they differ also those of credit; NaN for other
     tokens."""
     episode = answer.episode
@@ -121,7 +121,7 @@ def _advantages_of(answer: Answer, config: Mapping[str, Any]) -> dict[str, np.nd
     return {"advantage": ((of_credit - mean) / deviation).astype(np.float32), OF_CREDIT: of_credit}
 
 
-def _engine_logprobs(answer: Answer) -> np.ndarray | None:
+def _engine_logprobs(answer: StoredAnswer) -> np.ndarray | None:
     """Returns the engine's log-probs, NaN for injected tokens; None where none are stored."""
     trajectory, episode = answer.trajectory, answer.episode
     if trajectory is None:
@@ -138,7 +138,7 @@ def _engine_logprobs(answer: Answer) -> np.ndarray | None:
     return np.concatenate(columns)
 
 
-def _trainer_numbers(answer: Answer) -> dict[str, np.ndarray]:
+def _trainer_numbers(answer: StoredAnswer) -> dict[str, np.ndarray]:
     """Returns the numbers that the trainer recorded for the answer's trained tokens; NaN for other tokens."""
     episode = answer.episode
     if episode is None:
@@ -164,7 +164,7 @@ def _trainer_numbers(answer: Answer) -> dict[str, np.ndarray]:
 
 def steps_of(
     length: int, ends: Sequence[int], episode: Episode | None, *, earned: Sequence[float] = ()
-) -> list[Step]:
+) -> list[CreditedStep]:
     """Returns the steps of an answer of `length` tokens, which end at `ends`; tokens after the last end are a
     step, too.
 
@@ -179,7 +179,7 @@ def steps_of(
         advantages = episode.advantages.tolist()
         credit = step_credit(ends, episode.reward, advantages, episode.step_ends, values, errors)
     return [
-        Step(
+        CreditedStep(
             number=number,
             start=start,
             end=end,
@@ -249,7 +249,9 @@ def made_of_credit(config: Mapping[str, Any]) -> str:
     return f"in training {' and '.join(texts)}" if texts else ""
 
 
-def _moments(answer: Answer, episode: Episode, config: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+def _moments(
+    answer: StoredAnswer, episode: Episode, config: Mapping[str, Any]
+) -> dict[str, tuple[float, float]]:
     """Returns the mean that training subtracts from advantages, and the deviation it divides by, by domain.
 
     Empty where it doesn't normalise, and where advantages have a KL penalty, which is not stored. See
@@ -312,7 +314,7 @@ def _sums_by_domain(path: Path, stat: object) -> dict[str, tuple[int, float, flo
 class TrainedStep:
     """A step of an answer, from its value to its share in the gradient."""
 
-    step: Step
+    step: CreditedStep
     value_after: Shown | None
     """The value of the state after the step; None at the end of the answer."""
     given: float
@@ -332,7 +334,7 @@ class TrainedStep:
     """The step's share of the weights of all trained tokens of the iteration: see `trained_steps`."""
 
 
-def trained_steps(answer: Answer, tokens: Tokens, config: Mapping[str, Any]) -> list[TrainedStep]:
+def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any]) -> list[TrainedStep]:
     """Returns the steps of an answer that has advantages.
 
     A trained token's weight is the size of its advantage, times the weight of the objective's aggregation for
@@ -409,7 +411,7 @@ def _weight_of_all(
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodCredit:
     """The credit that a method gives the steps of an answer; drawn by `credits` in ``parts.html``."""
 
     name: str
@@ -427,21 +429,23 @@ class Method:
         return max(sizes, default=0.0) or 1.0
 
 
-def method_of(name: str, credit: Mapping[str, Any], cost: Mapping[str, float] | None, by: str = "") -> Method:
+def method_of(
+    name: str, credit: Mapping[str, Any], cost: Mapping[str, float] | None, by: str = ""
+) -> MethodCredit:
     """Reads what `StepCredit.plain` gave, as the credit microscope writes it."""
     pairs = zip(credit["values"], credit["advantages"], strict=True)
     cells = tuple((value and Shown(**value), Shown(**advantage)) for value, advantage in pairs)
-    return Method(name, cells, by, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else "")
+    return MethodCredit(name, cells, by, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else "")
 
 
-def credits_of(run: Path, answer: Answer) -> list[Method]:
+def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
     """Returns the credit of an iteration's answer from the analyses `replay` and `credit_microscope`.
 
     Analyses that can't be read are left out.
     """
     if answer.source.kind != "iteration":
         return []
-    methods = list[Method]()
+    methods = list[MethodCredit]()
     for folder in sorted((run / "analyses").glob("*")):
         try:
             methods += [*_of_microscope(folder, answer)] or [*_of_replay(folder, answer)]
@@ -459,7 +463,7 @@ def mark_of_credits(run: Path) -> list[object]:
     return marks
 
 
-def _of_microscope(folder: Path, answer: Answer) -> Iterable[Method]:
+def _of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
     if not (folder / MICROSCOPE).is_file():
         return
     result = read_result(folder)
@@ -474,7 +478,7 @@ def _of_microscope(folder: Path, answer: Answer) -> Iterable[Method]:
                 yield method_of(name, credit, iteration["costs"].get(name), folder.name)
 
 
-def _of_replay(folder: Path, answer: Answer) -> Iterable[Method]:
+def _of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
     path = folder / REPLAY
     if not folder.name.startswith(f"replay-{answer.source.number:04d}") or not path.is_file():
         return
@@ -495,5 +499,5 @@ def _of_replay(folder: Path, answer: Answer) -> Iterable[Method]:
                 values, advantages = row["values"].get(variant) or (), row["advantages"][variant] or ()
                 steps = range(len(row["step_ends"]))
                 cells = tuple((shown(values, step), shown(advantages, step)) for step in steps)
-                yield Method(f"replay, {variant}", cells, folder.name)
+                yield MethodCredit(f"replay, {variant}", cells, folder.name)
             return

@@ -9,19 +9,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from treetune.cluster.planning.memory import (
+from treetune.engine.settings import SETTING, VERSIONS, VllmSettings
+from treetune.models.shapes import Shape
+from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, in_units
+from treetune.runtime.planning.memory import (
     ASLEEP,
     PROCESS,
     EngineMemory,
+    IterationWork,
     TrainerMemory,
-    Work,
     itemsize,
     servers_on_a_machine,
     work_of,
 )
-from treetune.engine.settings import SETTING, VERSIONS, VllmSettings
-from treetune.models.shapes import Shape
-from treetune.runtime.machine import GIB, SCORED_WITH_BYTES, Machine, in_units
 from treetune.store.held_folders import MEMORY
 
 USABLE = 0.99
@@ -83,7 +83,7 @@ class Plan:
     experiment: Any
     shape: Shape
     machine: Machine
-    work: Work
+    work: IterationWork
 
     @staticmethod
     def of(

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from treetune.cluster.planning.memory import itemsize, servers_on_a_machine
-from treetune.cluster.planning.plan import Plan, Remedy, remedy
 from treetune.engine.settings import ON_THE_DEVICE
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.runtime.machine import in_units
+from treetune.runtime.planning.memory import itemsize, servers_on_a_machine
+from treetune.runtime.planning.plan import Plan, Remedy, remedy
 from treetune.store.held_folders import MEMORY
 
 GPU_FLOPS, GPU_BANDWIDTH = 989e12, 3.35e12
@@ -69,8 +69,8 @@ OF_THE_MACHINE = ("device", "ranks", "nodes", "device_memory", "host_memory", "s
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """The seconds of one phase of an iteration, such as ``Estimate("sync", 3.2, "by nccl, …")``."""
+class PhaseSeconds:
+    """The seconds of one phase of an iteration, such as ``PhaseSeconds("sync", 3.2, "by nccl, …")``."""
 
     phase: str
     seconds: float
@@ -78,7 +78,7 @@ class Estimate:
     """What the seconds are computed from."""
 
 
-def estimates(plan: Plan) -> Iterator[Estimate]:
+def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     """Yields the seconds of each phase of an iteration. Evaluations and checkpoints, which aren't in every
     iteration, count by their share of one."""
     work, root = plan.work, plan.experiment
@@ -104,14 +104,14 @@ def estimates(plan: Plan) -> Iterator[Estimate]:
     # Without a backward pass twice as many rows fit into a micro-batch.
     micro_batches = -(-work.rows // groups / (configured_rows or 2 * rows_of_micro_batch) // 1)
     seconds = passes * (2 * weights * tokens / rate + micro_batches * launch_seconds)
-    yield Estimate("scoring", seconds, f"2 operations a weight and token; {source}")
+    yield PhaseSeconds("scoring", seconds, f"2 operations a weight and token; {source}")
     # A backward pass takes as long as two forward ones; with checkpointing a forward one is made again.
     forward_passes = 4 if trainer.gradient_checkpointing else 3
     micro_batches = work.steps * -(-rows_of_step // rows_of_micro_batch)
     seconds_of_pass = 2 * weights * tokens * work.epochs / rate + micro_batches * launch_seconds
     seconds = (1 + critic) * forward_passes * seconds_of_pass
     operations = "8 (activations are made again)" if forward_passes == 4 else "6"
-    yield Estimate("training", seconds, f"{operations} operations a weight and token; {source}")
+    yield PhaseSeconds("training", seconds, f"{operations} operations a weight and token; {source}")
 
     if engine is not None:
         names = [str(number // machine.ranks) for number in range(machine.world_size)]
@@ -127,18 +127,18 @@ def estimates(plan: Plan) -> Iterator[Estimate]:
         else:
             seconds = write_seconds + RELOAD * plan.shape.served / 7e9
             source = f"1.8 GB/s into {folder}, then read by the server"
-        yield Estimate("sync", CANARY + seconds, source)
+        yield PhaseSeconds("sync", CANARY + seconds, source)
         if root.evaluation.sets:
             yield _evaluation(plan)
     state_bytes = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
-    yield Estimate(
+    yield PhaseSeconds(
         "checkpoints",
         state_bytes / FILE_BYTES / root.checkpoints.every,
         "weights and optimiser, 0.9 GB/s to a disk",
     )
 
 
-def _evaluation(plan: Plan) -> Estimate:
+def _evaluation(plan: Plan) -> PhaseSeconds:
     """Returns an iteration's share of all evaluations: those during training, or the one at the end."""
     experiment = plan.experiment
     every = experiment.evaluation.every
@@ -149,10 +149,10 @@ def _evaluation(plan: Plan) -> Estimate:
         times = experiment.iterations // every if every and test_set.while_training else 0
         once = _sampling(plan, "evaluation", answers, plan.work.answer_tokens, plan.work.context)
         seconds += once.seconds * max(1, times) / experiment.iterations
-    return Estimate("evaluation", seconds, "answers as long as in training, at the same rate")
+    return PhaseSeconds("evaluation", seconds, "answers as long as in training, at the same rate")
 
 
-def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: float) -> Estimate:
+def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: float) -> PhaseSeconds:
     """Returns the seconds for so many samples of so many tokens, by all servers side by side.
 
     A token has `context` tokens before it on average. Device, engine process and HTTP process work at the
@@ -174,7 +174,7 @@ def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: floa
         core_seconds = engine_seconds * threads + http_seconds + samples_per_server * AROUND_SAMPLE
         shared_seconds = servers * core_seconds / machine.cores
         slowest = max(engine_seconds, http_seconds, shared_seconds)
-        return Estimate(phase, slowest, "the engine's and HTTP's share of the cores")
+        return PhaseSeconds(phase, slowest, "the engine's and HTTP's share of the cores")
     sequences = min(plan.sequences_at_once, max(samples_per_server, 1))
     # A step reads all weights, and keys and values of all sequences, for one token of each.
     bytes_of_step = plan.engine.weights + sequences * context * plan.engine.bytes_per_token
@@ -191,7 +191,7 @@ def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: floa
         (engine_seconds, f"the engine's own process: {1e6 * ENGINE_TOKEN[device]:.0f} µs a token"),
         (http_seconds, "one HTTP process a server: 2.5 µs a token, 0.1 ms a sample"),
     ]
-    return Estimate(phase, *max(candidates))
+    return PhaseSeconds(phase, *max(candidates))
 
 
 def predicted(plan: Plan) -> dict[str, float]:

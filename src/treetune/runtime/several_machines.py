@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import treetune
-from treetune.config.errors import SameOnAllRanks
 from treetune.config.folders import DIGITS_OF_HASH, own_modules
+from treetune.exceptions import MachinesDiffer
 from treetune.runtime.machine import versions
 from treetune.store.checksums import config_hash
 from treetune.store.files import own_folder
@@ -31,10 +31,6 @@ CONNECT_WITHIN_S = 10.0
 CLOCKS_WITHIN_S = 60.0
 
 SOCKETS = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh)"
-
-
-class MachinesDiffer(SameOnAllRanks):
-    """Each machine with what keeps it from this run."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class View:
+class MachineView:
     """The other machines as one rank sees them, by their numbers."""
 
     unseen: tuple[int, ...] = ()
@@ -67,7 +63,9 @@ class View:
     """Whom it can't connect to, and why."""
 
 
-def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share: bool = False) -> None:
+def refuse_machines_that_differ(
+    meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share: bool = False
+) -> None:
     """Checks that all machines of a run can do it together in `directory`: that they have the same code and
     configuration, see each other's files there, and reach each other. Raises MachinesDiffer on every rank,
     with everything that is wrong. Collective.
@@ -90,7 +88,7 @@ def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share:
         views = []
         for fields in meeting.exchange("views", asdict(local_view)):  # through JSON, which has no tuples
             unreached = tuple((number, why) for number, why in fields["unreached"])
-            views.append(View(tuple(fields["unseen"]), unreached))
+            views.append(MachineView(tuple(fields["unseen"]), unreached))
         # The marks and the ports stay until here, when every rank has looked at all others.
     lines_of_differences = differences(facts, views, directory)
     if lines_of_differences:
@@ -101,7 +99,7 @@ def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share:
         raise MachinesDiffer(f"the {meeting.machines} machines can't do this run together:\n{lines}")
 
 
-def differences(facts: Sequence[Facts], views: Sequence[View], directory: Path) -> list[str]:
+def differences(facts: Sequence[Facts], views: Sequence[MachineView], directory: Path) -> list[str]:
     """Returns what is wrong, a line for each thing, which begins with the machine's name.
 
     `facts` and `views` are in rank order. Machines are compared with the first rank's machine."""
@@ -144,7 +142,7 @@ def _facts(machine: int, place: tuple[str, str, int], plain: Mapping[str, Any]) 
     )
 
 
-def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> View:
+def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> MachineView:
     """Looks at the other machines, each by its first rank."""
     others = {one.machine: one for one in reversed(facts) if one.machine != machine}
     unseen = _unseen({number: _mark(directory, token, number) for number in others})
@@ -152,7 +150,7 @@ def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> 
     with ThreadPoolExecutor(len(others)) as threads:
         reached = threads.map(lambda one: _unreached(one.address, one.port), others.values())
         unreached = tuple((n, why) for n, why in zip(others, reached, strict=True) if why is not None)
-    return View(unseen, unreached)
+    return MachineView(unseen, unreached)
 
 
 def _unlike(one: Facts, first: Facts) -> Iterator[str]:

@@ -17,13 +17,14 @@ from urllib.parse import quote
 
 from typing_extensions import override
 
-from treetune.engine.base import EngineError, EngineLaunch
-from treetune.engine.client import Address, Client, ServerFailure
+from treetune.engine.base import EngineLaunch
+from treetune.engine.client import Address, Client
 from treetune.engine.key import ROUTE
 from treetune.engine.launch import ServerLaunch
 from treetune.engine.server import Server
 from treetune.engine.settings import VllmSettings
 from treetune.engine.transfer import FromFolder, drop_cache
+from treetune.exceptions import EngineError, ServerFailure
 
 LOOK_S = 5.0
 """Seconds between two looks at a server that is there."""
