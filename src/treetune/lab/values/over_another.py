@@ -100,7 +100,7 @@ class Smoothed(OverAnother):
         gathered = pooled(valuation.context, "value-walks", squares | {"variance": variances})
         step, scale = _walk(gathered)
         return [
-            smoothed(_noisy_observations(of_answer, answer.reward, scale), step)[:-1]
+            smooth_walk(_noisy_observations(of_answer, answer.reward, scale), step)[:-1]
             for of_answer, answer in zip(estimates, valuation.answers, strict=True)
         ]
 
@@ -132,7 +132,7 @@ def _noisy_observations(of_answer: StepValues, reward: float, scale: float) -> S
     return [*observations, None if last is None else Value(reward, last.variance * last.samples)]
 
 
-def smoothed(path: Sequence[Value | None], step_variance: float) -> StepValues:
+def smooth_walk(path: Sequence[Value | None], step_variance: float) -> StepValues:
     """Returns the expectation of a random walk wherever it was observed, given all observations."""
     known = [(index, one) for index, one in enumerate(path) if one is not None]
     filtered: list[Value] = []
@@ -215,7 +215,7 @@ class Filtered(OverAnother):
         # The gains of each tree's answers are learnt from all other trees.
         gains = [self._gains(total.without(of_tree)) for of_tree in by_tree]
         return [
-            filtered(of_answer, answer.reward, *gains[answer.states[0].tree])
+            filter_values(of_answer, answer.reward, *gains[answer.states[0].tree])
             for of_answer, answer in zip(estimates, valuation.answers, strict=True)
         ]
 
@@ -261,7 +261,7 @@ def _from_before(observations: Sequence[float], gain: float) -> list[float]:
     return estimates
 
 
-def filtered(of_answer: StepValues, reward: float, behind: float, before: float) -> StepValues:
+def filter_values(of_answer: StepValues, reward: float, behind: float, before: float) -> StepValues:
     """Returns the values of an answer with these gains."""
     values = iter(_from_behind(_observations(of_answer, reward), behind))
     baselines = iter(_from_before([one.baseline_or_value for one in of_answer if one is not None], before))
