@@ -21,9 +21,10 @@ from tests.support.contexts import context_of
 from tests.trees import answered
 from treetune.domains.conversation import Conversation, Limits, actions_of
 from treetune.domains.environments.base import Reward, Turn
+from treetune.domains.environments.calls import ToolCall
 from treetune.domains.environments.mcp_tools import Mcp, end_servers
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
-from treetune.domains.environments.tools import Call, Function, Python, Tool, Tools
+from treetune.domains.environments.tools import Function, Python, Tool, Tools
 from treetune.domains.multi_turn import MultiTurn
 from treetune.engine.base import Completion, SamplingParams
 from treetune.engine.journal import JournaledEngine
@@ -98,7 +99,7 @@ def call(name: str, arguments: str = "{}") -> str:
     ],
 )
 def test_calls_are_read_as_models_write_them(form: str, text: str, read: list) -> None:
-    assert Tools(tools=(MULTIPLY,), format=form).calls(text) == [Call(*one) for one in read]
+    assert Tools(tools=(MULTIPLY,), format=form).calls(text) == [ToolCall(*one) for one in read]
 
 
 @pytest.mark.parametrize(
