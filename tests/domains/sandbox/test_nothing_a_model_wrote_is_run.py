@@ -36,7 +36,7 @@ ALLOWED = {
     ("src/treetune/domains/foreign.py", "importlib.util.module_from_spec"): "the same",
     ("src/treetune/domains/foreign.py", "?.exec_module"): "the same",
     ("src/treetune/parts.py", "importlib.import_module"): OURS,
-    ("src/treetune/cluster/several_machines.py", "importlib.import_module"): OURS,
+    ("src/treetune/runtime/several_machines.py", "importlib.import_module"): OURS,
     ("src/treetune/lab/arena/scores.py", "importlib.import_module"): "a module of a registered part",
     ("src/treetune/engine/guard.py", "ctypes.CDLL"): "the C library",
     ("src/treetune/processes/lifetime.py", "ctypes.CDLL"): "the C library",
